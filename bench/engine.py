@@ -19,7 +19,7 @@ from foretell.cli.demo import EDIT, QUESTION
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.load import load_model
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.executor import StepOutput
+from foretell.runner.executor import Executor, StepOutput
 from foretell.types import Draft, ScheduledSequence
 
 PLAIN = SpeculationChoice(enabled=False)
@@ -139,7 +139,7 @@ def step_by_rows(llm: LLM, prompt: list[int], rounds: int) -> dict[str, float]:
     return {f"rows_{rows}": median(seen) / one for rows, seen in times.items()} | {"row_1_ms": one * 1e3}
 
 
-class HostTimer:
+class HostTimer(Executor):
     """Counts the time spent inside the runner's executor, to know what the loop costs around it."""
 
     def __init__(self, llm: LLM) -> None:
@@ -147,16 +147,16 @@ class HostTimer:
         self.executor = self.runner.executor
 
     def __enter__(self) -> HostTimer:
-        self.runner.executor = self._timed
+        self.runner.executor = self
         return self
 
     def __exit__(self, *_: object) -> None:
         self.runner.executor = self.executor
 
-    def _timed(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         began = time.perf_counter()
         try:
-            return self.executor(packed, taps)
+            return self.executor.forward(packed, taps)
         finally:
             self.inside += time.perf_counter() - began
 

@@ -25,12 +25,12 @@ from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
-from foretell.models.variants import round_weights
-from foretell.runner.cuda.graphs import freely
+from foretell.models.quantize import quantize_weights_cuda
+from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 
@@ -42,7 +42,7 @@ SAMPLED: dict[str, dict[str, object]] = {
     "T=1 top-p 0.95": {"temperature": 1.0, "top_p": 0.95},
     "T=1 top-k 50": {"temperature": 1.0, "top_k": 50},
 }
-ROUNDINGS: dict[Rounding, str] = {"int8": "<= 2.9", "fp8": "<= 2.6"}
+ROUNDINGS: dict[QuantFormat, str] = {"int8": "<= 2.9", "fp8": "<= 2.6"}
 
 
 @dataclass
@@ -78,7 +78,9 @@ class Arm:
         self.runner = runner
         scheduler = Scheduler(runner, None, most, 4096)
         self.engine = Engine(runner, drafter or NoDrafter(), FixedController(nodes), scheduler)
-        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter)
+        self.maker = RequestBuilder(
+            RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter
+        )
         self.rates: list[float] = []  # tokens a second
         self.steps: list[float] = []  # milliseconds, each
         self.accepted = 0.0
@@ -237,7 +239,7 @@ def eight_bits(base: Decoder, figures: Figures, rounds: int) -> None:
     """The target with its weights in 8 bits."""
     for rounding, goal in ROUNDINGS.items():
         began = perf_counter()
-        runner = ModelRunner(round_weights(inflate(base), rounding), 4096, PAGE, CONTEXT)
+        runner = ModelRunner(quantize_weights_cuda(inflate(base), rounding), 4096, PAGE, CONTEXT)
         figures.note(f"{rounding}: made in", perf_counter() - began, "s")
         one = step_ms(runner, 1, 512, 1)
         figures.note(f"{rounding}: step, 1 row", one, "ms")
@@ -300,7 +302,7 @@ def main() -> None:
     costs(target, figures)
     runner = ModelRunner(target, 4096, PAGE, CONTEXT)
     draft = ModelRunner(base, 4096, PAGE, CONTEXT)
-    with freely():  # what a size costs in the end, whatever would have served for it
+    with capture_now():  # what a size costs in the end, whatever would have served for it
         rows_and_context(runner, figures)
         plain_and_oracle(runner, figures, rounds)
         drafts(runner, draft, figures, rounds)

@@ -14,7 +14,7 @@ from foretell import SamplingParams
 from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
 from foretell.bench.machine import describe
 from foretell.bench.measure import Variant
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.config import SpeculationConfig
 from foretell.outputs import RequestOutput
 from foretell.version import VERSION
@@ -30,10 +30,10 @@ class OurEngine:
         self.ways = {name: SpeculationConfig(**config) for name, config in ways.items()}
         arms = [Variant(name, config) for name, config in self.ways.items() if config.drafter != "none"]
         self.llm = load_llm_for(arms, quiet=True, **settings)
-        self.seats = DrafterSlots(self.llm, open_model(settings["model"], self.llm.config, say_nothing))
+        self.seats = DrafterSlots(self.llm, open_model(settings["model"], self.llm.config, no_progress))
 
     def about(self) -> dict[str, Any]:
-        rehearsed = self.llm.assembly.rehearsal.done
+        rehearsed = self.llm.assembly.warmup.num_done
         return {"foretell": VERSION, "rehearsed": rehearsed, **describe(self.llm)}
 
     def prepare(self, jobs: Sequence[Job]) -> None:

@@ -74,7 +74,7 @@ def start(folder: Path, drafter: str, device: str) -> Iterator[dict[str, Any]]:
             llm.engine.step()
         took.append(perf_counter() - began)
         steps.append(track.speculation.steps)
-    yield {"requests": took, "steps": steps, "rehearsed": llm.assembly.rehearsal.done}
+    yield {"requests": took, "steps": steps, "rehearsed": llm.assembly.warmup.num_done}
 
 
 def measure(folder: Path, given: argparse.Namespace, cache: Path) -> dict[str, Any]:

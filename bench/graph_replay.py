@@ -6,7 +6,7 @@ import torch
 
 from foretell.runner.batch_layout import pack
 from foretell.runner.cuda.executor import CudaExecutor
-from foretell.runner.cuda.graph_shapes import fit, fit_chain
+from foretell.runner.cuda.graph_shapes import chain_shape, step_shape
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
@@ -28,8 +28,8 @@ def step_ms(runner: ModelRunner, sequences: int, start: int, rows: int) -> float
     shares, drafts = [share for share, _ in pairs], [draft for _, draft in pairs]
     runner.forward(shares, drafts)
     executor = _executor(runner)
-    sizes, _ = fit(pack(shares, drafts, runner.layout.page_size), runner.layout.share)
-    took = _replayed(executor.recorder().recordings[sizes])
+    sizes, _ = step_shape(pack(shares, drafts, runner.layout.page_size), runner.layout.queries_per_kv_head)
+    took = _replayed(executor.graph_cache().graphs[sizes])
     for share in shares:
         runner.trim(share.seq, 0)
     return took
@@ -39,9 +39,9 @@ def chain_ms(runner: ModelRunner, start: int, steps: int, vocab: int) -> float:
     """Return the milliseconds of a draft model's chain for one sequence with all but its last token prefilled."""
     share, _ = share_of(runner, 0, start, 1 + steps)
     runner.draft_chain([share], steps, vocab)
-    packed, heads = pack([share], [Draft()], runner.layout.page_size), runner.layout.share
-    sizes = fit_chain(packed, fit(packed, heads)[0], heads, steps, vocab)
-    took = _replayed(_executor(runner).chains.recorder.recordings[sizes])
+    packed, heads = pack([share], [Draft()], runner.layout.page_size), runner.layout.queries_per_kv_head
+    sizes = chain_shape(packed, step_shape(packed, heads)[0], heads, steps, vocab)
+    took = _replayed(_executor(runner).chains.graphs.graphs[sizes])
     runner.trim(share.seq, 0)
     return took
 

@@ -23,7 +23,7 @@ from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
@@ -48,7 +48,7 @@ class Writer:
     def __init__(self, runner: ModelRunner, prefix: PrefixIndex, drafter: Drafter, length: int) -> None:
         scheduler = Scheduler(runner, prefix, MOST, 4096)
         self.engine = Engine(runner, drafter, FixedController(length), scheduler)
-        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, drafter)
+        self.maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, drafter)
         self.length = length
         self.steps: list[float] = []  # milliseconds of steps in which every text took part
         self.accepted = 0.0

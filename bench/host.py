@@ -29,19 +29,18 @@ from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.attention import Span
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig, TargetWeights, make_head
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.cuda.graph_shapes import ROWS, fit
-from foretell.runner.cuda.split_prefill import passes
-from foretell.runner.cuda.tables import PageTable, fill
-from foretell.runner.executor import StepOutput
-from foretell.runner.heads.kv import beside
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS, split_step, step_shape
+from foretell.runner.cuda.tables import PageTable, write_tables
+from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 
@@ -51,7 +50,7 @@ HEAD = EagleConfig(LayerConfig(width=32, heads=4, kv_heads=2, head_dim=8, ffn=48
 STANDS = 0.6  # acceptance rate of each further draft token
 PEAK = 1e3  # logit of a row's token over all others, so that it is sampled at any temperature
 STEP, ROW = 0.04, 5e-4  # seconds of a step and of each of its rows on the machine that is decided for
-PARTS = ("decide", "plan", "draft", "pack", "tables", "judge", "commit", "learn", "settle")
+PARTS = ("plan", "draft", "pack", "tables", "verify", "commit", "observe")
 
 
 @dataclass(frozen=True)
@@ -102,39 +101,41 @@ class Replay:
         return self.known[sizes]
 
 
-class Unreal:
+class Unreal(Executor):
     """An executor that makes a GPU's tables and knows what the target says: a branch of the draft, then anything."""
 
     def __init__(self, share: int, taps: int) -> None:
         self.share, self.rng = share, random.Random(0)
-        self.pages = PageTable(ROWS[-1], CONTEXT // PAGE, torch.device("cpu"))
+        self.pages = PageTable(CAPTURE_ROWS[-1], CONTEXT // PAGE, torch.device("cpu"))
         self.host, self.device = torch.zeros(1 << 17, dtype=torch.int32), torch.zeros(1 << 17, dtype=torch.int32)
-        self.features = torch.zeros(ROWS[-1], taps * MODEL.width)
+        self.features = torch.zeros(CAPTURE_ROWS[-1], taps * MODEL.width)
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-        if packed.rows > ROWS[-1] or len(packed.wanted) < len(packed.spans):
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+        if packed.rows > CAPTURE_ROWS[-1] or len(packed.logits_indices) < len(packed.spans):
             return self.answer(packed)  # a prompt
         self.send(packed)
         return self.answer(packed)
 
     def send(self, packed: BatchLayout) -> None:
-        for some in passes(packed, ROWS[-1]):
-            sizes, tiles = fit(some, self.share)
+        for some in split_step(packed, CAPTURE_ROWS[-1]):
+            sizes, tiles = step_shape(some, self.share)
             self.pages.update(some.spans)
-            fill(self.host.numpy(), some, tiles, sizes)
+            write_tables(self.host.numpy(), some, tiles, sizes)
             self.device[: sizes.numbers].copy_(self.host[: sizes.numbers], non_blocking=True)
 
     def answer(self, packed: BatchLayout) -> StepOutput:
         tokens = packed.table[0].tolist()
-        said = [self.rng.randrange(VOCAB) for _ in packed.wanted]
-        wanted = {row: place for place, row in enumerate(packed.wanted)}
+        said = [self.rng.randrange(VOCAB) for _ in packed.logits_indices]
+        wanted = {row: place for place, row in enumerate(packed.logits_indices)}
         for span in packed.spans:
             for parent, child in self.branch(span):
                 if parent in wanted:
                     said[wanted[parent]] = tokens[child]
         logits = torch.zeros(len(said), VOCAB)
         logits[torch.arange(len(said)), torch.tensor(said, dtype=torch.long)] = PEAK
-        features = self.features if packed.rows <= ROWS[-1] else torch.zeros(packed.rows, self.features.shape[1])
+        features = (
+            self.features if packed.rows <= CAPTURE_ROWS[-1] else torch.zeros(packed.rows, self.features.shape[1])
+        )
         return StepOutput(logits, features[: packed.rows], lambda: said)
 
     def branch(self, span: Span) -> list[tuple[int, int]]:
@@ -161,9 +162,9 @@ class PlayedCosts(StepCosts):
 def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     model = random_decoder(MODEL, 0, 0.3)
     lender, head = TargetWeights.of(model), make_head(HEAD)
-    initialise(head, torch.Generator().manual_seed(0), spread=0.2)
-    runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.taps, beside(HEAD))
-    head.borrow(lender)
+    init_weights(head, torch.Generator().manual_seed(0), spread=0.2)
+    runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.hidden_layers, head_layer_shapes(HEAD))
+    head.share_weights(lender)
     head.prepare(CONTEXT)
     drafter = head_drafter(runner, head, MODEL.layers, "eagle", whole=True)
     assert isinstance(drafter, EagleDrafter)
@@ -173,7 +174,7 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
 def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
     arms = drafter.drafters.items()
     traits = {name: DrafterTraits.of(arm) for name, arm in arms}
-    return AdaptiveController(traits, ControllerSettings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
+    return AdaptiveController(traits, ControllerSettings(max_tree_nodes=tree), PlayedCosts(CostPrior(row=0.002)))
 
 
 class Bench:
@@ -186,26 +187,24 @@ class Bench:
         self.engine = Engine(
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
-        runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.taps))
+        runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.hidden_layers))
         assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
-        replays = head._whole.recorder, head._whole_reader.recorder = Replay(), Replay()  # type: ignore[assignment]
+        replays = head._whole.graphs, head._whole_reader.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
-        maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, drafter)
+        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])
 
     def _charge(self, unreal: Unreal, replays: tuple[Replay, ...]) -> None:
         engine, time = self.engine, self.watch.time
-        time(engine, "_budgets", "decide")
-        time(engine.scheduler, "plan", "plan")
-        time(engine, "_propose", "draft")
+        time(engine, "schedule", "plan")
+        time(engine, "draft", "draft")
         time(engine.runner, "forward", "pack")
         time(unreal, "send", "tables")
-        time(engine, "court", "judge")
+        time(engine.verifier, "verify", "verify")
         time(engine, "commit", "commit")
-        time(engine, "_learn", "learn")
-        time(engine, "settle", "settle")
+        time(engine, "observe", "observe")
         time(unreal, "answer", "device")
         for replayed in replays:
             time(replayed, "replay", "device")
@@ -237,7 +236,7 @@ class Bench:
         for _ in range(run.steps):
             watch.spent.update(dict.fromkeys(watch.spent, 0.0))
             self.engine.step()
-            if len(controller._due) == len(self.engine.states):
+            if len(controller._polled) == len(self.engine.states):
                 for part, seconds in watch.spent.items():
                     seen[part].append(seconds)
         found = _ranked(seen, run.rank)

@@ -25,11 +25,11 @@ from foretell.control.settings import DrafterTraits
 from foretell.draft import DrafterParts, build
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
-from foretell.runner.batch_layout import logit_rows
+from foretell.runner.batch_layout import num_logits
 from foretell.runner.executor import StepOutput
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -49,7 +49,7 @@ class Chance(ModelRunner):
         self.rng, self.logits, self.set = random.Random(seed), torch.zeros(rows, VOCAB), (torch.tensor([0]),) * 2
 
     def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
-        rows = sum(logit_rows(share, draft) for share, draft in zip(shares, drafts, strict=True))
+        rows = sum(num_logits(share, draft) for share, draft in zip(shares, drafts, strict=True))
         self.logits[self.set] = 0.0
         tokens = [int(VOCAB ** self.rng.random()) - 1 for _ in range(rows)]
         self.set = (torch.arange(rows), torch.tensor(tokens))
@@ -83,7 +83,7 @@ def engine(batch: int, speculates: bool, seed: int) -> Engine:
 
 
 def filled(made: Engine, batch: int, choice: SpeculationChoice, warm: int) -> Engine:
-    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, made.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, made.drafter)
     params, rng = SamplingParams(max_tokens=1 << 19, temperature=0.0), random.Random(batch)
     for i in range(batch):
         prompt = [int(VOCAB ** rng.random()) - 1 for _ in range(PROMPT)]

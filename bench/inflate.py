@@ -112,10 +112,10 @@ def inflate_head(head: DraftHead[Any], target: Decoder, times: int, context: int
     with torch.device(embed.device):
         big: DraftHead[Any] = make_head(replace(c, layer=layer, target_width=c.target_width * times))
     inflater, large = Inflater(times, str(embed.device)), big.state_dict()
-    for name, small in head.own_state().items():
+    for name, small in head.own_state_dict().items():
         large[name].copy_(_inflated(inflater, name, small, c.layer) if name != "draft_ids" else small)
     big.to(embed.device, embed.dtype).eval()
-    big.borrow(TargetWeights.of(target))
+    big.share_weights(TargetWeights.of(target))
     big.prepare(context)
     return big
 

@@ -15,15 +15,14 @@ import foretell  # isort: skip  # before torch: it tells OpenMP's idle threads t
 import torch
 from torch import Tensor
 
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.config import EngineConfig
-from foretell.kernels.linear import pack, packed_linear
-from foretell.kernels.native.huge_pages import Room
+from foretell.kernels.linear import onednn_linear, pack_onednn
+from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear
 from foretell.models.load import load_model
-from foretell.models.quantize import quantize_int4, quantize_int8
-from foretell.models.variants import quantized
+from foretell.models.quantize import quantize_int4, quantize_int8, quantized_copy
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -40,14 +39,14 @@ Times = dict[str, dict[int, float]]  # medians in milliseconds by arm and rows
 
 
 def one_dnn(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    packed = pack(weight)
+    packed = pack_onednn(weight)
     assert packed is not None, "oneDNN is here"
-    return lambda x: packed_linear(x, packed, None)
+    return lambda x: onednn_linear(x, packed, None)
 
 
 def products(native: Library) -> dict[str, Products]:
     """Every arm has weights of its own for every layer: a step reads all of them once, from memory."""
-    room = Room()
+    room = HugePageArena()
     weights = [torch.randn(outputs, inputs) * 0.02 for inputs, outputs in LAYERS]
     eight = [PackedLinear(native, quantize_int8(weight), room=room) for weight in weights]
     four = [PackedLinear(native, quantize_int4(weight), room=room) for weight in weights[:-1]]
@@ -97,9 +96,9 @@ def linears(native: Library, rounds: int) -> Times:
 
 def arms() -> dict[str, ModelRunner]:
     """The model and its quantized copies over the same pages, by the native executor; and the eager one."""
-    opened = open_model(MODEL, EngineConfig(model=MODEL), say_nothing)
+    opened = open_model(MODEL, EngineConfig(model=MODEL), no_progress)
     model = load_model(opened.checkpoint, opened.dtype, opened.device)
-    copies = {"int8": quantized(model, 8), "int4, head int8": quantized(model, 4)}
+    copies = {"int8": quantized_copy(model, 8), "int4, head int8": quantized_copy(model, 4)}
     target = ModelRunner(model, MOST // 16, 16, MOST)
     eager = target.with_variant(model)
     eager.executor = EagerExecutor(model, target.cache, target.layout)
@@ -112,8 +111,8 @@ class Stopwatch:
     """Stands in for the library's step and adds up what it takes."""
 
     def __init__(self, native: Library) -> None:
-        self.step, self.seconds = native.step, 0.0
-        native.step = self  # type: ignore[assignment, method-assign]
+        self.step, self.seconds = native.forward, 0.0
+        native.forward = self  # type: ignore[assignment, method-assign]
 
     def __call__(self, *args: Any) -> None:
         began = time.perf_counter()
@@ -144,7 +143,7 @@ def outside(native: Library, runner: ModelRunner, rounds: int) -> float:
     """The share of a step of one row that is not spent in the library."""
     seq, watch = text_of(runner), Stopwatch(native)
     whole = sum(milliseconds(partial(runner.forward, [ScheduledSequence.of(seq, 1)], [Draft()])) for _ in range(rounds))
-    native.step = watch.step  # type: ignore[method-assign]
+    native.forward = watch.step  # type: ignore[method-assign]
     runner.trim(seq, 0)
     return 1 - watch.seconds * 1e3 / whole
 

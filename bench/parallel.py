@@ -27,10 +27,10 @@ from foretell.draft.base import Drafter
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.stats import Speculation
+from foretell.engine.stats import SpeculationStats
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig, make_head, write_head
-from foretell.tensor_parallel import head_bytes, held_bytes
+from foretell.tensor_parallel import head_bytes, weight_bytes
 from foretell.types import Budget, Draft, Sequence
 
 BEGINNING = 24  # tokens of a prompt
@@ -50,7 +50,7 @@ def write_random_head(config: ModelConfig, folder: Path) -> None:
     """Return an untrained head: hardly any draft token is accepted, but its KV is in the target's pages."""
     layer = LayerConfig(config.width, config.heads, config.kv_heads, config.head_dim, config.ffn)
     head = make_head(EagleConfig(layer, config.vocab, config.width, (1, config.layers // 2, config.layers)))
-    head.start(torch.Generator().manual_seed(0))
+    head.init_weights(torch.Generator().manual_seed(0))
     write_head(head, folder)
 
 
@@ -92,17 +92,17 @@ def disturbed(llm: LLM, prompts: TokenLists) -> Iterator[list[int]]:
         engine.step = step  # type: ignore[method-assign]
 
 
-def write(llm: LLM, prompts: TokenLists, args: argparse.Namespace, arm: str) -> tuple[TokenLists, Speculation]:
+def write(llm: LLM, prompts: TokenLists, args: argparse.Namespace, arm: str) -> tuple[TokenLists, SpeculationStats]:
     choice = SpeculationChoice(enabled=False) if arm == "none" else SpeculationChoice(drafter=arm)
     params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
     outputs = llm.generate(prompts, params, speculation=choice)
     found = [list(output.outputs[0].token_ids) for output in outputs]
-    return found, Speculation.total(output.speculation for output in outputs)
+    return found, SpeculationStats.total(output.speculation for output in outputs)
 
 
 def write_trees(
     llm: LLM, prompts: TokenLists, truth: TokenLists, args: argparse.Namespace
-) -> tuple[TokenLists, Speculation]:
+) -> tuple[TokenLists, SpeculationStats]:
     """By an engine of its own over the same ranks: trees are scripted."""
     old, drafter = llm.engine, tree_around(prompts, truth)
     drafter.name = "tree"
@@ -137,11 +137,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def record(llm: LLM, prompts: TokenLists, arms: list[str], args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"ranks": args.ranks, "prompts": prompts}
     found |= {"differ": {}, "accepted": {}, "per_step": {}, "seconds": {}}
-    team = llm.assembly.team
+    team = llm.assembly.workers
     model, drafters = llm.engine.runner.model, llm.engine.drafter.drafters.values()
     heads = sum(head_bytes(each.head, model) for each in drafters if isinstance(each, HeadDrafter))
-    found["weights"] = [held_bytes(model) + heads, *([] if team is None else team.wait())]
-    found["heads"] = [heads, *([] if team is None else team.heads)]
+    found["weights"] = [weight_bytes(model) + heads, *([] if team is None else team.wait_ready())]
+    found["heads"] = [heads, *([] if team is None else team.head_weights)]
     truth: TokenLists = []
     steps = [0]
     for arm in ["none", *arms, "disturbed", "tree"]:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell import program as fp
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 
 TOPICS = (
     "bread", "rain", "bridges", "bees", "glass", "maps", "tea", "clocks",
@@ -64,7 +64,7 @@ def run(program: fp.Function, runs: list[dict[str, Any]], at_once: bool, args: a
         if at_once:
             states = program.run_batch(runs, **options, seed=1)
         else:
-            states = [program.run(**each, **options, seed=mix(1, i)) for i, each in enumerate(runs)]
+            states = [program.run(**each, **options, seed=derive_seed(1, i)) for i, each in enumerate(runs)]
         seconds = perf_counter() - began
         outputs = [state.text() for state in states]
         return Pass(seconds, stats.speculation.tokens - tokens, stats.forwards - forwards, outputs)

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 from foretell.kernels.triton.attention import attend
 from foretell.kernels.triton.draft_attention import Cells, Sight, glance
 from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
-from foretell.runner.cuda.graph_shapes import DEEP, HIGH, LOW, WHOLE
+from foretell.runner.cuda.graph_shapes import CAPTURE_DEPTHS, LARGE_TILE, PREFILL_TILE, SMALL_TILE
 
 H100_OR_H200 = GPUTarget("cuda", 90, 32)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -92,12 +92,12 @@ class Use:
 def every_case() -> Iterator[Case]:
     for dtype in DTYPES:
         for dim in DIMS:
-            for height in (LOW, HIGH):
+            for height in (SMALL_TILE, LARGE_TILE):
                 yield Case(dtype, dim, Sizes(ROWS, MANY, height, MORE))
                 yield Case(dtype, dim, Sizes(ROWS, MANY, height, FEW))
                 yield Case(dtype, dim, Sizes(ROWS, 1, height, FEW))
-            for height, splits in ((LOW, MORE), (HIGH, MORE), (WHOLE, NO_PARTS)):
-                for deep in (0, DEEP[0]):
+            for height, splits in ((SMALL_TILE, MORE), (LARGE_TILE, MORE), (PREFILL_TILE, NO_PARTS)):
+                for deep in (0, CAPTURE_DEPTHS[0]):
                     yield Case(dtype, dim, Sizes(ROWS, ROWS, height, splits, deep, ROWS if deep else 0))
             for branches, share in ((1, 4), (WIDEST, 4), (WIDEST, 8), (WIDEST, 16)):
                 yield Case(dtype, dim, None, branches, share)
@@ -105,10 +105,13 @@ def every_case() -> Iterator[Case]:
 
 def few_cases() -> list[Case]:
     """Those that need the most."""
-    prompt, tree = Sizes(ROWS, ROWS, WHOLE, NO_PARTS), Sizes(ROWS, ROWS, HIGH, MORE, DEEP[0], ROWS)
+    prompt, tree = (
+        Sizes(ROWS, ROWS, PREFILL_TILE, NO_PARTS),
+        Sizes(ROWS, ROWS, LARGE_TILE, MORE, CAPTURE_DEPTHS[0], ROWS),
+    )
     floats = [Case("float32", 64, prompt), Case("float32", 256, tree), Case("float32", 256, None, WIDEST, 4)]
-    halves = [Case("bfloat16", 256, None, WIDEST, 16), Case("bfloat16", 256, Sizes(ROWS, ROWS, HIGH, MORE))]
-    return [*floats, *halves, *(Case("bfloat16", 128, Sizes(ROWS, MANY, HIGH, splits)) for splits in (MORE, FEW))]
+    halves = [Case("bfloat16", 256, None, WIDEST, 16), Case("bfloat16", 256, Sizes(ROWS, ROWS, LARGE_TILE, MORE))]
+    return [*floats, *halves, *(Case("bfloat16", 128, Sizes(ROWS, MANY, LARGE_TILE, splits)) for splits in (MORE, FEW))]
 
 
 def compiled(case: Case) -> list[Use]:

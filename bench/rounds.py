@@ -12,11 +12,11 @@ import torch
 from foretell.engine.engine import Engine
 from foretell.engine.sequence_state import SequenceState
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.executor import StepOutput
+from foretell.runner.executor import Executor, StepOutput
 from foretell.runner.model_runner import ModelRunner
 
 
-class DeviceClock:
+class DeviceClock(Executor):
     """Seconds for which the target's executor keeps its device busy; on a CUDA device by its own events."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -27,7 +27,7 @@ class DeviceClock:
             self._send = getattr(self._executor, "_send", None)
             if self._send is not None:
                 self._executor._send = self._sent  # type: ignore[attr-defined]
-        runner.executor = self._timed
+        runner.executor = self
 
     @property
     def seconds(self) -> float:
@@ -37,15 +37,15 @@ class DeviceClock:
             self._open = False
         return self._seconds
 
-    def _timed(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         if not self._cuda:
             began = perf_counter()
-            output = self._executor(packed, taps)
+            output = self._executor.forward(packed, taps)
             self._seconds += perf_counter() - began
             return output
         _ = self.seconds
         self._begin.record()
-        output = self._executor(packed, taps)
+        output = self._executor.forward(packed, taps)
         self._end.record()
         self._open = True
         return output
@@ -99,10 +99,10 @@ def write(engine: Engine, clock: DeviceClock, track: SequenceState) -> Taken:
     while not track.seq.num_output_tokens:
         engine.step()
     stats, record = engine.stats, track.speculation
-    before = (stats.drafting_seconds, clock.seconds, stats.running_seconds, record.tokens, record.steps, record.drafted)
+    before = (stats.draft_seconds, clock.seconds, stats.target_seconds, record.tokens, record.steps, record.drafted)
     began = perf_counter()
     while engine.busy:
         engine.step()
     seconds = perf_counter() - began
-    after = (stats.drafting_seconds, clock.seconds, stats.running_seconds, record.tokens, record.steps, record.drafted)
+    after = (stats.draft_seconds, clock.seconds, stats.target_seconds, record.tokens, record.steps, record.drafted)
     return Taken(seconds, *(b - a for a, b in zip(before, after, strict=True)))  # type: ignore[arg-type]

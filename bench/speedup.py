@@ -20,7 +20,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import StreamItem
 from foretell.sampling_params import SamplingParams
-from foretell.server.speedup import Speedup
+from foretell.server.metrics import Speedup
 from foretell.types import SpeculationChoice
 
 TASKS = ("edit", "code", "chat", "story")
@@ -52,8 +52,8 @@ class Scene:
         tokens, name = self.assembly.tokenizer.encode_chat(item.messages), str(self.count)
         # A tenant each, so that no request hits the prefix cache.
         requests = self.assembly.requests.make(name, tokens, self.params, arm.choice, tenant=name)
-        pieces: list[StreamItem] = [piece async for piece in self.engine.submit(requests).pieces()]
-        clock = pieces[-1].track.timings
+        pieces: list[StreamItem] = [piece async for piece in self.engine.submit(requests).items()]
+        clock = pieces[-1].state.timings
         assert clock.finished is not None and clock.first_token is not None
         arm.seconds.setdefault(item.id, []).append(clock.finished - clock.first_token)
         arm.outputs[item.id] = [token for piece in pieces for token in piece.delta.tokens]

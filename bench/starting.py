@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from foretell.utils.system import home, processor, usable_cores
+from foretell.utils.system import cpu_name, home, usable_cores
 
 PATIENCE = 120.0  # seconds
 PROMPT = "Say hi"
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="a built-in model that was fetched")
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
-    result: dict[str, object] = {"model": args.model, "processor": processor(), "cores": usable_cores()}
+    result: dict[str, object] = {"model": args.model, "processor": cpu_name(), "cores": usable_cores()}
     with tempfile.TemporaryDirectory() as place:
         for kept in ("models", "native"):  # all but packed weights is as it ever was
             os.symlink(home() / kept, Path(place) / kept)

@@ -39,18 +39,18 @@ from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Warmup, all_pieces
+from foretell.engine.warmup import Warmup, warmup_tasks
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
-from foretell.models.variants import quantize_weights, round_weights
-from foretell.runner.cuda.graph_shapes import ROWS
-from foretell.runner.cuda.graphs import freely
-from foretell.runner.heads.kv import beside
+from foretell.models.quantize import quantize_weights, quantize_weights_cuda
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
+from foretell.runner.cuda.graphs import capture_now
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ class Bench:
         if args.inflate:
             head = inflate_head(head, model, args.inflate, CONTEXT)
         model = rounded(model, args)
-        runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, beside(head.config))
+        runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, head_layer_shapes(head.config))
         pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
         self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
@@ -101,7 +101,9 @@ class Bench:
         # another way, or to warm up, must not be copied.
         self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter(tenants=0)]) if args.suffix else self.head
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
-        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
+        self.maker = RequestBuilder(
+            RequestLimits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter
+        )
         self.prompts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
         self.controllers: dict[Setting, AdaptiveController] = {}
 
@@ -121,8 +123,8 @@ class Bench:
             arms = self.drafter.drafters.items()
             traits = {name: DrafterTraits.of(arm) for name, arm in arms}
             on_gpu = self.args.device == "cuda"
-            costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), ROWS if on_gpu else ())
-            found = AdaptiveController(traits, ControllerSettings(tree=way.nodes), costs, presence=self.drafter)
+            costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), CAPTURE_ROWS if on_gpu else ())
+            found = AdaptiveController(traits, ControllerSettings(max_tree_nodes=way.nodes), costs, loader=self.drafter)
             CostProfiler(self.engine, found).run()
             self.controllers[setting] = found
         return self.controllers[setting]
@@ -132,14 +134,17 @@ class Bench:
         every way."""
         if self.args.device == "cuda":
             some = partial(
-                all_pieces, named=set(self.drafter.drafters), nodes=16, most=max(DEFAULT_TREE, *self.args.nodes)
+                warmup_tasks,
+                names=set(self.drafter.drafters),
+                max_draft=16,
+                max_tree=max(DEFAULT_TREE, *self.args.nodes),
             )
             Warmup(self.engine, some).run(REHEARSING)
         sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.prompts}
         for number, setting in enumerate(settings):
             for text in list(sizes.values())[: 1 if number else None]:
                 for way in ways:
-                    with nullcontext() if way.free else freely():  # a controller finds what a server's would find
+                    with nullcontext() if way.free else capture_now():  # a controller finds what a server's would find
                         self.write(text, setting, way, SHORT)
 
     def masks_and_moves(self, nodes: int, cached: int = 512) -> dict[str, float]:
@@ -169,7 +174,7 @@ def rounded(model: Decoder, args: argparse.Namespace) -> Decoder:
     if args.quantization == "none":
         return model
     if args.device == "cuda":
-        return round_weights(model, args.quantization)
+        return quantize_weights_cuda(model, args.quantization)
     return quantize_weights(model, 8)
 
 

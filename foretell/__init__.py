@@ -1,10 +1,10 @@
-"""Foretell: the same text, sooner. Speculative decoding for language models."""
+"""Foretell: lossless speculative decoding for language models."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from foretell.utils.system import let_idle_threads_sleep
+from foretell.utils.system import limit_openmp_spinning
 
 from .version import VERSION as __version__
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculationChoice", "__version__"]
 
-let_idle_threads_sleep()  # the one thing that happens at import: it must come before torch
+limit_openmp_spinning()  # the only side effect of the import; it must come before torch is imported
 
-_HOMES = {
+_MODULES = {
     "LLM": "llm",
     "CompletionOutput": "outputs",
     "RequestOutput": "outputs",
@@ -28,9 +28,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: `foretell --help` must not wait for torch."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that `foretell --help` does not import torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'foretell' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

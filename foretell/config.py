@@ -1,4 +1,4 @@
-"""What an engine is made of: frozen, checked, declared once."""
+"""The options of an engine and of speculation: frozen, validated, declared once."""
 
 from __future__ import annotations
 
@@ -6,54 +6,63 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import RequestError
-from .options import nearest, option, strict
+from .options import option, strict
 
-MOST_THREADS = 1024
-DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
-DEFAULT_TREE, MOST_NODES = 63, 255  # with the last token the most rows that a device records
-SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
+MAX_THREADS = 1024
+DEFAULT_MAX_DRAFT = 16  # draft tokens per step
+MAX_DRAFT = 64  # upper bound of draft tokens per step
+DEFAULT_TREE = 63  # nodes of a draft tree
+MAX_TREE = 255  # upper bound of nodes; with the last token the largest step that is captured as a CUDA graph
+MIN_MATCH = 2  # default of the shortest n-gram, in tokens
+MAX_MATCH = 4  # default of the longest n-gram, in tokens
+LONGEST_MATCH = 64  # upper bound of both
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 
 
 @strict
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The model and the room it gets."""
+    """The target model, its memory and its limits."""
 
     model: str = option(
-        "smollm2-135m", "a folder, a .gguf file, a Hugging Face id or a built-in name", aliases=("--model-path", "-m")
+        "smollm2-135m",
+        "target model: a folder, a .gguf file, a Hugging Face id or a built-in name",
+        aliases=("--model-path", "-m"),
     )
-    revision: str | None = option(
-        None, "a branch, a tag or a commit of the model's Hugging Face repository (default: main)"
+    revision: str | None = option(None, "branch, tag or commit of the model's Hugging Face repository (default: main)")
+    dtype: str = option(
+        "auto", "data type of float weights and activations", choices=("auto", "float32", "bfloat16", "float16")
     )
-    dtype: str = option("auto", "float type of the weights", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
-        "round the weights when they are loaded: int8; int4 on a CPU, fp8 on CUDA; auto: on a CPU to int8 where the "
-        "file's own are rounded",
+        "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 on a CPU if the file is "
+        "quantized",
         choices=QUANTIZATIONS,
     )
-    device: str = option("auto", "where to run: auto, cpu or cuda")
-    max_model_len: int | None = option(None, "the longest text in tokens, prompt included (default: the model's own)")
-    max_num_seqs: int = option(64, "the most texts written at once")
-    max_num_batched_tokens: int = option(2048, "the most tokens run in one step; longer prompts take several")
-    page_size: int = option(16, "tokens a page of the cache holds", aliases=("--block-size",))
-    kv_memory: float | None = option(None, "GiB for the cache of keys and values (default: by model and memory)")
-    gpu_memory_utilization: float = option(0.9, "the most of a GPU's free memory that all parts may take")
+    device: str = option("auto", "device of the target: auto, cpu or cuda")
+    max_model_len: int | None = option(None, "context length in tokens, prompt and output (default: the model's own)")
+    max_num_seqs: int = option(64, "maximum number of sequences per step")
+    max_num_batched_tokens: int = option(
+        2048, "maximum number of tokens per step; longer prompts are prefilled in chunks"
+    )
+    page_size: int = option(16, "tokens per KV cache page", aliases=("--block-size",))
+    kv_memory: float | None = option(None, "KV cache size in GiB (default: by model and memory)")
+    gpu_memory_utilization: float = option(
+        0.9, "fraction of the GPU's free memory to use for weights, KV cache and workspace"
+    )
     swap_space: float = option(
-        4.0, "GiB of the host's memory for texts that must make way on a GPU, where copying beats reading them again"
+        4.0, "CPU swap space in GiB for KV pages of preempted sequences (GPU only); used where it beats recomputing"
     )
-    keep_packed: bool = option(
-        True, "keep weights on disk as a CPU runs them, so that the next start takes them from there"
+    keep_packed: bool = option(True, "cache packed CPU weights on disk, so that the next start loads them from there")
+    prefix_cache: bool = option(
+        True, "reuse the KV cache of shared prompt prefixes", aliases=("--enable-prefix-caching",)
     )
-    prefix_cache: bool = option(True, "share the cache of equal beginnings", aliases=("--enable-prefix-caching",))
-    threads: int | None = option(None, "CPU threads (default: physical cores); ranks share them")
+    threads: int | None = option(None, "CPU threads (default: physical cores), shared by all ranks")
     tensor_parallel_size: int = option(
         1,
-        "ranks the model is split over: processes that each have a part of every layer, on CUDA a device each",
+        "number of tensor-parallel ranks: processes with a shard of every layer, on CUDA one device each",
         aliases=("--tp-size", "--tp", "-tp"),
     )
 
@@ -73,137 +82,146 @@ class EngineConfig:
             raise RequestError(
                 "gpu_memory_utilization", f"must be above 0 and at most 1, not {self.gpu_memory_utilization}"
             )
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise RequestError("threads", f"must be {MOST_THREADS} or fewer, not {self.threads}")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise RequestError("threads", f"must be {MAX_THREADS} or fewer, not {self.threads}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise RequestError(
-                "max_num_batched_tokens", f"must be at least max_num_seqs ({self.max_num_seqs}): a token a text"
+                "max_num_batched_tokens", f"must be at least max_num_seqs ({self.max_num_seqs}): one token per sequence"
             )
 
 
 @strict
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """How to guess ahead."""
+    """How to draft and verify."""
 
     drafter: str = option(
         "auto",
-        "how to guess ahead: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, a head "
+        "drafter: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, a head "
         "(eagle, block, medusa, mtp, distilled: the one for this model, or with :FOLDER another), a head's folder, or "
         "several to choose from, with commas; auto is suffix,recycle, and ngram for requests that name it",
     )
-    max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
+    max_draft: int | None = option(None, f"maximum draft tokens per sequence and step (default: {DEFAULT_MAX_DRAFT})")
     tree_nodes: int | None = option(
         None,
-        f"the most nodes of a tree of guesses for a text in one step, with branches of at most max_draft; 0 is chains "
-        f"only (default: {DEFAULT_TREE}, and 0 where num_speculative_tokens is given)",
+        f"maximum nodes of a draft tree per sequence and step, with branches of at most max_draft; 0: chains only "
+        f"(default: {DEFAULT_TREE}, or 0 with num_speculative_tokens)",
     )
-    num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
+    num_speculative_tokens: int | None = option(
+        None, "fixed number of draft tokens per step; disables adaptive lengths"
+    )
     num_speculative_tokens_per_batch_size: str | None = option(
         None,
-        "the same by the number of texts at once: [[1, 8, 5], [9, 64, 2]] is 5 for up to 8 texts, 2 up to 64, else 0",
+        "fixed number by batch size: [[1, 8, 5], [9, 64, 2]] is 5 for up to 8 sequences, 2 for up to 64, else 0",
     )
     goal: str = option(
-        "latency", "what drafts are to shorten: each text's own time, or that of all", choices=("latency", "throughput")
+        "latency", "what to optimize: the time of each sequence, or the total time", choices=("latency", "throughput")
     )
     min_confidence: float = option(
         0.0,
-        "a draft model stops where its chain is less likely than this",
+        "a draft model stops when the probability of its chain falls below this",
         aliases=("--draft-p-min", "--spec-draft-p-min"),
     )
-    min_draft: int = option(0, "drafts of fewer tokens are not checked", aliases=("--draft-min", "--spec-draft-n-min"))
+    min_draft: int = option(0, "drafts with fewer tokens are dropped", aliases=("--draft-min", "--spec-draft-n-min"))
     rule: str = option(
-        "match", "which guesses stand: match, rejection, block or auto; lossy: confidence, typical, ensemble"
+        "match", "verification rule: match, rejection, block or auto; lossy: confidence, typical, ensemble"
     )
     acceptance_threshold: float | None = option(
-        None, "confidence: accept outright from this draft probability on (0.9)"
+        None, "rule confidence: accept draft tokens of at least this draft probability (0.9)"
     )
-    acceptance_threshold_lower: float | None = option(None, "confidence: reject below this draft probability (0.2)")
-    workload: str | None = option(None, "confidence: a preset of the threshold: code, json, narrative or auto")
+    acceptance_threshold_lower: float | None = option(
+        None, "rule confidence: reject below this draft probability (0.2)"
+    )
+    workload: str | None = option(None, "rule confidence: preset of the threshold: code, json, narrative or auto")
     draft_temperature: str = option(
         "fixed",
-        "how a draft model draws: as asked, or closer to its likeliest where it is sure",
+        "temperature of a draft model: the request's, or lower where its entropy is low",
         choices=("fixed", "entropy"),
     )
     draft_idle_unload: float | None = option(
-        None, "seconds without use after which a draft model's memory is given back until it pays again"
+        None, "seconds without use after which a draft model is unloaded, until it pays off again"
     )
-    draft_device: str | None = option(None, "where a draft model runs: cpu or cuda:N (default: where the target does)")
+    draft_device: str | None = option(None, "device of the draft model: cpu or cuda:N (default: the target's)")
     draft_revision: str | None = option(
-        None, "a branch, a tag or a commit of a draft model's Hugging Face repository (default: main)"
+        None, "branch, tag or commit of the draft model's Hugging Face repository (default: main)"
     )
     draft_tensor_parallel_size: int = option(
         1,
-        "ranks a draft model is split over: 1, whole on the target's first, or as many as the target",
+        "tensor-parallel ranks of the draft model: 1 (on the target's first rank) or as many as the target",
         aliases=("--draft-tp", "--speculative-draft-tensor-parallel-size"),
     )
     prompt_lookup_min: int | None = option(
-        None, f"n-gram: the shortest run of tokens that counts as a match (default: {SHORTEST_MATCH})"
+        None, f"drafter ngram: shortest n-gram to match, in tokens (default: {MIN_MATCH})"
     )
     prompt_lookup_max: int | None = option(
-        None, f"n-gram: the longest run of tokens that is looked up (default: {LONGEST_MATCH})"
+        None, f"drafter ngram: longest n-gram to look up, in tokens (default: {MAX_MATCH})"
     )
 
     def __post_init__(self) -> None:
         for name in ("max_draft", "num_speculative_tokens"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= MOST_DRAFTED:
-                raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
-        if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MOST_NODES:
-            raise RequestError("tree_nodes", f"must be between 0 and {MOST_NODES}, not {self.tree_nodes}")
+            if value is not None and not 0 <= value <= MAX_DRAFT:
+                raise RequestError(name, f"must be between 0 and {MAX_DRAFT}, not {value}")
+        if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MAX_TREE:
+            raise RequestError("tree_nodes", f"must be between 0 and {MAX_TREE}, not {self.tree_nodes}")
         if not 0 <= self.min_confidence <= 1:
             raise RequestError("min_confidence", f"must be between 0 and 1, not {self.min_confidence}")
         if self.draft_idle_unload is not None and not 0 < self.draft_idle_unload < math.inf:
             raise RequestError("draft_idle_unload", f"must be above 0, not {self.draft_idle_unload}")
-        if not 0 <= self.min_draft <= MOST_DRAFTED:
-            raise RequestError("min_draft", f"must be between 0 and {MOST_DRAFTED}, not {self.min_draft}")
+        if not 0 <= self.min_draft <= MAX_DRAFT:
+            raise RequestError("min_draft", f"must be between 0 and {MAX_DRAFT}, not {self.min_draft}")
         if self.goal not in ("latency", "throughput"):
             raise RequestError("goal", f"must be latency or throughput, not {self.goal!r}")
         if self.draft_lengths and self.num_speculative_tokens is not None:
-            raise RequestError("num_speculative_tokens", "is given twice: once alone and once by batch size; give one")
+            raise RequestError(
+                "num_speculative_tokens", "conflicts with num_speculative_tokens_per_batch_size; give one of them"
+            )
         if self.draft_temperature not in ("fixed", "entropy"):
             raise RequestError("draft_temperature", f"must be fixed or entropy, not {self.draft_temperature!r}")
         if self.draft_tensor_parallel_size < 1:
-            words = f"must be 1 or more, not {self.draft_tensor_parallel_size}"
-            raise RequestError("draft_tensor_parallel_size", words)
+            raise RequestError(
+                "draft_tensor_parallel_size", f"must be 1 or more, not {self.draft_tensor_parallel_size}"
+            )
         for name in ("acceptance_threshold", "acceptance_threshold_lower", "workload"):
             if getattr(self, name) is not None and self.rule != "confidence":
-                raise RequestError(name, f"is for the rule confidence, and the rule is {self.rule}; set rule to it")
+                raise RequestError(
+                    name, f"needs the rule confidence, and the rule is {self.rule}; set rule to confidence"
+                )
         shortest, longest = self.match_lengths
-        if not 1 <= shortest <= longest <= LONGEST_RUN:
+        if not 1 <= shortest <= longest <= LONGEST_MATCH:
             raise RequestError(
                 "prompt_lookup_min",
-                f"and _max must be 1 to {LONGEST_RUN}, in order, not {shortest} and {longest}",
+                f"and _max must be 1 to {LONGEST_MATCH}, in order, not {shortest} and {longest}",
             )
 
     @property
     def budget(self) -> int:
-        """The most nodes a step may draft for a sequence."""
+        """Return the maximum draft tokens per sequence and step."""
         if self.drafter == "none":
             return 0
         fixed, cap = self.num_speculative_tokens, self.max_draft
         if self.draft_lengths:
             fixed = max(nodes for _, _, nodes in self.draft_lengths)
         if fixed is None:
-            return DEFAULT_DRAFT if cap is None else cap
+            return DEFAULT_MAX_DRAFT if cap is None else cap
         return fixed if cap is None else min(fixed, cap)
 
     @property
     def tree(self) -> int:
-        """The most nodes of a tree for a sequence; 0: drafters that are asked make chains."""
+        """Return the maximum nodes of a draft tree; 0: drafters make chains."""
         if self.tree_nodes is not None:
             return self.tree_nodes
         return DEFAULT_TREE if self.fixed_lengths() is None else 0
 
     @property
     def draft_lengths(self) -> tuple[tuple[int, int, int], ...]:
-        """Rows of (from, to, nodes) by the number of texts at once; empty where lengths adapt or are one for all."""
+        """Return rows of (min batch size, max batch size, draft tokens); empty unless lengths are set by batch size."""
         if self.num_speculative_tokens_per_batch_size is None:
             return ()
         return _batch_table(self.num_speculative_tokens_per_batch_size)
 
     def fixed_lengths(self) -> Callable[[int], int] | None:
-        """Nodes for a text among so many, where that is set and not to be adapted."""
+        """Return the draft length by batch size if it is fixed; None if it adapts."""
         rows, always = self.draft_lengths, self.num_speculative_tokens
         if rows:
             return lambda batch: next((nodes for low, high, nodes in rows if low <= batch <= high), 0)
@@ -211,141 +229,26 @@ class SpeculationConfig:
 
     @property
     def match_lengths(self) -> tuple[int, int]:
-        """The shortest and the longest run of tokens looked up; where one is left out it follows the other."""
+        """Return the shortest and longest n-gram to match; if one is left out, it follows the other."""
         shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
         if shortest is None:
-            shortest = SHORTEST_MATCH if longest is None else min(SHORTEST_MATCH, longest)
-        return shortest, max(LONGEST_MATCH, shortest) if longest is None else longest
-
-    @classmethod
-    def from_vllm(cls, config: dict[str, Any] | str, **overrides: Any) -> SpeculationConfig:
-        """Read vLLM's `speculative_config`: a dict or its JSON."""
-        given = _parse(config)
-        method, model = given.pop("method", None), given.pop("model", None)
-        settings = dict(overrides)
-        if method is not None or model is not None:
-            named = _drafter_name(method, model)
-            if settings.get("drafter", named) != named:
-                raise RequestError(
-                    "drafter", f"is {settings['drafter']!r}, but speculative_config says {named!r}; give one"
-                )
-            settings["drafter"] = named
-        given |= _in_our_words(given, settings.get("drafter", "auto"))
-        known = [name for name in cls.__dataclass_fields__ if name != "drafter"]
-        for name, value in given.items():
-            if name not in known:
-                raise RequestError(f"speculative_config.{name}", f"is not known; {nearest(name, [*known, *VLLM_KEYS])}")
-            settings.setdefault(name, json.dumps(value) if isinstance(value, list) else value)
-        return cls(**settings)
-
-
-VLLM_KEYS = (
-    "method",
-    "model",
-    "draft_tensor_parallel_size",
-    "rejection_sample_method",
-    "draft_sample_method",
-    "disable_by_batch_size",
-    "use_heterogeneous_vocab",
-    "synthetic_acceptance_rate",
-)
-MEASURING = "is for measuring with guesses nobody made; here foretell.draft.scripted.OracleDrafter does that"
-# vLLM's words for how guesses are judged where tokens are drawn, and ours.
-RULES_OF_VLLM = {"strict": "match", "probabilistic": "rejection", "standard": "rejection"}
-
-# vLLM's and SGLang's words for a method, and ours.
-METHODS = {
-    "ngram": "ngram",
-    "none": "none",
-    "draft_model": "model",
-    "eagle": "eagle",
-    "eagle3": "eagle",
-    "medusa": "medusa",
-    "mtp": "mtp",
-    "dflash": "block",
-    "dspark": "block",
-    "suffix": "suffix",
-}
-
-
-def _in_our_words(given: dict[str, Any], drafter: str) -> dict[str, Any]:
-    """Take vLLM's own keys out of `given`; what they mean in ours. What cannot be done here is refused."""
-    theirs = {name: value for name in VLLM_KEYS if (value := given.pop(name, None)) is not None}
-    if "synthetic_acceptance_rate" in theirs:
-        raise _refusal("synthetic_acceptance_rate", MEASURING)
-    found: dict[str, Any] = {}
-    if "draft_tensor_parallel_size" in theirs:
-        found["draft_tensor_parallel_size"] = theirs["draft_tensor_parallel_size"]
-    if "rejection_sample_method" in theirs:
-        found["rule"] = _rule(theirs["rejection_sample_method"], given.get("rule"))
-    if "disable_by_batch_size" in theirs:
-        lengths = _up_to(theirs["disable_by_batch_size"], given.pop("num_speculative_tokens", None))
-        found["num_speculative_tokens_per_batch_size"] = lengths
-    drawing = theirs.get("draft_sample_method", "probabilistic")
-    draws = drafter.partition(":")[0] in ("model", "eagle", "block", "medusa", "mtp", "distilled")
-    if drawing not in ("greedy", "probabilistic") or (drawing == "greedy" and draws):
-        raise _refusal("draft_sample_method", "must be probabilistic: a draft model draws as the request samples")
-    return found
-
-
-def _rule(method: Any, given: Any) -> str:
-    if method == "synthetic":
-        raise _refusal("rejection_sample_method", MEASURING)
-    if method not in RULES_OF_VLLM:
-        raise _refusal("rejection_sample_method", f"must be strict or probabilistic, not {method!r}")
-    rule = RULES_OF_VLLM[method]
-    if given not in (None, rule):
-        raise _refusal("rejection_sample_method", f"{method} is the rule {rule} here, and rule is {given!r}; give one")
-    return rule
-
-
-def _up_to(texts: Any, nodes: Any) -> str:
-    """vLLM's older way to say that more texts at once are written without guesses."""
-    if type(texts) is not int or texts < 1:
-        raise _refusal("disable_by_batch_size", f"must be a number of texts, 1 or more, not {texts!r}")
-    if type(nodes) is not int:
-        raise _refusal("disable_by_batch_size", "needs num_speculative_tokens; without, guessing ends where it costs")
-    return json.dumps([[1, texts, nodes]])
-
-
-def _refusal(key: str, words: str) -> RequestError:
-    return RequestError(f"speculative_config.{key}", words)
+            shortest = MIN_MATCH if longest is None else min(MIN_MATCH, longest)
+        return shortest, max(MAX_MATCH, shortest) if longest is None else longest
 
 
 def _batch_table(text: str) -> tuple[tuple[int, int, int], ...]:
-    """vLLM's rows of the smallest batch, the largest, and the tokens to guess."""
+    """Parse rows of (min batch size, max batch size, draft tokens), the format of vLLM's option of this name."""
     try:
         rows = json.loads(text)
     except json.JSONDecodeError:
         rows = None
-    whole = isinstance(rows, list) and all(
+    has_shape = isinstance(rows, list) and all(
         isinstance(row, list) and len(row) == 3 and all(type(value) is int for value in row) for row in rows
     )
-    if not whole or not all(1 <= low <= high and 0 <= nodes <= MOST_DRAFTED for low, high, nodes in rows) or not rows:
+    if not has_shape or not all(1 <= low <= high and 0 <= nodes <= MAX_DRAFT for low, high, nodes in rows) or not rows:
         raise RequestError(
             "num_speculative_tokens_per_batch_size",
-            f"must be rows of from, to and 0 to {MOST_DRAFTED} tokens, such as [[1, 8, 5], [9, 64, 2]], not {text}",
+            f"must be rows of min and max batch size and 0 to {MAX_DRAFT} draft tokens, such as "
+            f"[[1, 8, 5], [9, 64, 2]], not {text}",
         )
     return tuple((low, high, nodes) for low, high, nodes in rows)
-
-
-def _parse(config: dict[str, Any] | str) -> dict[str, Any]:
-    if isinstance(config, str):
-        try:
-            config = json.loads(config)
-        except json.JSONDecodeError as error:
-            raise RequestError("speculative_config", f"is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise RequestError("speculative_config", 'must be an object such as {"method": "ngram"}')
-    return dict(config)
-
-
-def _drafter_name(method: str | None, model: str | None) -> str:
-    if model is not None and not isinstance(model, str):
-        raise RequestError("speculative_config.model", f"must be a text, not {model!r}")
-    if method is None:
-        return "ngram" if model in ("ngram", "[ngram]") else f"model:{model}"
-    if not isinstance(method, str) or method not in METHODS:
-        raise RequestError("speculative_config.method", f"{method!r} is not known; {nearest(str(method), METHODS)}")
-    name = METHODS[method]
-    return f"{name}:{model}" if model and name not in ("ngram", "suffix") else name

@@ -1,16 +1,16 @@
-"""Errors a user can act on. Each message is one line that says what would do."""
+"""Errors a user can act on. Each message is one line: what is wrong, and what would work."""
 
 from __future__ import annotations
 
 
 class ForetellError(Exception):
-    """Something the user can mend; shown as one line, without a stack trace."""
+    """An error the user can fix; shown as one line, without a stack trace."""
 
     exit_code = 1
 
 
 class RequestError(ForetellError, ValueError):
-    """The caller asked for something that cannot be done. `field` names what to change."""
+    """An invalid setting or argument. `field` names what to change."""
 
     exit_code = 2
 
@@ -25,20 +25,36 @@ class ModelError(ForetellError):
 
 
 class UnknownModelError(ModelError):
-    """No model goes by this name."""
+    """A model name that is not known."""
 
     exit_code = 2
 
 
 class UnsupportedModelError(ModelError):
-    """The model is readable but of a kind that is not served here."""
+    """A model whose architecture is not supported."""
 
     exit_code = 2
 
 
 class RankError(ForetellError):
-    """One of the processes that a model is split over has ended, and the others cannot go on without it."""
+    """A worker process of a tensor-parallel model has ended, without which the others cannot run."""
 
 
 class CapacityError(ForetellError):
-    """Memory, pages or disk do not suffice."""
+    """Memory, KV pages or disk space do not suffice."""
+
+
+OOM_MESSAGES = ("out of memory", "alloc_failed", "can't allocate memory")  # of torch, cuBLAS and the CUDA driver
+
+
+def is_oom(error: Exception) -> bool:
+    """Return whether an allocation failed, on the host or on a device.
+
+    Python, numpy and the native kernels raise MemoryError; torch's allocators, the CUDA libraries and the driver raise
+    RuntimeErrors with messages of their own.
+    """
+    import torch  # not at the top: this module is imported by commands that need no torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in OOM_MESSAGES)

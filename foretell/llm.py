@@ -1,4 +1,4 @@
-"""Writing texts from Python, in the shapes users of vLLM know."""
+"""The Python API, in the shapes of vLLM's `LLM`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from dataclasses import fields
 from typing import Any
 
 from foretell.build.engine_builder import Assembly, build_engine
-from foretell.build.model_source import say_nothing, say_on_stderr
+from foretell.build.model_source import no_progress, print_progress
 from foretell.engine.sequence_state import SequenceState
 
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
 from .draft.isolated import isolated
-from .engine.stats import Speculation
+from .engine.stats import SpeculationStats
 from .errors import RequestError
-from .options import known_as, nearest
+from .options import nearest, resolve_alias
 from .outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 from .types import Delta, Request, SpeculationChoice, TokenLogprob
+from .vllm_config import speculation_from_vllm
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model with a drafter: `generate`, `chat` and `stream` give the model's own text, sooner."""
+    """A model with a drafter. `generate`, `chat` and `stream` return the model's own output, faster."""
 
     def __init__(
         self,
@@ -40,15 +41,15 @@ class LLM:
         quiet: bool = False,
         **options: Any,
     ) -> None:
-        self.config, self.speculation, given = _configs(model, drafter, speculative_config, options)
-        say = say_nothing if quiet else say_on_stderr
-        self.assembly: Assembly = build_engine(self.config, self.speculation, given, say)
+        self.config, self.speculation, custom_drafter = _configs(model, drafter, speculative_config, options)
+        progress = no_progress if quiet else print_progress
+        self.assembly: Assembly = build_engine(self.config, self.speculation, custom_drafter, progress)
         self.engine = self.assembly.engine
         self.tokenizer = self.assembly.tokenizer
         self._ids = itertools.count()
 
     def close(self) -> None:
-        """End the processes of a model that is split over ranks; else there is nothing to do."""
+        """End the worker processes of a tensor-parallel model; a no-op for others."""
         self.assembly.close()
 
     def __enter__(self) -> LLM:
@@ -58,11 +59,11 @@ class LLM:
         self.close()
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """The sampling the model's makers recommend, with `overrides` on top."""
+        """Return the sampling parameters of the model's generation config, with `overrides`."""
         return SamplingParams(**(self.assembly.sampling_defaults | overrides))
 
     def measure(self) -> None:
-        """Find out now what steps and drafts cost here, in a few seconds, rather than from the first requests."""
+        """Measure the costs of steps and drafts now, in a few seconds, instead of during the first requests."""
         self.assembly.profiler.run()
 
     def generate(
@@ -72,7 +73,7 @@ class LLM:
         *,
         speculation: SpeculationChoice = SpeculationChoice(),
     ) -> list[RequestOutput]:
-        """Continue each prompt: a text, token ids or {"prompt_token_ids": ...}. A list is one batch."""
+        """Continue each prompt: a string, token ids or {"prompt_token_ids": ...}. A list is one batch."""
         many = _as_list(prompts)
         return self._run([self._encode(prompt) for prompt in many], sampling_params, speculation, many)
 
@@ -87,9 +88,9 @@ class LLM:
         """Answer a conversation, or several as one batch."""
         one = isinstance(messages, Mapping) or (bool(messages) and isinstance(messages[0], Mapping))
         many: Sequence[Any] = [messages] if one else list(messages)
-        texts = [self.tokenizer.render_chat(each, **(chat_template_kwargs or {})) for each in many]
-        tokens = [self.tokenizer.encode(text, add_special=False) for text in texts]
-        return self._run(tokens, sampling_params, speculation, texts)
+        prompts = [self.tokenizer.apply_chat_template(each, **(chat_template_kwargs or {})) for each in many]
+        tokens = [self.tokenizer.encode(prompt, add_special=False) for prompt in prompts]
+        return self._run(tokens, sampling_params, speculation, prompts)
 
     def stream(
         self,
@@ -98,21 +99,21 @@ class LLM:
         *,
         speculation: SpeculationChoice = SpeculationChoice(),
     ) -> Iterator[Delta]:
-        """As `generate` for one prompt, or `chat` for one conversation, step by step. Closing it ends the request."""
+        """Generate for one prompt, or answer one conversation, step by step. Closing it aborts the request."""
         chat = not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
         tokens = self.tokenizer.encode_chat(prompt) if chat else self._encode(prompt)  # type: ignore[arg-type]
         requests = self._requests(tokens, sampling_params, speculation)
         return self._stream(requests)
 
     def _stream(self, requests: list[Request]) -> Iterator[Delta]:
-        tracks = [self._add(request) for request in requests]
+        states = [self._add(request) for request in requests]
         try:
-            while any(track.seq.finish_reason is None or track.outbox for track in tracks):
-                while not any(track.outbox for track in tracks):  # another caller's steps may have filled it
+            while any(state.seq.finish_reason is None or state.outbox for state in states):
+                while not any(state.outbox for state in states):  # steps of another caller may have filled it
                     self.engine.step()
-                for track in tracks:
-                    while track.outbox:
-                        yield track.outbox.popleft()
+                for state in states:
+                    while state.outbox:
+                        yield state.outbox.popleft()
         finally:
             self.engine.abort(requests[0].id)
 
@@ -121,19 +122,19 @@ class LLM:
         prompts: list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None,
         speculation: SpeculationChoice,
-        texts: Sequence[Any],
+        originals: Sequence[Any],
     ) -> list[RequestOutput]:
         each = _one_each(params, len(prompts))
         requests = [self._requests(*pair, speculation) for pair in zip(prompts, each, strict=True)]
-        tracks: list[list[SequenceState]] = []
+        states: list[list[SequenceState]] = []
         try:
-            tracks += [[self._add(request) for request in group] for group in requests]
-            while any(track.seq.finish_reason is None for group in tracks for track in group):
+            states += [[self._add(request) for request in group] for group in requests]
+            while any(state.seq.finish_reason is None for group in states for state in group):
                 self.engine.step()
         finally:
-            for group in requests:  # where all went well there is nothing left to abort
+            for group in requests:  # a no-op for finished requests
                 self.engine.abort(group[0].id)
-        return [_output(group, text, self.tokenizer) for group, text in zip(tracks, texts, strict=True)]
+        return [_output(group, prompt, self.tokenizer) for group, prompt in zip(states, originals, strict=True)]
 
     def _requests(
         self, prompt: list[int], params: SamplingParams | None, speculation: SpeculationChoice
@@ -155,7 +156,7 @@ class LLM:
         try:
             return [operator.index(token) for token in prompt]
         except TypeError:
-            raise RequestError("prompt", "must be a text or token ids") from None
+            raise RequestError("prompt", "must be a string or token ids") from None
 
     def _encode_mapping(self, prompt: Mapping[str, Any]) -> list[int]:
         known = ("prompt", "prompt_token_ids")
@@ -174,24 +175,24 @@ def _configs(
     options: dict[str, Any],
 ) -> tuple[EngineConfig, SpeculationConfig, Drafter | None]:
     engine_names = {f.name for f in fields(EngineConfig)} - {"model"}
-    guess_names = {f.name for f in fields(SpeculationConfig)}
-    options = {known_as(name, EngineConfig): value for name, value in options.items()}
+    speculation_names = {f.name for f in fields(SpeculationConfig)}
+    options = {resolve_alias(name, EngineConfig): value for name, value in options.items()}
     for name in options:
-        if name not in engine_names | guess_names:
-            known = sorted(engine_names | guess_names | {"model", "speculative_config", "quiet"})
+        if name not in engine_names | speculation_names:
+            known = sorted(engine_names | speculation_names | {"model", "speculative_config", "quiet"})
             raise TypeError(f"LLM has no argument {name!r}; {nearest(name, known)}")
-    guesses = {name: value for name, value in options.items() if name in guess_names}
+    given = {name: value for name, value in options.items() if name in speculation_names}
     if isinstance(drafter, str):
-        guesses["drafter"] = drafter
+        given["drafter"] = drafter
     elif drafter is not None and not isinstance(drafter, Drafter):
         raise RequestError("drafter", f"must be a name or a Drafter, not {drafter!r}")
     engine = EngineConfig(
         model=os.fspath(model), **{name: value for name, value in options.items() if name in engine_names}
     )
     speculation = (
-        SpeculationConfig(**guesses)
+        SpeculationConfig(**given)
         if speculative is None
-        else SpeculationConfig.from_vllm(speculative if isinstance(speculative, str) else dict(speculative), **guesses)
+        else speculation_from_vllm(speculative if isinstance(speculative, str) else dict(speculative), **given)
     )
     return engine, speculation, isolated(drafter) if isinstance(drafter, Drafter) else None
 
@@ -203,7 +204,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _is_token(value: Any) -> bool:
-    """Whole numbers of any library count."""
+    """Return whether a value is a token id; integers of any library count."""
     try:
         operator.index(value)
     except TypeError:
@@ -219,54 +220,55 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     return params
 
 
-def _output(tracks: list[SequenceState], prompt: Any, tokenizer: Tokenizer) -> RequestOutput:
-    request = tracks[0].seq.request
+def _output(states: list[SequenceState], prompt: Any, tokenizer: Tokenizer) -> RequestOutput:
+    request = states[0].seq.request
     return RequestOutput(
         request.id,
         prompt if isinstance(prompt, str) else None,
         request.prompt,
-        tuple(_completion(track, tokenizer) for track in tracks),
-        Speculation.total(track.speculation for track in tracks),
-        _timings(tracks),
-        tracks[0].cached_prompt_tokens,
-        _prompt_logprobs(tracks[0], tokenizer),
+        tuple(_completion(state, tokenizer) for state in states),
+        SpeculationStats.total(state.speculation for state in states),
+        _timings(states),
+        states[0].cached_prompt_tokens,
+        _prompt_logprobs(states[0], tokenizer),
     )
 
 
-def _completion(track: SequenceState, tokenizer: Tokenizer) -> CompletionOutput:
-    seq = track.seq
-    assert seq.finish_reason is not None, "outputs are made of finished texts"
+def _completion(state: SequenceState, tokenizer: Tokenizer) -> CompletionOutput:
+    seq = state.seq
+    assert seq.finish_reason is not None, "outputs are made of finished sequences"
     wanted = seq.request.params.logprobs is not None
     return CompletionOutput(
         index=seq.request.choice,
-        text=track.writer.text,
+        text=state.detokenizer.text,
         token_ids=tuple(seq.tokens[len(seq.request.prompt) :]),
         finish_reason=seq.finish_reason,
         seed=seq.request.seed,
-        speculation=track.speculation,
-        logprobs=[_named(each, tokenizer) for each in track.logprobs] if wanted else None,
+        speculation=state.speculation,
+        logprobs=[_named(each, tokenizer) for each in state.logprobs] if wanted else None,
     )
 
 
-def _prompt_logprobs(track: SequenceState, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:
-    """One for each token of the prompt; nothing foretells the first."""
-    if track.seq.request.params.prompt_logprobs is None:
+def _prompt_logprobs(state: SequenceState, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:
+    """Return the logprobs of each prompt token; None for the first, which nothing predicts."""
+    if state.seq.request.params.prompt_logprobs is None:
         return None
-    found = track.prompt_logprobs
-    return [None, *(_named(found[place], tokenizer) for place in range(1, len(track.seq.request.prompt)))]
+    found = state.prompt_logprobs
+    return [None, *(_named(found[position], tokenizer) for position in range(1, len(state.seq.request.prompt)))]
 
 
 def _named(found: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """vLLM's shape: the likeliest tokens by rank, and the token itself wherever it stands."""
+    """Return vLLM's shape: the most likely tokens by rank, and the token itself with its rank."""
     ranked = {
         token: Logprob(logprob, rank, tokenizer.token_text(token)) for rank, (token, logprob) in enumerate(found.top, 1)
     }
     return ranked | {found.token: Logprob(found.logprob, found.rank, tokenizer.token_text(found.token))}
 
 
-def _timings(tracks: list[SequenceState]) -> RequestTimings:
-    clocks = [track.timings for track in tracks]
-    added = clocks[0].added
-    started = min(clock.started or added for clock in clocks)
-    first = min(clock.first_token or added for clock in clocks)
-    return RequestTimings(started - added, first - added, max(clock.finished or added for clock in clocks) - added)
+def _timings(states: list[SequenceState]) -> RequestTimings:
+    timings = [state.timings for state in states]
+    added = timings[0].added
+    started = min(each.started or added for each in timings)
+    first = min(each.first_token or added for each in timings)
+    finished = max(each.finished or added for each in timings)
+    return RequestTimings(started - added, first - added, finished - added)

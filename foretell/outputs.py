@@ -1,4 +1,4 @@
-"""What a caller gets back, in the shapes users of vLLM know."""
+"""The outputs of `LLM`, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 from .types import FinishReason
 
 if TYPE_CHECKING:
-    from .engine.stats import Speculation
+    from .engine.stats import SpeculationStats
 
 
 @dataclass(frozen=True)
 class RequestTimings:
-    """Seconds by the wall clock."""
+    """Wall-clock times of a request in seconds."""
 
-    queue: float  # from asking until the prompt was taken up
-    first_token: float  # from asking until the first token
-    total: float  # from asking until the end
+    queue: float  # from submission until the first step
+    first_token: float  # from submission until the first output token
+    total: float  # from submission until the last token
 
     @property
     def decode(self) -> float:
-        """From the first token to the last."""
+        """Return the time from the first output token to the last."""
         return self.total - self.first_token
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely the model itself found a token, before any setting of the request."""
+    """The model's logprob of a token, before any sampling parameter."""
 
     logprob: float
     rank: int
@@ -36,27 +36,27 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One text."""
+    """One output of a request."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     seed: int
-    speculation: Speculation
-    logprobs: list[dict[int, Logprob]] | None = None  # for each token: itself and the likeliest
+    speculation: SpeculationStats
+    logprobs: list[dict[int, Logprob]] | None = None  # for each token: itself and the most likely ones
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What became of one prompt. `speculation` is summed over the outputs."""
+    """The outputs for one prompt. `speculation` is summed over them."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    speculation: Speculation
+    speculation: SpeculationStats
     timings: RequestTimings
-    cached_tokens: int  # of the prompt, found in the prefix cache
+    cached_tokens: int  # prompt tokens found in the prefix cache
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: bool = True

@@ -1,4 +1,4 @@
-"""What a text must look like, as a request says it."""
+"""Grammars of structured outputs, as a request specifies them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 class GrammarSpec:
     """One of five kinds of grammar. Equal specs compile to the same grammar.
 
-    `text` is the JSON text of a schema, a regular expression for the whole text, or a Lark grammar in llguidance's
-    dialect. Without `any_whitespace` JSON is written on one line with ", " and ": ", as json.dumps does: more of the
-    text is then forced, and costs nothing to guess.
+    `text` is the JSON text of a schema, a regular expression for the entire output, or a Lark grammar in llguidance's
+    dialect. Without `any_whitespace` JSON is on one line with ", " and ": ", as json.dumps writes it: then the grammar
+    forces more tokens, which are drafted for free.
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class GrammarSpec:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, *, any_whitespace: bool = True) -> GrammarSpec:
-        """JSON that satisfies `schema`, given as a value or as JSON text. Properties come in the schema's order."""
+        """Return a grammar of JSON that satisfies `schema`, a value or JSON text. Properties come in its order."""
         if isinstance(schema, str):
             schema = _parse(schema)
         if schema is True:
@@ -51,34 +51,34 @@ class GrammarSpec:
 
     @classmethod
     def json_object(cls, *, any_whitespace: bool = True) -> GrammarSpec:
-        """Any JSON object."""
+        """Return a grammar of any JSON object."""
         return cls("json_object", any_whitespace=any_whitespace)
 
     @classmethod
     def regex(cls, pattern: str) -> GrammarSpec:
-        """A text that `pattern` matches from end to end."""
+        """Return a grammar of strings that `pattern` matches from end to end."""
         return cls("regex", pattern)
 
     @classmethod
     def choice(cls, choices: Iterable[str]) -> GrammarSpec:
-        """One of `choices`, and nothing else."""
+        """Return a grammar of exactly the strings in `choices`."""
         if isinstance(choices, str):
             raise RequestError(f"{FIELD}.choice", "must be a list of strings, not one string")
         return cls("choice", choices=tuple(choices))
 
     @classmethod
     def lark(cls, grammar: str) -> GrammarSpec:
-        """A text that the rule `start` of a Lark grammar derives."""
+        """Return a grammar of strings that the rule `start` of a Lark grammar derives."""
         return cls("lark", grammar)
 
     @property
     def field(self) -> str:
-        """What an error about this spec names."""
+        """Return the field that errors about this spec name."""
         return f"{FIELD}.{self.kind}"
 
     @property
     def size(self) -> int:
-        """Bytes of UTF-8."""
+        """Return the size in bytes of UTF-8."""
         return len(self.text.encode()) + sum(len(choice.encode()) for choice in self.choices)
 
     def bounded_schema(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class GrammarSpec:
     def _check_text(self) -> None:
         wanted = self.kind in ("json_schema", "regex", "lark")
         if not isinstance(self.text, str) or wanted != bool(self.text.strip()):
-            raise RequestError(self.field, "must be a text that is not empty" if wanted else "takes no text")
+            raise RequestError(self.field, "must be a string that is not empty" if wanted else "takes no text")
         _check_unicode(self.field, self.text)
 
     def _check_choices(self) -> None:

@@ -18,23 +18,23 @@ TARGET = "target"  # origin of a token that no drafter proposed
 
 @dataclass(frozen=True)
 class SpeculationChoice:
-    """What one request wants of speculation; None leaves it to the engine."""
+    """The speculation settings of one request; None means the engine's default."""
 
     enabled: bool = True
     drafter: str | None = None  # one of the engine's, by name
-    max_draft: int | None = None
-    rule: str | None = None
+    max_draft: int | None = None  # draft tokens per step
+    rule: str | None = None  # verification rule
     acceptance_threshold: tuple[float, float] | None = None  # upper and lower, for the rule `confidence`
-    workload: str | None = None  # a preset of the upper one: code, json, narrative or auto
-    prediction: str | None = None  # the text that is expected, for the drafter `prediction`
-    deadline: float | None = None  # seconds for all of `max_tokens`, from when the prompt is taken up
-    min_tokens_per_second: float | None = None  # from the first token on; a text that is slower goes before others
-    details: bool = False  # whether to tell of each token how likely it was found, and which guesses fell there
+    workload: str | None = None  # preset of the upper threshold: code, json, narrative or auto
+    prediction: str | None = None  # the expected output, for the drafter `prediction`
+    deadline: float | None = None  # seconds for all of `max_tokens`, from the start of prefill
+    min_tokens_per_second: float | None = None  # after the first token; slower sequences get priority for drafts
+    details: bool = False  # report for each token its probability and the draft tokens rejected at its position
 
 
 @dataclass(frozen=True)
 class ReasoningMarkers:
-    """How a model marks its thoughts."""
+    """The tokens with which a model starts and ends its reasoning."""
 
     start_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class ReasoningMarkers:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely the model found a token, its rank, and the likeliest ones there."""
+    """The logprob and rank of a token, and the top-k tokens at its position with their logprobs."""
 
     token: int
     logprob: float
@@ -52,7 +52,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class RejectedToken:
-    """A guess that did not stand: how sure its drafter was, and how likely the target found it."""
+    """A rejected draft token with its drafter's confidence and the target's probability."""
 
     token: int
     confidence: float | None
@@ -61,23 +61,24 @@ class RejectedToken:
 
 @dataclass(frozen=True)
 class TokenDetail:
-    """Of one written token: how likely the target found it, how sure its drafter was, and the guesses that fell there.
+    """The target's probability of an output token, its drafter's confidence, and the draft tokens rejected there.
 
-    Probabilities are those of the request's settings; at temperature 0 those of the scores themselves.
+    Probabilities are those under the request's sampling parameters; at temperature 0 the softmax of the logits.
     """
 
     probability: float
-    confidence: float | None = None  # None: the target's own token, or a drafter that says nothing
+    confidence: float | None = None  # None: the target's own token, or a drafter without confidences
     rejected: tuple[RejectedToken, ...] = ()
 
 
-# Of runs by their length: what completes them, by all that stands before it. A step finds it without a look at each.
+# Token sequences that must not be completed, by length: the last tokens by all tokens before them. Grouped like this, a
+# step finds the forbidden tokens with one lookup per length.
 BadWords = Mapping[int, Mapping[tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One text to be written: everything that decides it, settled before the first step."""
+    """One sequence to generate, with everything that decides its tokens."""
 
     id: str
     prompt: tuple[int, ...]
@@ -85,141 +86,143 @@ class Request:
     seed: int
     max_tokens: int
     end_ids: frozenset[int] = frozenset()
-    choice: int = 0
+    choice: int = 0  # index among the `n` choices of a request
     tenant: str = ""
     speculation: SpeculationChoice = SpeculationChoice()
     rule: str = "match"
-    bad_words: BadWords = field(default_factory=dict)  # runs of tokens that are never completed
+    bad_words: BadWords = field(default_factory=dict)
     reasoning: ReasoningMarkers | None = None
-    prediction: tuple[int, ...] = ()  # text the caller expects, for the drafter `prediction`
-    drafters: tuple[str, ...] = ()  # those that may guess for it; none is plain decoding
+    prediction: tuple[int, ...] = ()  # the expected output, for the drafter `prediction`
+    drafters: tuple[str, ...] = ()  # drafters that may draft for it; empty is plain decoding
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request being written. `tokens` is the truth; everything else can be rebuilt from it."""
+    """A request in progress. `tokens` is the source of truth; everything else can be rebuilt from it."""
 
     id: int
     request: Request
     tokens: list[int]
-    cached: int = 0  # tokens[:cached] have their keys and values in the target's cache
+    cached: int = 0  # the KV cache of the target holds tokens[:cached]
     pages: list[int] = field(default_factory=list)
-    published: int = 0  # of the pages, those offered to the prefix index
+    published: int = 0  # leading pages that are in the prefix cache
     finish_reason: FinishReason | None = None
 
     @property
     def pending(self) -> int:
-        """Tokens that the target has still to run."""
+        """Return how many tokens the target has still to run."""
         return len(self.tokens) - self.cached
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next step runs the token it wrote last, and nothing else; a prompt's last token is none of those:
-        the first token waits for no draft."""
+        """Return whether the next step runs only the last output token.
+
+        False for the last token of a prompt: the first output token does not wait for a draft.
+        """
         return len(self.tokens) - self.cached == 1 and len(self.tokens) > len(self.request.prompt)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens written so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that may still be written."""
+        """Return how many tokens may still be generated."""
         return self.request.max_tokens + len(self.request.prompt) - len(self.tokens)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be guessed for a sequence in this step; 0 nodes is plain decoding."""
+    """How much may be drafted for a sequence in a step; 0 nodes is plain decoding."""
 
     nodes: int = 0
-    drafter: str = ""  # the arm of a mix; empty where there is one drafter
-    min_probability: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
-    is_exploration: bool = False  # whether it is only to learn how good a drafter is that is not used
-    max_depth: int = 0  # the longest branch; 0: as long as there are nodes
-    on_device: bool = False  # whether the step can run guesses that the host has not seen
+    drafter: str = ""  # one of a mix; empty if there is only one drafter
+    min_probability: float = 0.0  # a branch that is less likely to be accepted is not drafted further
+    is_exploration: bool = False  # drafted only to measure the acceptance of a drafter that is not in use
+    max_depth: int = 0  # length of the longest branch; 0: as long as there are nodes
+    on_device: bool = False  # the step can run draft tokens that the host has not seen
 
     @property
     def depth(self) -> int:
-        """The longest branch."""
+        """Return the length of the longest branch."""
         return min(self.max_depth, self.nodes) if self.max_depth else self.nodes
 
     @property
     def is_tree(self) -> bool:
-        """Whether there are more nodes than one branch can have: what is left over is for second choices."""
+        """Return whether there are more nodes than one branch can have, which leaves some for alternatives."""
         return self.depth < self.nodes
 
 
 @dataclass(frozen=True)
 class ScheduledSequence:
-    """One sequence's part of a step, as it was planned: `take` pending tokens and a draft of at most `budget`."""
+    """One sequence in a step: `num_new_tokens` pending tokens and a draft of at most `budget`."""
 
     seq: Sequence
     num_new_tokens: int
     budget: Budget = Budget()
-    start: int = 0  # tokens cached before this step
-    length: int = 0  # tokens known before this step
+    start: int = 0  # cached tokens before this step
+    length: int = 0  # known tokens before this step
 
     @classmethod
-    def of(cls, seq: Sequence, take: int, budget: Budget = Budget()) -> ScheduledSequence:
-        return cls(seq, take, budget, seq.cached, len(seq.tokens))
+    def of(cls, seq: Sequence, num_new_tokens: int, budget: Budget = Budget()) -> ScheduledSequence:
+        """Schedule a sequence as it is now."""
+        return cls(seq, num_new_tokens, budget, seq.cached, len(seq.tokens))
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether every row counts, because the request wants to know how likely its prompt is."""
+        """Return whether every row needs logits, because the request wants the logprobs of its prompt."""
         return self.seq.request.params.prompt_logprobs is not None and self.start < len(self.seq.request.prompt)
 
     @property
     def reaches_end(self) -> bool:
-        """Whether this step runs the sequence's last token, and so writes at least one more."""
+        """Return whether this step runs the sequence's last token, and so yields at least one output token."""
         return self.start + self.num_new_tokens == self.length
 
 
-_CHAINS = tuple(tuple(range(-1, nodes - 1)) for nodes in range(65))  # asked for several times a step
+_CHAINS = tuple(tuple(range(-1, nodes - 1)) for nodes in range(65))  # cached: needed several times per step
 
 
 def chain_parents(nodes: int) -> tuple[int, ...]:
-    """Of a draft without branches."""
+    """Return the parents of a draft without branches."""
     return _CHAINS[nodes] if nodes < len(_CHAINS) else tuple(range(-1, nodes - 1))
 
 
 class DeviceDraft(Protocol):
-    """Guesses for a text that a device has made, or is about to, and that no host has seen."""
+    """Draft tokens of one sequence that are on the device and not known to the host."""
 
     @property
     def token_buffer(self) -> Tensor:
-        """Where the device finds them: flat, those of other texts among them."""
+        """The flat device tensor that holds them, together with those of other sequences."""
 
     def wait(self) -> tuple[list[int], list[float]]:
-        """Wait for them: the tokens, and how sure of each the drafter is."""
+        """Copy them to the host and return the tokens and the drafter's confidence in each."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Guessed continuations of one sequence: a tree whose root is the sequence's last token.
+    """Draft tokens of one sequence: a tree whose root is the sequence's last token.
 
-    parents[i] is the node before node i, or -1 for the root; parents always come first.
-    probs[i] is the distribution node i was drawn from; a node that was not drawn at random needs none.
+    parents[i] is the parent of node i, or -1 for the root; parents come before their children.
+    probs[i] is the distribution that node i was sampled from; a node that was not sampled needs none.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
-    source: str = ""
-    sampled: tuple[bool, ...] | None = None  # None: no node was drawn at random
-    confidence: tuple[float, ...] | None = None  # 0 to 1; a probability only where the drafter says it gives one
+    source: str = ""  # the drafter
+    sampled: tuple[bool, ...] | None = None  # None: no node was sampled
+    confidence: tuple[float, ...] | None = None  # 0 to 1; a probability only if the drafter declares so
     probs: Tensor | None = None  # [nodes, vocab]
-    origins: tuple[str, ...] | None = None  # who guessed each node, where several did
-    device_draft: DeviceDraft | None = None  # a chain whose tokens are not known yet: each is -1 - its place in there
+    origins: tuple[str, ...] | None = None  # the drafter of each node, if there are several
+    device_draft: DeviceDraft | None = None  # a chain on the device: each token is -1 - its index in the token buffer
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "each node has a parent"
 
     @classmethod
     def chain(cls, tokens: list[int] | tuple[int, ...], source: str = "", probs: Tensor | None = None) -> Draft:
-        """A draft without branches."""
-        drawn = None if probs is None else (True,) * len(tokens)
-        return cls(tuple(tokens), chain_parents(len(tokens)), source, drawn, None, probs)
+        """Return a draft without branches."""
+        sampled = None if probs is None else (True,) * len(tokens)
+        return cls(tuple(tokens), chain_parents(len(tokens)), source, sampled, None, probs)
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -232,14 +235,14 @@ class Draft:
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
     def depths(self) -> list[int]:
-        """1 for a node that hangs on the root."""
+        """Return the depth of each node; 1 for a child of the root."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
     def is_sampled(self, node: int) -> bool:
-        """Whether a node was drawn at random; to drop it for its value would be a bias."""
+        """Return whether a node was sampled; dropping it because of its value would bias the output."""
         return self.sampled is not None and self.sampled[node]
 
     def truncate(self, nodes: int) -> Draft:
@@ -259,14 +262,14 @@ class Draft:
         )
 
     def subset(self, kept: list[int]) -> Draft:
-        """Some of its nodes, in this order, each behind all before it on its branch."""
-        assert self.device_draft is None, "nobody knows which to take"
+        """Return the nodes `kept`, in this order; each must come after its ancestors, which are kept too."""
+        assert self.device_draft is None, "the tokens are not known to the host"
         if kept == list(range(len(self))):
             return self
-        places = {-1: -1, **{node: place for place, node in enumerate(kept)}}
+        new_index = {-1: -1, **{node: index for index, node in enumerate(kept)}}
         return Draft(
             tuple(self.tokens[node] for node in kept),
-            tuple(places[self.parents[node]] for node in kept),
+            tuple(new_index[self.parents[node]] for node in kept),
             self.source,
             self.sampled and tuple(self.sampled[node] for node in kept),
             self.confidence and tuple(self.confidence[node] for node in kept),
@@ -275,16 +278,16 @@ class Draft:
         )
 
     def origin(self, node: int) -> str:
-        """Who guessed a node."""
+        """Return the drafter of a node."""
         return self.source if self.origins is None else self.origins[node]
 
 
-NO_DRAFT = Draft()  # an empty one is made once: it would be the dearest part of a step without guesses
+NO_DRAFT = Draft()  # shared: constructing it would be the most expensive part of a step without drafts
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What the target made of a draft: the accepted nodes, root to leaf, and the token that follows them."""
+    """The accepted nodes of a draft, root to leaf, and the target's token that follows them."""
 
     accepted_path: tuple[int, ...]
     next_token: int
@@ -292,32 +295,32 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step taught about one sequence: the same value for drafter, controller and statistics.
+    """What a step did for one sequence; drafters, controller and statistics learn from it.
 
-    `chosen` is the target's own token after the root and after each node, `kept` the tokens that entered the
-    text (an end token or a limit can cut what the verdict accepted), `features` a row for each token that was run,
-    `top` the likeliest tokens after the root and after each node, as many as the drafter wants to see.
+    `target_tokens` are the target's own tokens after the root and after each node; `new_tokens` were appended to the
+    sequence (a stop token or a limit can cut off accepted tokens). `hidden_states` has a row for each token that was
+    run. `top_tokens` are the top-k tokens after the root and after each node, as many as the drafter wants.
     """
 
     scheduled: ScheduledSequence
     draft: Draft = Draft()
-    verify_result: VerifyResult | None = None  # None: the prompt goes on, nothing was written
+    verify_result: VerifyResult | None = None  # None: a prefill chunk that yields no output token
     target_tokens: tuple[int, ...] = ()
     new_tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] | None = None  # of the kept tokens, where the request wants them
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of the new tokens, if the request wants them
     hidden_states: Tensor | None = None
     top_tokens: tuple[tuple[int, ...], ...] = ()
-    details: tuple[TokenDetail, ...] | None = None  # of the kept tokens, where the request wants them
+    details: tuple[TokenDetail, ...] | None = None  # of the new tokens, if the request wants them
 
-    def with_new_tokens(self, kept: tuple[int, ...]) -> StepResult:
-        """The same when it is known which tokens entered the text."""
-        count = len(kept)
+    def with_new_tokens(self, new_tokens: tuple[int, ...]) -> StepResult:
+        """Return the result with the tokens that were appended."""
+        count = len(new_tokens)
         return StepResult(
             self.scheduled,
             self.draft,
             self.verify_result,
             self.target_tokens,
-            kept,
+            new_tokens,
             self.logprobs and self.logprobs[:count],
             self.hidden_states,
             self.top_tokens,
@@ -326,23 +329,21 @@ class StepResult:
 
     @property
     def num_accepted(self) -> int:
-        """Guesses that entered the text."""
+        """Return how many draft tokens were appended."""
         return 0 if self.verify_result is None else min(len(self.verify_result.accepted_path), len(self.new_tokens))
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds a step took: `drafting` to plan, to guess and to find out what drafters learn from, `running` for the
-    target's forward and its judgement.
+    """The times of a step in seconds.
 
-    `proposing` is the part of `drafting` that drafters took for the guesses they were asked for; the rest, such as
-    looking at free guesses and deciding, is spent whoever guesses. None: all of it.
-
-    `waiting`: what a device had nothing to do for before the step, guesses aside, because the engine had to
-    know the tokens of the one before; None where it did not stand between two steps of written texts, or never goes
-    ahead.
-
-    `odd`: something took longer than it will take again, such as to be recorded, so the times tell of no price.
+    `draft_seconds`: scheduling, drafting, and computing the top-k tokens that drafters learn from.
+    `target_seconds`: the target's forward pass and verification.
+    `propose_seconds`: the part of `draft_seconds` in drafters that were asked for a draft; the rest, such as polling
+    free drafters and choosing lengths, is spent whichever drafter is chosen. None: all of it.
+    `is_outlier`: something took longer than it will again, such as a CUDA graph capture; not to be learnt from.
+    `host_gap`: how long the device was idle before the step, drafting aside, because the engine had to see the tokens
+    of the previous step first; None unless both were decode steps, and without async scheduling.
     """
 
     draft_seconds: float
@@ -354,16 +355,16 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to one text."""
+    """What one step added to one sequence."""
 
     request_id: str
     choice: int
     tokens: tuple[int, ...]
     text: str
     origins: tuple[str, ...]  # for each token the drafter that proposed it, or TARGET
-    num_drafted: int = 0  # guesses checked in this step
+    num_drafted: int = 0  # draft tokens verified in this step
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
-    skip_reason: str = ""  # why nothing was guessed, where the controller says so
-    drafter: str = ""  # who guessed in this step
+    skip_reason: str = ""  # why nothing was drafted, if the controller says so
+    drafter: str = ""  # the drafter of this step
     details: tuple[TokenDetail, ...] | None = None

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from foretell.models.draft_heads.int8_io import pack_state
+from foretell.models.draft_heads.io import pack_state
 from foretell.train.token_dataset import FILE as ANSWERS
 from foretell.train.token_dataset import Document, load_documents, save_documents
 

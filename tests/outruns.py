@@ -12,14 +12,16 @@ from foretell.control.controller import FixedController, FreeDrafts
 from foretell.draft.base import Drafter, Wrapper
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import AsyncStep, Executor, StepOutput, StepTokens
-from foretell.sampling.cuda_sampler import Draws
-from foretell.sampling.sampling import Row, choose
+from foretell.sampling.cuda_sampler import SamplingBatch
+from foretell.sampling.sampling import SamplingRow, sample
 from foretell.types import Budget, Draft, Sequence
 
 
-class Outruns:
+class Outruns(Executor):
     """The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked
     for, once."""
+
+    supports_async = True
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
@@ -28,31 +30,33 @@ class Outruns:
         self.unseen = 0  # and behind guesses that nobody had seen
         self._left = torch.empty(0)
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    @torch.inference_mode()
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         self.num_steps += 1
         self._left.fill_(float("nan"))
-        output = self.inner(packed, taps)
+        output = self.inner.forward(packed, taps)
         self._left = logits = output.logits.clone()
         return StepOutput(logits, output.hidden_states, lambda: logits.argmax(-1).tolist())
 
+    @torch.inference_mode()
     def forward_async(
-        self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
+        self, packed: BatchLayout, taps: tuple[int, ...], draws: SamplingBatch | None, top: int
     ) -> AsyncStep | None:
         self.sent += 1
         logits = self._left
         assert not logits.isnan().any()
         tokens: list[int] = logits.argmax(-1).tolist()
         if draws is not None:
-            tokens = choose(logits, [Row(*each) for each in zip(*draws, strict=True)])
+            tokens = sample(logits, [SamplingRow(*each) for each in zip(*draws, strict=True)])
         likeliest = logits.topk(min(top, logits.shape[-1])).indices.tolist() if top else []
         known = [token if token >= 0 else tokens[-1 - token] for token in packed.tokens]
-        return AsyncStep(self(replace(packed, tokens=known), taps), lambda: StepTokens(tokens, likeliest))
+        return AsyncStep(self.forward(replace(packed, tokens=known), taps), lambda: StepTokens(tokens, likeliest))
 
     def forward_device_draft(self, packed: BatchLayout, taps: tuple[int, ...], guesses: torch.Tensor) -> StepOutput:
         assert min(packed.tokens) < 0 <= int(guesses.min())
         self.unseen += 1
         found = guesses.tolist()
-        return self(
+        return self.forward(
             replace(packed, tokens=[token if token >= 0 else found[-1 - token] for token in packed.tokens]), taps
         )
 
@@ -103,7 +107,7 @@ class Sometimes(FixedController):
         self.rng = random.Random(seed)
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        return ([seq for seq in seqs if seq.request.drafters], self.nodes) if self.rng.random() < 0.5 else ([], 0)
+        return ([seq for seq in seqs if seq.request.drafters], self.num_tokens) if self.rng.random() < 0.5 else ([], 0)
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         if self.rng.random() < 0.75:

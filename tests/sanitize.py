@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretell.kernels.native.build import MORE_FLAGS, BuildError, find_compiler
+from foretell.kernels.native.build import EXTRA_FLAGS_VARIABLE, BuildError, find_compiler
 
 COMMON = "-O1 -g -fno-omit-frame-pointer -DFORETELL_FAULTS -Wl,-Bsymbolic"
 BUILD = "from foretell.kernels.native.build import built_library; print(built_library())"
@@ -87,7 +87,12 @@ SANITIZERS = (
 
 def environment(sanitizer: Sanitizer, logs: Path | None = None) -> dict[str, str]:
     """Return the environment for one run; reports go to files at `logs`."""
-    found = {**os.environ, **sanitizer.options, MORE_FLAGS: f"{COMMON} {sanitizer.flags}", "OMP_NUM_THREADS": "1"}
+    found = {
+        **os.environ,
+        **sanitizer.options,
+        EXTRA_FLAGS_VARIABLE: f"{COMMON} {sanitizer.flags}",
+        "OMP_NUM_THREADS": "1",
+    }
     if logs is not None:
         for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"):
             found[name] = ":".join(filter(None, (found.get(name), f"log_path={logs / 'report'}")))

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretell import draft
 from foretell.build.controller_factory import build_controller, default_choice
-from foretell.build.draft_heads import settled
+from foretell.build.draft_heads import with_shipped_heads
 from foretell.build.model_source import ModelSource
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter, Wrapper
@@ -108,7 +108,7 @@ class DrafterSlots:
         timed = TimedDrafter(drafter or self.drafter(config))
         controller, defaults = build_controller(config, timed, self._target), default_choice(config)
         measured = self.llm.assembly.profiler.controller
-        if measured.costs.known:
+        if measured.costs.is_known:
             controller.costs.load(measured.costs.dump())
         for name, costs in controller.draft_costs.items():
             if name in measured.draft_costs:
@@ -123,7 +123,7 @@ class DrafterSlots:
 
     def drafter(self, config: SpeculationConfig) -> Drafter:
         """Return a drafter with no learned state."""
-        config = settled(config, self.llm.config.model)
+        config = with_shipped_heads(config, self.llm.config.model)
         named, parts = draft.arms(config), replace(self._parts, config=config)
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
@@ -142,6 +142,7 @@ def has_weights(name: str) -> bool:
 def load_llm_for(variants: Several[Variant], **options: Any) -> LLM:
     """Load a model with the drafters of all variants and their common speculation settings."""
     model = str(options.get("model", EngineConfig.model))
-    names = dict.fromkeys(name for variant in variants for name in draft.arms(settled(variant.speculation, model)))
+    configs = [with_shipped_heads(variant.speculation, model) for variant in variants]
+    names = dict.fromkeys(name for config in configs for name in draft.arms(config))
     shared = asdict(replace(variants[0].speculation, drafter=",".join(names), num_speculative_tokens=None))
     return LLM(**shared, **options)

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.engine.sequence_state import SequenceState
-from foretell.engine.stats import Speculation
+from foretell.engine.stats import SpeculationStats
 from foretell.llm import LLM
 from foretell.sampling_params import SamplingParams
 from foretell.structured_output import GrammarSpec
@@ -132,7 +132,7 @@ class EngineBackend:
         slot.activate()
         slot.drafter.take_drafts()
         draft_seconds = slot.drafter.seconds
-        target_seconds = stats.running_seconds
+        target_seconds = stats.target_seconds
         failures = stats.drafter_failures
         times = timed_generate(self.llm, [self._request(variant, each) for each in job.jobs])
         return TimedOutput(
@@ -141,7 +141,7 @@ class EngineBackend:
             decode_seconds=times.decode_seconds,
             total_seconds=times.total_seconds,
             draft_seconds=slot.drafter.seconds - draft_seconds,
-            target_seconds=stats.running_seconds - target_seconds,
+            target_seconds=stats.target_seconds - target_seconds,
             drafter_failures=stats.drafter_failures - failures,
             must_match=all(_must_match(state.speculation, job.params) for state in times.states),
             timed_tokens=times.timed_tokens,
@@ -200,6 +200,6 @@ def _max_tokens(item: BenchPrompt, plan: BenchPlan) -> int:
     return item.max_tokens if plan.max_tokens is None else min(item.max_tokens, plan.max_tokens)
 
 
-def _must_match(record: Speculation, params: SamplingParams) -> bool:
+def _must_match(record: SpeculationStats, params: SamplingParams) -> bool:
     """Return whether the rule promises equal tokens: `match` always, the other lossless rules when greedy."""
     return record.rule == "match" or (record.lossless and params.temperature == 0)

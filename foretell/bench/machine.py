@@ -6,7 +6,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from foretell.utils.system import processor
+from foretell.utils.system import cpu_name
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -20,7 +20,7 @@ def describe(llm: LLM) -> dict[str, Any]:
     on_gpu = runner.device.type == "cuda"
     return {
         **describe_host(),
-        "device": torch.cuda.get_device_name(runner.device) if on_gpu else processor(),
+        "device": torch.cuda.get_device_name(runner.device) if on_gpu else cpu_name(),
         "dtype": str(runner.model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -30,7 +30,7 @@ def describe(llm: LLM) -> dict[str, Any]:
 def describe_host() -> dict[str, Any]:
     """Return processor, cores, system and Python version."""
     return {
-        "device": processor(),
+        "device": cpu_name(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

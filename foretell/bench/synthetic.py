@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
+from foretell.utils.speculation_math import expected_tokens
 
 from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds, shown
 from .measure import PLAIN, Batch, BatchBackend, BatchResult, ProgressCallback, Variant, rotated
@@ -24,11 +25,6 @@ TOLERANCE = 0.02  # relative error of tokens per step
 Mode = Literal["sequence", "batch"]
 MODES: tuple[Mode, ...] = ("sequence", "batch")
 MODE_LABELS = {"sequence": "per sequence", "batch": "lockstep"}
-
-
-def expected_tokens(rate: float, length: int) -> float:
-    """Return the expected tokens per step if each draft token is accepted at that rate (Leviathan et al. 2023)."""
-    return float(length + 1) if rate == 1 else (1 - rate ** (length + 1)) / (1 - rate)
 
 
 @dataclass(frozen=True)

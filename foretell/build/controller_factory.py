@@ -1,4 +1,4 @@
-"""Who decides how far to guess, and what requests get that say nothing of it."""
+"""Builds the controller and the default speculation settings of requests from the config."""
 
 from __future__ import annotations
 
@@ -16,48 +16,51 @@ from foretell.draft.base import Drafter
 from foretell.engine.request_builder import AUTO
 from foretell.models.quantize import native_for
 from foretell.types import SpeculationChoice
-from foretell.utils.system import home, processor
+from foretell.utils.system import cpu_name, home
 from foretell.verify.lossy import ThresholdSettings
 
-COSTS = 4  # what was learnt of others, or of other heads under the same names, is not gone on with
+COSTS_VERSION = 4  # of the cost file; raised when old measurements are no longer comparable
 
 
 def costs_file(model: str, target: ModelSource) -> Path:
-    """Where what steps cost is kept: for this model on this device with so many threads."""
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
+    """Return the file of measured costs, for this model on this device with this number of threads."""
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
     parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
-    parts += (() if target.shard is None else (target.shard,), target.sizes, COSTS)
+    parts += (() if target.shard is None else (target.shard,), target.padded_sizes, COSTS_VERSION)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
 def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelSource) -> AdaptiveController:
-    """Who decides how far to guess for these drafters."""
+    """Build the controller that chooses draft lengths for these drafters."""
     settings = ControllerSettings(
-        most=config.budget,
-        fixed=config.fixed_lengths(),
+        max_draft_tokens=config.budget,
+        fixed_length=config.fixed_lengths(),
         throughput=config.goal == "throughput",
-        shortest=config.min_draft,
-        tree=config.tree,
+        min_draft_tokens=config.min_draft,
+        max_tree_nodes=config.tree,
     )
-    arms = drafter.drafters.items()
-    traits = {name: DrafterTraits.of(arm) for name, arm in arms}
-    costs = StepCosts(_cost_prior(target), target.sizes)
-    return AdaptiveController(traits, settings, costs, presence=drafter)
+    traits = {name: DrafterTraits.of(each) for name, each in drafter.drafters.items()}
+    costs = StepCosts(_cost_prior(target), target.padded_sizes)
+    return AdaptiveController(traits, settings, costs, loader=drafter)
 
 
 def _cost_prior(target: ModelSource) -> CostPrior:
-    """Before anything ran: a GPU takes many rows for the price of one, and a cached token costs its share of bytes."""
+    """Return the assumed costs before any measurement.
+
+    A GPU runs many rows at the price of one; a cached token costs its share of the bytes read in a step.
+    """
     row = 0.03 if target.device.type == "cpu" else 0.002
-    return CostPrior(row=row, token=target.token_bytes / target.weights)
+    return CostPrior(row=row, token=target.token_bytes / target.weight_bytes)
 
 
 def default_choice(config: SpeculationConfig) -> SpeculationChoice:
-    """What a request gets that says nothing of speculation."""
-    given = (config.acceptance_threshold, config.acceptance_threshold_lower)
-    known = ThresholdSettings()
+    """Return the speculation settings of a request that has none of its own."""
+    upper, lower = config.acceptance_threshold, config.acceptance_threshold_lower
+    defaults = ThresholdSettings()
     if config.workload is not None and config.workload != AUTO:
-        known = ThresholdSettings.for_workload(config.workload)
-    upper, lower = given[0] if given[0] is not None else known.upper, given[1] if given[1] is not None else known.lower
-    thresholds = None if given == (None, None) else (upper, lower)
+        defaults = ThresholdSettings.for_workload(config.workload)  # raises for an unknown one
+    thresholds = None
+    if upper is not None or lower is not None:
+        thresholds = (defaults.upper if upper is None else upper, defaults.lower if lower is None else lower)
     return SpeculationChoice(rule=config.rule, acceptance_threshold=thresholds, workload=config.workload)

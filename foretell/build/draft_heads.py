@@ -1,4 +1,4 @@
-"""The heads an engine is built with: opened before memory is planned, loaded with the target, placed in its cache."""
+"""The draft heads of an engine: opened before memory is planned, loaded with the target, placed in its KV cache."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig
+from foretell.models.draft_heads.io import check_head_split
 from foretell.models.draft_heads.loading import (
     CONVERT,
     SHIPPED,
-    OpenedHead,
+    HeadSource,
     check_weights,
     open_head,
-    open_own,
+    open_mtp,
     pack_head,
-    shipped,
+    shipped_head,
 )
-from foretell.models.draft_heads.sharding import check_split_head
 from foretell.models.hf_config import read_config
 from foretell.models.sharding import Shard
-from foretell.models.tied_weights import lend, read_whole, whole_bytes
-from foretell.runner.heads.kv import beside
-from foretell.runner.heads.memory import HeadNeeds, MostAsked, head_step_bytes
+from foretell.models.tied_weights import read_target_weights, share_target_weights, target_weights_bytes
+from foretell.runner.heads.kv import head_layer_shapes
+from foretell.runner.memory_plan import HeadLimits, HeadMemoryNeeds, head_workspace
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
 
 class Target(Protocol):
-    """The model that heads guess for."""
+    """The model that heads draft for."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -56,130 +56,135 @@ class Target(Protocol):
 
 @dataclass
 class DraftHeadSet:
-    """By the name of the drafter each is for."""
+    """The draft heads of an engine, by the name of their drafter."""
 
     target: Target
-    found: dict[str, OpenedHead]
+    found: dict[str, HeadSource]
     loaded: dict[str, DraftHead[Any]] = field(default_factory=dict)
 
     @classmethod
     def opened(cls, names: Iterable[str], target: Target, model: str) -> DraftHeadSet:
-        """Look at the heads of these drafters; `model` is what the target was asked for by."""
+        """Open the heads of these drafters without loading weights; `model` is the name of the target."""
         found = {name: _open(name, target, model) for name in names}
         for name, head in found.items():
             if target.shard is not None:
-                check_split_head(head.config, target.shard.size, name)
+                check_head_split(head.config, target.shard.size, name)
         return cls(target, found)
 
     def only(self, names: Iterable[str]) -> DraftHeadSet:
-        """Some of them."""
+        """Return the heads of these drafters."""
         return DraftHeadSet(self.target, {name: self.found[name] for name in names})
 
     @property
     def configs(self) -> tuple[HeadConfig, ...]:
-        """What each is made of."""
         return tuple(head.config for head in self.found.values())
 
     @property
-    def weights(self) -> int:
-        """Bytes of all their weights, or of the first rank's part of them."""
+    def weight_bytes(self) -> int:
+        """Return the bytes of their weights, or of the first rank's shards."""
         return sum(head.bytes(self.target.shard) for head in self.found.values())
 
     @property
-    def examining(self) -> int:
-        """Bytes that are held for a while where a head of others has to be examined and is split: all of it."""
+    def check_bytes(self) -> int:
+        """Return the bytes needed for a while to check a sharded third-party head, which is loaded in full for this."""
         if self.target.shard is None or all(head.ours for head in self.found.values()):
             return 0
-        lent = whole_bytes(self.target.config, self.target.dtype)
-        return lent + max(head.bytes() for head in self.found.values() if not head.ours)
+        tied = target_weights_bytes(self.target.config, self.target.dtype)
+        return tied + max(head.bytes() for head in self.found.values() if not head.ours)
 
     @property
     def folders(self) -> tuple[Path | None, ...]:
-        """Where other ranks find them."""
+        """Return their folders, from which other ranks load them."""
         return tuple(head.folder for head in self.found.values())
 
     @property
-    def beside(self) -> tuple[LayerShape, ...]:
-        """The layers they need in the target's cache."""
-        return tuple(shape for head in self.found.values() for shape in beside(head.config, self.target.shard))
+    def kv_layers(self) -> tuple[LayerShape, ...]:
+        """Return the layers they need in the target's KV cache."""
+        return tuple(
+            shape for head in self.found.values() for shape in head_layer_shapes(head.config, self.target.shard)
+        )
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of cache they take for a token."""
-        return sum(shape.bytes_per_token(self.target.dtype) for shape in self.beside)
+        """Return the bytes of KV cache they need per token."""
+        return sum(shape.bytes_per_token(self.target.dtype) for shape in self.kv_layers)
 
-    def needs(self, asked: MostAsked) -> HeadNeeds:
-        """What they ask of memory on a GPU; elsewhere what they work with is not counted."""
+    def needs(self, asked: HeadLimits) -> HeadMemoryNeeds:
+        """Return their memory needs; workspace counts on a GPU only."""
         shard, dtype = self.target.shard, self.target.dtype
-        each = [head_step_bytes(config, beside(config, shard), asked, dtype) for config in self.configs]
-        return HeadNeeds(self.weights, self.token_bytes, sum(each), self.examining)
+        each = [head_workspace(config, head_layer_shapes(config, shard), asked, dtype) for config in self.configs]
+        return HeadMemoryNeeds(self.weight_bytes, self.token_bytes, sum(each), self.check_bytes)
 
     def load(self, model: Decoder, context: int) -> None:
-        """Read the weights and borrow the target's, before a runner packs those away."""
+        """Load the weights and tie shared ones to the target's, before a runner packs those."""
         if self.found:
-            lender = lend(self.target.checkpoint, model)
-            settings = (lender, model.dtype, context, model.shard)
+            target_weights = share_target_weights(self.target.checkpoint, model)
+            settings = (target_weights, model.dtype, context, model.shard)
             self.loaded = {name: head.load(*settings) for name, head in self.found.items()}
 
-    def place(self, runner: ModelRunner, say: Callable[[str], None]) -> dict[str, PlacedHead]:
-        """Examine them, ready them, and let the target's runner tap what they want."""
+    def place(self, runner: ModelRunner, progress: Callable[[str], None]) -> dict[str, PlacedHead]:
+        """Check and pack the heads, give them KV layers, and let the runner keep the hidden layers they read."""
         placed, first = {}, len(runner.model.layer_shapes)
         for name, head in self.loaded.items():
-            if not self.found[name].ours and (words := self._examine(name, runner, first)):
-                say(words)
+            if not self.found[name].ours and (message := self._check_wiring(name, runner, first)):
+                progress(message)
             pack_head(head, runner.model)
             if runner.model.ranks is not None:
-                head.meet(runner.model.ranks)
+                head.join_ranks(runner.model.ranks)
             placed[name] = PlacedHead(head, first)
-            first += len(beside(head.config, head.shard))
-        runner.hidden_layers = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
+            first += len(head_layer_shapes(head.config, head.shard))
+        runner.hidden_layers = tuple(
+            sorted({layer for head in self.loaded.values() for layer in head.config.hidden_layers})
+        )
         return placed
 
-    def _examine(self, name: str, runner: ModelRunner, first: int) -> str:
-        """Whether a head of others is wired as its file says; of one that is split, by the whole of it for once."""
+    def _check_wiring(self, name: str, runner: ModelRunner, first: int) -> str:
+        """Check that a third-party head is wired as its config says; a sharded one is loaded in full for this."""
         head, target = self.loaded[name], self.target
-        starts = [target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
+        prompts = [target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
         if head.shard is None:
-            return examine(runner, head, starts, name)
-        whole = self.found[name].load(read_whole(target.checkpoint, runner.model), runner.model.dtype, runner.context)
-        words = examine(runner, whole, starts, name)
-        head.config = whole.config
-        assert runner.workers is not None, "the other parts are there"
-        runner.workers.wire(first, whole.config)
-        return words
+            return examine(runner, head, prompts, name)
+        full = self.found[name].load(
+            read_target_weights(target.checkpoint, runner.model), runner.model.dtype, runner.context
+        )
+        message = examine(runner, full, prompts, name)
+        head.config = full.config
+        assert runner.workers is not None, "a sharded head has worker processes"
+        runner.workers.configure_head(first, full.config)
+        return message
 
 
 Model = TypeVar("Model", bound=Target)
 
 
-def distilled(name: str, target: Model, model: str) -> Model | None:
-    """A draft model made from the target: it speaks the target's tokens, and is rounded as that is. None: another."""
+def open_distilled(name: str, target: Model, model: str) -> Model | None:
+    """Return a draft model distilled from the target, with its tokenizer and quantization; None for other drafters."""
     kind, _, folder = name.partition(":")
     if kind != "distilled":
         return None
-    checkpoint = open_checkpoint(resolve(folder) if folder else shipped(model, kind))
+    checkpoint = open_checkpoint(resolve(folder) if folder else shipped_head(model, kind))
     return replace(target, checkpoint=checkpoint, config=read_config(checkpoint))  # type: ignore[type-var]
 
 
-def _open(name: str, target: Target, model: str) -> OpenedHead:
+def _open(name: str, target: Target, model: str) -> HeadSource:
     kind, _, folder = name.partition(":")
     if kind == "mtp" and not folder:
-        return open_own(target.checkpoint, target.config)
-    return open_head(_found(folder) if folder else shipped(model, kind), target.config)
+        return open_mtp(target.checkpoint, target.config)
+    return open_head(_head_folder(folder) if folder else shipped_head(model, kind), target.config)
 
 
-def _found(folder: str) -> Path:
-    """A head's folder, or that of a Hugging Face id, whose heads often come pickled."""
+def _head_folder(folder: str) -> Path:
+    """Return the folder of a head, given by path or Hugging Face id."""
     try:
         return resolve(folder)
     except ModelError as error:
         if os.path.isdir(folder):
             check_weights(Path(folder))
-        raise ModelError(f"{error}; pickled weights are not read, and this converts them: {CONVERT}") from error
+        raise ModelError(f"{error}; pickled weights are not supported; convert them with: {CONVERT}") from error
 
 
-def settled(speculation: SpeculationConfig, model: str) -> SpeculationConfig:
-    """With `auto`, also those of the heads that come with the package for a model that its file `auto` names."""
+def with_shipped_heads(speculation: SpeculationConfig, model: str) -> SpeculationConfig:
+    """Add to `auto` the heads shipped with the package for this model that its file `auto` lists."""
     file = SHIPPED / model / "auto"
     names = [name.strip() for name in speculation.drafter.split(",")]
     if "auto" not in names or "/" in model or not file.is_file():

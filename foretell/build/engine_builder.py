@@ -1,10 +1,10 @@
-"""Where the parts are put together."""
+"""Builds an engine in four phases: resolve the models, plan memory, load the weights, assemble the engine."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -14,46 +14,57 @@ import torch
 
 from foretell import draft
 from foretell.build.controller_factory import build_controller, costs_file, default_choice
-from foretell.build.draft_compat import DraftCompat, judge_pair
-from foretell.build.draft_heads import DraftHeadSet, distilled, settled
-from foretell.build.model_source import CacheSize, ModelSource, choose_device, open_model, say_nothing
+from foretell.build.draft_compat import check_draft_compat
+from foretell.build.draft_heads import DraftHeadSet, open_distilled, with_shipped_heads
+from foretell.build.model_source import CacheSize, ModelSource, choose_device, no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.draft.heads.warmup import DummyHeads
 from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder, check_rule
+from foretell.engine.request_builder import RequestBuilder, RequestLimits, check_rule
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Warmup, all_pieces
+from foretell.engine.warmup import Warmup, warmup_tasks
 from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
-from foretell.models.hf_config import end_ids, sampling_defaults
-from foretell.models.variants import quantized
-from foretell.runner.heads.memory import HeadNeeds, MostAsked
-from foretell.runner.memory_plan import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
+from foretell.models.hf_config import eos_token_ids, sampling_defaults
+from foretell.models.quantize import quantized_copy
+from foretell.runner.memory_plan import (
+    GIB,
+    HeadLimits,
+    HeadMemoryNeeds,
+    MemoryNeeds,
+    MemoryPlan,
+    check_draft_fits,
+    device_memory,
+    plan_memory,
+)
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import GrammarCompiler
 from foretell.tensor_parallel import (
     TensorParallelGroup,
     check_ranks,
+    describe_ranks,
     head_bytes,
-    held_bytes,
-    lead,
-    ranks_words,
-    start_team,
+    launch_workers,
+    make_leader,
+    weight_bytes,
 )
 from foretell.tokenizer import Tokenizer
 from foretell.utils.system import usable_cores
 
-MOST_REHEARSED = 16  # nodes of a draft; who lets more be guessed seldom gets them
+MAX_WARMUP_DRAFT = 16  # draft tokens; longer drafts are rarely chosen even where they are allowed
+
+Progress = Callable[[str], None]  # called with lines for the user
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """An engine and what a caller needs to talk to it."""
+    """An engine and what its callers need."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -62,223 +73,321 @@ class Assembly:
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
     profiler: CostProfiler
-    rehearsal: Warmup
-    team: TensorParallelGroup | None = None  # the ranks of a model that is split
+    warmup: Warmup
+    workers: TensorParallelGroup | None = None  # worker processes of a tensor-parallel model
 
     def while_idle(self) -> bool:
-        """Do a piece of what nobody waits for; False when nothing is left. What is recorded is measured after that."""
-        return self.rehearsal.piece() or self.profiler.piece()
+        """Run one piece of idle work; return False when none is left. Costs are measured after the warm-up."""
+        return self.warmup.run_one() or self.profiler.run_one()
 
     def close(self) -> None:
-        """End what runs beside this process."""
-        if self.team is not None:
-            self.team.close()
+        """End the worker processes."""
+        if self.workers is not None:
+            self.workers.close()
 
 
 def build_engine(
     config: EngineConfig,
     speculation: SpeculationConfig,
     drafter: Drafter | None = None,
-    say: Callable[[str], None] = say_nothing,
+    progress: Progress = no_progress,
 ) -> Assembly:
-    """Find the models, count the memory, load them, and make the loop. `drafter` overrides the config's."""
-    with ExitStack() as failing:
-        assembly = _build(config, speculation, drafter, say, failing)
-        failing.pop_all()
+    """Build an engine. `drafter` overrides the config's."""
+    with ExitStack() as on_failure:
+        models = _resolve(config, speculation, drafter, progress)
+        models, memory = _plan_memory(models)
+        loaded = _load(models, memory, progress, on_failure)
+        assembly = _assemble(models, memory, loaded)
+        on_failure.pop_all()
     return assembly
 
 
-def _build(
-    config: EngineConfig,
-    speculation: SpeculationConfig,
-    drafter: Drafter | None,
-    say: Callable[[str], None],
-    failing: ExitStack,
-) -> Assembly:
-    """`failing` ends what was started, should it come to that."""
-    ranks = config.tensor_parallel_size
-    set_threads(config.threads, ranks)
-    speculation = settled(speculation, config.model)
-    check_rule(speculation.rule)  # wrong names fail before a long load
+@dataclass(frozen=True)
+class _Models:
+    """The models of an engine, resolved and not loaded."""
+
+    config: EngineConfig
+    speculation: SpeculationConfig
+    target: ModelSource
+    draft_models: dict[str, ModelSource]  # by name
+    vocab_maps: dict[str, VocabMap | None]  # of the draft models with another tokenizer
+    heads: DraftHeadSet
+    context: int  # tokens
+    custom_drafter: Drafter | None = None  # overrides all of the config's
+
+    def cache_size(self, memory: MemoryPlan) -> CacheSize:
+        return CacheSize(memory.pages, self.config.page_size, self.context)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The loaded target and drafter."""
+
+    runner: ModelRunner
+    drafter: Drafter
+    workers: TensorParallelGroup | None
+
+
+# Phase 1: resolve.
+
+
+def _resolve(
+    config: EngineConfig, speculation: SpeculationConfig, drafter: Drafter | None, progress: Progress
+) -> _Models:
+    """Find all models and check that they work together, so that wrong settings fail before a long load."""
+    set_threads(config.threads, config.tensor_parallel_size)
+    speculation = with_shipped_heads(speculation, config.model)
+    check_rule(speculation.rule)
     if drafter is not None and not drafter.name:
-        raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
-    wanted = () if drafter is not None else draft.models_wanted(speculation)
-    target = open_model(config.model, config, say, ranks)
-    check_ranks(target.config, target.device, speculation, ranks)
-    if drafter is None and target.bits in draft.copies_wanted(speculation):
-        say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
-    helpers = _open_helpers(wanted, config, speculation, target, say)
-    heads = DraftHeadSet.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
-    pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
-    context = _context(config, target.config)
-
-    def planned(chosen: SpeculationConfig) -> MemoryPlan:
-        if drafter is not None:
-            return _plan_memory(config, target, [], drafter.memory, context)
-        extra = sum(map(target.copy_bytes, draft.copies_wanted(chosen)))
-        models, few = [helpers[name] for name in draft.models_wanted(chosen)], heads.only(draft.heads_wanted(chosen))
-        return _plan_memory(config, target, models, extra, context, few.needs(_most_asked(config, chosen, context)))
-
-    def run_helper(name: str) -> ModelRunner:
-        helper = helpers[name].runner(helpers[name].load_packed(team), room)
-        helper.logits_device = target.device
-        if team is not None and name in shared:
-            lead(helper, team, 1 + shared.index(name))
-        return helper
-
-    if drafter is None:
-        speculation = draft.fitted(speculation, planned)
-        heads = heads.only(draft.heads_wanted(speculation))
-    memory = planned(speculation)
-    room = CacheSize(memory.pages, config.page_size, context)
-    team, shared = None, [name for name, helper in helpers.items() if helper.shard is not None]
-    if ranks > 1:
-        parts = [target.part(room, heads.folders), *(helpers[name].part(room) for name in shared)]
-        team = start_team(parts, target.device, ranks)
-        failing.callback(team.close)
-    copies = () if drafter is not None else draft.copies_wanted(speculation)
-    spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
-    spare -= heads.weights + context * heads.token_bytes  # of those that stand for them
-    sketched = DummyHeads(heads.configs, speculation.tree > 0) if heads.found else None
-    with target.warming(room, spare, drafter is not None or speculation.budget > 0, sketched):
-        model = target.load(team) if copies else target.load_packed(team)
-    twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
-    heads.load(model, context)  # likewise
-    runner = target.runner(model, room, () if drafter is None else drafter.hidden_layers, heads.beside)
-    runner.set_device()
-    if team is not None:
-        lead(runner, team)
-        others = team.wait()
-    placed = heads.place(runner, say) if drafter is None else {}
-    if team is not None:
-        own = sum(head_bytes(each.head, runner.model) for each in placed.values())
-        say(ranks_words([held_bytes(runner.model) + own, *others]))
-    if drafter is None:
-        vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
-        loader = draft.Loader(
-            *(speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed),
-            max_rows=config.max_num_batched_tokens,
+        raise RequestError("drafter", f"{type(drafter).__name__} has no name; set its attribute `name`")
+    draft_names = () if drafter is not None else draft.models_wanted(speculation)
+    target = open_model(config.model, config, progress, config.tensor_parallel_size)
+    check_ranks(target.config, target.device, speculation, config.tensor_parallel_size)
+    if drafter is not None:
+        context = _max_context(config, target.config)
+        return _Models(config, speculation, target, {}, {}, DraftHeadSet(target, {}), context, drafter)
+    if target.bits in draft.copies_wanted(speculation):
+        progress(
+            f"self:int{target.bits} is the target itself here and cannot pay off; with quantization none it is a copy"
         )
-        drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
-    return _assembled(config, speculation, target, runner, drafter, memory, team, context)
+    draft_models = _open_draft_models(draft_names, config, speculation, target, progress)
+    heads = DraftHeadSet.opened(draft.heads_wanted(speculation), target, config.model)
+    vocab_maps = {name: _vocab_map(target, model, f"model:{name}", progress) for name, model in draft_models.items()}
+    return _Models(config, speculation, target, draft_models, vocab_maps, heads, _max_context(config, target.config))
 
 
-def _open_helpers(
-    wanted: tuple[str, ...],
+def _open_draft_models(
+    names: tuple[str, ...],
     config: EngineConfig,
     speculation: SpeculationConfig,
     target: ModelSource,
-    say: Callable[[str], None],
+    progress: Progress,
 ) -> dict[str, ModelSource]:
-    """Draft models by name, where and in as many parts as they are to run."""
+    """Return the draft models by name, on their device and with their tensor-parallel size."""
+    own_config = replace(config, revision=speculation.draft_revision)
     if speculation.draft_device is not None:
         device = choose_device(speculation.draft_device, "draft_device")
-        beside = replace(config, device=str(device), revision=speculation.draft_revision)
-    else:
-        beside = replace(config, revision=speculation.draft_revision)
-    split = speculation.draft_tensor_parallel_size
-    like = target if split > 1 else replace(target, shard=None)
-    return {name: distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}
+        own_config = replace(own_config, device=str(device))
+    ranks = speculation.draft_tensor_parallel_size
+    like = target if ranks > 1 else replace(target, shard=None)
+    return {
+        name: open_distilled(name, like, config.model) or open_model(name, own_config, progress, ranks)
+        for name in names
+    }
 
 
-def _assembled(
+def _vocab_map(target: ModelSource, draft_model: ModelSource, name: str, progress: Progress) -> VocabMap | None:
+    """Return how the tokens of a draft model are translated, None if they need not be; raise if they cannot be."""
+    compat = check_draft_compat(target, draft_model)
+    if not compat.works:
+        raise RequestError("drafter", f"{name} will not work: {compat.message}")
+    if compat.kind != "same":
+        progress(f"{name}: {compat.message}")
+    return compat.vocab_map
+
+
+def _max_context(config: EngineConfig, model: ModelConfig) -> int:
+    wanted = config.max_model_len
+    if wanted is not None and wanted > model.context:
+        raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}")
+    return model.context if wanted is None else wanted
+
+
+# Phase 2: plan memory.
+
+
+def _plan_memory(models: _Models) -> tuple[_Models, MemoryPlan]:
+    """Plan the memory, and drop drafters of the config that leave too little for the KV cache."""
+    if models.custom_drafter is None:
+        speculation = draft.fitted(models.speculation, partial(_memory_for, models))
+        heads = models.heads.only(draft.heads_wanted(speculation))
+        models = replace(models, speculation=speculation, heads=heads)
+    return models, _memory_for(models, models.speculation)
+
+
+def _memory_for(models: _Models, speculation: SpeculationConfig) -> MemoryPlan:
+    """Plan the memory of an engine with the drafters of `speculation`."""
+    config, target, context = models.config, models.target, models.context
+    if models.custom_drafter is not None:
+        return _count_memory(config, target, [], models.custom_drafter.memory, context)
+    copies = sum(map(target.copy_bytes, draft.copies_wanted(speculation)))
+    draft_models = [models.draft_models[name] for name in draft.models_wanted(speculation)]
+    heads = models.heads.only(draft.heads_wanted(speculation))
+    return _count_memory(
+        config, target, draft_models, copies, context, heads.needs(_most_asked(config, speculation, context))
+    )
+
+
+def _count_memory(
     config: EngineConfig,
-    speculation: SpeculationConfig,
     target: ModelSource,
-    runner: ModelRunner,
-    drafter: Drafter,
-    memory: MemoryPlan,
-    team: TensorParallelGroup | None,
+    draft_models: list[ModelSource],
+    extra: int,
     context: int,
-) -> Assembly:
-    """The loop around a runner and a drafter, and what callers talk to."""
+    heads: HeadMemoryNeeds = HeadMemoryNeeds(),
+) -> MemoryPlan:
+    """Plan the memory; `extra` is the size in bytes of copies of the target.
+
+    A draft model has as many pages as the target, so that it can follow every sequence.
+    """
+    elsewhere = [model for model in draft_models if model.device != target.device]
+    draft_models = [model for model in draft_models if model.device == target.device]
+    token_bytes = target.token_bytes + sum(model.token_bytes for model in draft_models) + heads.kv_bytes_per_token
+    extra += heads.weights + sum(model.weight_bytes for model in draft_models)
+    page_bytes = config.page_size * token_bytes
+    loading = max(model.loading_bytes for model in (target, *draft_models)) + extra
+    if heads.wiring_check:  # after the target's weights are quantized
+        loading = max(loading, target.weight_bytes + extra + heads.wiring_check)
+    needs = MemoryNeeds(target.weight_bytes, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
+    free = device_memory(target.device)
+    if target.shard is not None and target.device.type == "cpu":
+        free //= target.shard.size  # ranks share the machine's memory, and the first one also holds the drafter
+    if target.device.type == "cuda":  # the KV cache takes all that is left, as far as `max_num_seqs` can fill it
+        free = int(free * config.gpu_memory_utilization)
+        work = sum(model.step_workspace(config.max_num_batched_tokens, context) for model in (target, *draft_models))
+        needs = replace(needs, workspace=work + heads.workspace, sequences=config.max_num_seqs, cache_fraction=1.0)
+        needs = replace(needs, utilization=config.gpu_memory_utilization)
+    plan = plan_memory(needs, free, config.kv_memory)
+    for model in elsewhere:
+        check_draft_fits(model.weight_bytes + plan.pages * config.page_size * model.token_bytes, model.device)
+    return plan
+
+
+def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> HeadLimits:
+    """Return the largest batch and draft that heads are asked for."""
+    wide = MOST_WIDE if speculation.tree else 1
+    tokens = config.max_num_batched_tokens
+    return HeadLimits(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
+
+
+# Phase 3: load.
+
+
+def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: ExitStack) -> _Loaded:
+    """Start the worker processes and load the target, its heads and its drafter. `on_failure` ends the processes."""
+    workers = _start_workers(models, memory, on_failure)
+    copies = () if models.custom_drafter is not None else draft.copies_wanted(models.speculation)
+    with _background_warmup(models, memory):
+        model = models.target.load(workers) if copies else models.target.load_packed(workers)
+    copied = {bits: quantized_copy(model, bits) for bits in copies}  # before the runner packs the weights
+    models.heads.load(model, models.context)  # likewise
+    hidden_layers = () if models.custom_drafter is None else models.custom_drafter.hidden_layers
+    cache_size = models.cache_size(memory)
+    runner = models.target.make_runner(model, cache_size, hidden_layers, models.heads.kv_layers)
+    runner.set_device()
+    worker_bytes: list[int] = []
+    if workers is not None:
+        make_leader(runner, workers)
+        worker_bytes = workers.wait_ready()
+    heads = models.heads.place(runner, progress) if models.custom_drafter is None else {}
+    if workers is not None:
+        own_bytes = sum(head_bytes(each.head, runner.model) for each in heads.values())
+        progress(describe_ranks([weight_bytes(runner.model) + own_bytes, *worker_bytes]))
+    if models.custom_drafter is not None:
+        return _Loaded(runner, models.custom_drafter, workers)
+    loader = draft.Loader(
+        models.speculation,
+        models.target,
+        runner,
+        models.draft_models,
+        models.vocab_maps,
+        partial(_run_draft_model, models, cache_size, workers),
+        cache_size.pages * cache_size.page_size,
+        heads,
+        max_rows=models.config.max_num_batched_tokens,
+    )
+    drafter = draft.build(loader.parts(draft.models_wanted(models.speculation), copied), loader.again)
+    return _Loaded(runner, drafter, workers)
+
+
+def _start_workers(models: _Models, memory: MemoryPlan, on_failure: ExitStack) -> TensorParallelGroup | None:
+    """Start the worker processes of a tensor-parallel model, which load their shards alongside this process."""
+    ranks = models.config.tensor_parallel_size
+    if ranks == 1:
+        return None
+    cache_size = models.cache_size(memory)
+    specs = [models.target.shard_spec(cache_size, models.heads.folders)]
+    specs += [models.draft_models[name].shard_spec(cache_size) for name in _sharded_draft_models(models)]
+    workers = launch_workers(specs, models.target.device, ranks)
+    on_failure.callback(workers.close)
+    return workers
+
+
+def _sharded_draft_models(models: _Models) -> list[str]:
+    return [name for name, model in models.draft_models.items() if model.shard is not None]
+
+
+def _background_warmup(models: _Models, memory: MemoryPlan) -> AbstractContextManager[object]:
+    """Compile kernels while the weights are loaded, with dummy heads in the memory that is free until then."""
+    target, heads = models.target, models.heads
+    spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading_bytes)
+    spare -= heads.weight_bytes + models.context * heads.token_bytes  # of the dummy heads
+    dummy_heads = DummyHeads(heads.configs, models.speculation.tree > 0) if heads.found else None
+    has_drafts = models.custom_drafter is not None or models.speculation.budget > 0
+    return target.background_warmup(models.cache_size(memory), spare, has_drafts, dummy_heads)
+
+
+def _run_draft_model(
+    models: _Models, cache_size: CacheSize, workers: TensorParallelGroup | None, name: str
+) -> ModelRunner:
+    """Load a draft model and return its runner."""
+    source = models.draft_models[name]
+    runner = source.make_runner(source.load_packed(workers), cache_size)
+    runner.logits_device = models.target.device
+    if workers is not None and source.shard is not None:
+        make_leader(runner, workers, 1 + _sharded_draft_models(models).index(name))
+    return runner
+
+
+# Phase 4: assemble.
+
+
+def _assemble(models: _Models, memory: MemoryPlan, loaded: _Loaded) -> Assembly:
+    """Build the engine around the loaded target and drafter, and run the start-up part of its warm-up."""
+    config, speculation, target = models.config, models.speculation, models.target
+    runner, drafter, workers = loaded.runner, loaded.drafter, loaded.workers
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
-    swaps = target.device.type == "cuda" and team is None  # a copy of one rank's pages is of no use
-    host_room = int(config.swap_space * GIB) if swaps else 0
-    swap = Swap(runner.cache, host_room) if host_room else None
+    can_swap = target.device.type == "cuda" and workers is None  # with ranks, each would have to swap its own pages
+    swap_bytes = int(config.swap_space * GIB) if can_swap else 0
+    swap = Swap(runner.cache, swap_bytes) if swap_bytes else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens, swap)
     controller = build_controller(speculation, drafter, target)
     engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
     profiler = CostProfiler(engine, controller, costs_file(config.model, target))
     profiler.load()
-    rehearsal = Warmup(engine, partial(_rehearsed, speculation, team is not None))
-    rehearsal.run()
-    limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
-    requests = RequestBuilder(limits, target.tokenizer, drafter, default_choice(speculation))
-    grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
-    defaults = sampling_defaults(target.checkpoint)
-    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, rehearsal, team)
+    warmup = Warmup(engine, partial(_warmup_tasks, speculation, workers is not None))
+    warmup.run()
+    limits = RequestLimits(
+        models.context, target.tokenizer.end_ids | eos_token_ids(target.checkpoint), target.config.vocab
+    )
+    return Assembly(
+        engine=engine,
+        tokenizer=target.tokenizer,
+        requests=RequestBuilder(limits, target.tokenizer, drafter, default_choice(speculation)),
+        grammars=GrammarCompiler(target.tokenizer, target.config.vocab),
+        memory=memory,
+        sampling_defaults=sampling_defaults(target.checkpoint),
+        profiler=profiler,
+        warmup=warmup,
+        workers=workers,
+    )
 
 
-def _rehearsed(speculation: SpeculationConfig, is_split: bool, rehearsal: Warmup) -> Iterable[Callable[[], None]]:
-    """What a CUDA device does before the first request. Ranks do it with their first: there is nobody yet to hear of
-    one that fails. Without Triton nothing is recorded."""
-    if rehearsal.engine.runner.device.type != "cuda" or is_split or find_spec("triton") is None:
+def _warmup_tasks(speculation: SpeculationConfig, is_sharded: bool, warmup: Warmup) -> Iterable[Callable[[], None]]:
+    """Return the warm-up of a CUDA device; nothing without Triton, because then no CUDA graphs are captured.
+
+    A tensor-parallel model warms up with its first request: before that nothing reports a worker that fails.
+    """
+    if warmup.engine.runner.device.type != "cuda" or is_sharded or find_spec("triton") is None:
         return ()
-    named = draft.arms(speculation)  # a drafter of the caller's own is shown no text that is none
-    return all_pieces(rehearsal, named, min(speculation.budget, MOST_REHEARSED), speculation.tree)
+    names = draft.arms(speculation)  # a custom drafter gets no dummy sequences
+    return warmup_tasks(warmup, names, min(speculation.budget, MAX_WARMUP_DRAFT), speculation.tree)
 
 
 def set_threads(wanted: int | None, ranks: int = 1) -> None:
-    """As many as are wanted, or one for each core there is: more of them only wait for each other. Ranks share them."""
+    """Set torch's CPU threads: `wanted`, or one for each physical core. Ranks share them."""
     if wanted is None and "OMP_NUM_THREADS" not in os.environ:
         wanted = usable_cores() if ranks > 1 else min(torch.get_num_threads(), usable_cores())
     each = max(1, (wanted or torch.get_num_threads()) // ranks)
     if each != torch.get_num_threads():
         torch.set_num_threads(each)
-
-
-def _pair(target: ModelSource, helper: ModelSource, name: str, say: Callable[[str], None]) -> DraftCompat:
-    """How the draft model will guess; one that cannot is refused before a long load."""
-    found = judge_pair(target, helper)
-    if not found.works:
-        raise RequestError("drafter", f"{name} will not work: {found.words}")
-    if found.kind != "same":
-        say(f"{name}: {found.words}")
-    return found
-
-
-def _plan_memory(
-    config: EngineConfig,
-    target: ModelSource,
-    helpers: list[ModelSource],
-    extra: int,
-    context: int,
-    heads: HeadNeeds = HeadNeeds(),
-) -> MemoryPlan:
-    """A draft model has as many pages as the target, so that it can follow every text; `extra`: bytes of copies."""
-    away = [helper for helper in helpers if helper.device != target.device]
-    helpers = [helper for helper in helpers if helper.device == target.device]
-    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + heads.token
-    extra += heads.weights + sum(helper.weights for helper in helpers)
-    page_bytes = config.page_size * token_bytes
-    loading = max(model.loading for model in (target, *helpers)) + extra
-    if heads.examining:  # when the target's weights are what they will be
-        loading = max(loading, target.weights + extra + heads.examining)
-    needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
-    free = device_memory(target.device)
-    if target.shard is not None and target.device.type == "cpu":
-        free //= target.shard.size  # ranks share the machine's memory; the first one's share has to hold the drafter
-    if target.device.type == "cuda":  # nobody else is to have the rest: the cache takes it, as far as texts can fill it
-        free = int(free * config.gpu_memory_utilization)
-        work = sum(model.step_bytes(config.max_num_batched_tokens, context) for model in (target, *helpers))
-        needs = replace(needs, workspace=work + heads.workspace, texts=config.max_num_seqs, cache_share=1.0)
-        needs = replace(needs, taken=config.gpu_memory_utilization)
-    plan = plan_memory(needs, free, config.kv_memory)
-    for helper in away:
-        check_room(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
-    return plan
-
-
-def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> MostAsked:
-    """The most that heads will be asked for."""
-    wide = MOST_WIDE if speculation.tree else 1
-    tokens = config.max_num_batched_tokens
-    return MostAsked(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
-
-
-def _context(config: EngineConfig, model: ModelConfig) -> int:
-    wanted = config.max_model_len
-    if wanted is not None and wanted > model.context:
-        raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}")
-    return model.context if wanted is None else wanted

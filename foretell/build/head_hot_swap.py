@@ -1,4 +1,4 @@
-"""A better head for a running engine: read beside it, measured between two steps, taken only if it guesses better."""
+"""Hot swap of a draft head: loaded alongside a running engine, and used if it is more accurate than the served one."""
 
 from __future__ import annotations
 
@@ -12,101 +12,105 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.wiring_check import OPENINGS, accuracy, write
 from foretell.engine.engine import Engine
 from foretell.errors import ForetellError, ModelError
-from foretell.hub.folder import CONFIG, WEIGHTS
+from foretell.hub.checkpoint import CONFIG, WEIGHTS
 from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 
-Mark = tuple[float, int, float]  # when a folder's files were written, and how large they are
-LONGEST = 256  # tokens of a beginning to measure with
-LAST = 4  # of the texts that run now, whose beginnings are used
+Signature = tuple[float, int, float]  # mtime and size of the weights, mtime of the config
+MAX_PROMPT = 256  # tokens of a prompt to measure with
+MAX_SEQUENCES = 4  # running sequences whose prefixes are used as prompts
 
 
 @dataclass(frozen=True)
 class HeadCandidate:
-    """A head that fits in the place of one that guesses now."""
+    """A head that can replace the served one of the same shape."""
 
-    name: str  # of the drafter
+    name: str  # the drafter
     head: DraftHead[Any]
 
 
 class HeadHotSwap:
-    """Looks at a folder, and puts its head in the place of the served one of the same shape."""
+    """Watches a folder, and replaces the served head of the same shape by the one in it."""
 
     def __init__(self, folder: Path, engine: Engine) -> None:
-        if not any(isinstance(arm, HeadDrafter) for arm in engine.drafter.drafters.values()):
-            raise ModelError("no head guesses here that another could replace; name one with --drafter")
+        if not any(isinstance(drafter, HeadDrafter) for drafter in engine.drafter.drafters.values()):
+            raise ModelError("no draft head is served that another could replace; name one with --drafter")
         if engine.runner.model.shard is not None:
-            raise ModelError("this target lies on several ranks, and a new head has to borrow from all of it")
-        if not engine.runner.model.lends:
-            raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
+            raise ModelError(
+                "a new head needs the weights of the whole target, which is sharded over several ranks; use one rank"
+            )
+        if not engine.runner.model.can_share_weights:
+            raise ModelError("a new head shares the target's output matrix, which is packed and no longer available")
         self.folder, self.engine = folder, engine
-        self._seen = self.mark()
-        self._postponed: HeadCandidate | None = None  # could not be measured yet
+        self._seen = self.signature()
+        self._postponed: HeadCandidate | None = None  # not measured yet
 
-    def mark(self) -> Mark | None:
-        """What tells one head in the folder from the next; None where there is none."""
+    def signature(self) -> Signature | None:
+        """Return what identifies the head in the folder; None if there is none."""
         try:
             weights, config = (self.folder / WEIGHTS).stat(), (self.folder / CONFIG).stat()
         except OSError:
             return None
         return weights.st_mtime, weights.st_size, config.st_mtime
 
-    def read(self) -> HeadCandidate | None:
-        """Return the folder's head if it is new or still to be measured, ready to draft; not in the engine's thread."""
-        mark = self.mark()
-        if mark is None or mark == self._seen:
+    def load_candidate(self) -> HeadCandidate | None:
+        """Load the folder's head if it is new or not measured yet; runs outside of the engine's thread."""
+        signature = self.signature()
+        if signature is None or signature == self._seen:
             return self._postponed
-        self._seen, self._postponed = mark, None
+        self._seen, self._postponed = signature, None
         runner = self.engine.runner
         opened = open_head(self.folder, runner.model.config)
-        for name, arm in self.engine.drafter.drafters.items():
-            if isinstance(arm, HeadDrafter) and _shape(arm.head.config) == _shape(opened.config):
+        for name, drafter in self.engine.drafter.drafters.items():
+            if isinstance(drafter, HeadDrafter) and _shape(drafter.head.config) == _shape(opened.config):
                 head = opened.load(TargetWeights.of(runner.model), runner.model.dtype, runner.context)
                 pack_head(head, runner.model)
                 return HeadCandidate(name, head)
-        raise ModelError(f"{self.folder}: a head of another shape than the one that guesses now")
+        raise ModelError(f"{self.folder}: the head has another shape than the served one")
 
     @torch.inference_mode()
-    def judge(self, candidate: HeadCandidate) -> str:
-        """Replace the served head if this one is more accurate; return what was done, "" if that was reported before.
+    def replace_if_better(self, candidate: HeadCandidate) -> str:
+        """Replace the served head if the candidate is more accurate, and return what was done, "" if reported before.
 
         Runs between two steps, in the engine's thread. Without sequences to measure with, or without pages for them,
-        nothing is decided, and `read` returns the candidate again.
+        nothing is decided, and `load_candidate` returns the candidate again.
         """
-        arm = self.engine.drafter.drafters[candidate.name]
-        assert isinstance(arm, HeadDrafter), "a candidate fits a head's drafter"
-        texts = write(self.engine.runner, self._beginnings())
+        drafter = self.engine.drafter.drafters[candidate.name]
+        assert isinstance(drafter, HeadDrafter), "a candidate has the drafter of a head"
+        samples = write(self.engine.runner, self._prompts())
         is_new = candidate is not self._postponed
-        self._postponed = None if texts else candidate
-        if not texts:
+        self._postponed = None if samples else candidate
+        if not samples:
             return (
-                f"{self.folder}: not measured yet for want of free KV pages or prompts; tried again" if is_new else ""
+                f"{self.folder}: not measured yet for lack of free KV pages or prompts; will be retried"
+                if is_new
+                else ""
             )
-        before, after = accuracy(arm.head, texts), accuracy(candidate.head, texts)
-        figures = f"{after:.0%} of its first guesses are right, {before:.0%} of those served now"
+        before, after = accuracy(drafter.head, samples), accuracy(candidate.head, samples)
+        figures = f"first-token accuracy {after:.0%}, served head {before:.0%}"
         if after <= before:
-            return f"{self.folder}: not taken: {figures}"
-        arm.take(candidate.head)
-        self.engine.scheduler.recompute_all()  # what pages keep was made by the other head
-        return f"{self.folder}: taken for {candidate.name}: {figures}"
+            return f"{self.folder}: not used: {figures}"
+        drafter.take(candidate.head)
+        self.engine.scheduler.recompute_all()  # the KV of the old head is in the pages
+        return f"{self.folder}: replaced the head of {candidate.name}: {figures}"
 
-    def _beginnings(self) -> list[list[int]]:
-        """Of the texts that run now, or of our own where none does."""
-        most = min(LONGEST, self.engine.runner.context // 2)  # the other half is for what the target generates
-        running = [seq.tokens[:most] for seq in self.engine.scheduler.running[-LAST:]]
+    def _prompts(self) -> list[list[int]]:
+        """Return prefixes of running sequences, or built-in prompts if none runs."""
+        max_tokens = min(MAX_PROMPT, self.engine.runner.context // 2)  # the other half is for generated tokens
+        running = [seq.tokens[:max_tokens] for seq in self.engine.scheduler.running[-MAX_SEQUENCES:]]
         if running or self.engine.tokenizer is None:
             return running
         return [self.engine.tokenizer.encode(text) for text in OPENINGS]
 
 
-def read_or_say(replacement: HeadHotSwap) -> HeadCandidate | str | None:
-    """As `read`; a folder that cannot be read is told of, and looked at again when it changes."""
+def load_or_report(hot_swap: HeadHotSwap) -> HeadCandidate | str | None:
+    """Load the candidate, or return why it cannot be loaded; the folder is read again when it changes."""
     try:
-        return replacement.read()
+        return hot_swap.load_candidate()
     except (ForetellError, OSError, ValueError) as error:
         return str(error)
 
 
 def _shape(config: HeadConfig) -> HeadConfig:
-    """All of a config that decides which tensors a head has and what it keeps in pages."""
+    """Return the part of a config that decides which tensors a head has and what it keeps in the KV cache."""
     return replace(config, accuracy=(), target="")

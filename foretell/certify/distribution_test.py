@@ -20,16 +20,16 @@ from foretell.draft.base import Drafter, Wrapper
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.verifier import SequenceVerifier, rule_of
+from foretell.engine.verifier import SequenceVerifier, rule_for
 from foretell.kv.prefix import PrefixIndex
 from foretell.llm import LLM
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.logits_processors import History, looks_back
-from foretell.sampling.sampling import Row, adjusted, probabilities
+from foretell.sampling.logits_processors import TokenHistory, changes_logits
+from foretell.sampling.sampling import SamplingRow, probabilities, process_logits
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice
 from foretell.verify.rules import Rule
@@ -163,11 +163,11 @@ def sampling_drafter() -> Drafter:
     return ModelDrafter(ModelRunner(tiny_model(seed=11), 4096, 4, CONFIG.context), VOCAB, "tiny")
 
 
-def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_of, draft_length: int = 2) -> Engine:
+def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_for, draft_length: int = 2) -> Engine:
     """Build the engine that serves, around a model of a few hundred weights."""
     runner = ModelRunner(tiny_model(seed=7), 4096, 4, CONFIG.context)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), 256, 4096)
-    return Engine(runner, drafter, FixedController(draft_length), scheduler, judge=SequenceVerifier(rules))
+    return Engine(runner, drafter, FixedController(draft_length), scheduler, sequence_verifier=SequenceVerifier(rules))
 
 
 def samples_needed(distance: float, settings: int) -> int:
@@ -228,7 +228,7 @@ def _count_outputs(
     engine: Engine, rule: str, setting: SamplingSetting, samples: int
 ) -> tuple[Counter[tuple[int, ...]], int, int]:
     """Return the counts of outputs, and the accepted and drafted tokens of all of them."""
-    limits = Limits(CONFIG.context, frozenset(), VOCAB)
+    limits = RequestLimits(CONFIG.context, frozenset(), VOCAB)
     builder = RequestBuilder(limits, None, engine.drafter, SpeculationChoice(rule=rule))
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0
@@ -271,9 +271,9 @@ def _next_distribution(engine: Engine, params: SamplingParams, output: tuple[int
     engine.runner.reserve(seq, len(seq.tokens))
     logits = engine.runner.forward([ScheduledSequence.of(seq, len(seq.tokens))], [Draft()]).logits
     engine.runner.trim(seq, 0)
-    history = History(request, seq.tokens, VOCAB) if looks_back(request, len(output)) else None
-    row = Row(params, 0, len(seq.tokens), history)
-    return probabilities(adjusted(logits, [row]), [params])[0].double()
+    history = TokenHistory(request, seq.tokens, VOCAB) if changes_logits(request, len(output)) else None
+    row = SamplingRow(params, 0, len(seq.tokens), history)
+    return probabilities(process_logits(logits, [row]), [params])[0].double()
 
 
 def likelihood_ratio(

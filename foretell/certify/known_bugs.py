@@ -106,7 +106,9 @@ def uniforms_for(draft: Draft, random: RandomSource) -> list[float]:
 
     assert isinstance(random, StepRandom)
     nodes = torch.arange(len(draft) + 1)
-    numbers: list[float] = noise.coins(torch.tensor([random.seed]), torch.tensor([random.root]), nodes)[0].tolist()
+    numbers: list[float] = noise.accept_uniforms(torch.tensor([random.seed]), torch.tensor([random.root]), nodes)[
+        0
+    ].tolist()
     return numbers
 
 

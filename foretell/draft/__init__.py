@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
-from foretell.models.draft_heads.loading import recognised
+from foretell.models.draft_heads.loading import head_kind
 from foretell.models.quantize import Bits
 
 from .base import Drafter, NoDrafter
@@ -78,7 +78,7 @@ def defaults(config: SpeculationConfig) -> tuple[str, ...]:
 def _recognised(name: str) -> str:
     """A folder with a head in it, alone or given as a draft model, by its drafter's name; other names as they are."""
     folder = Path(os.path.expanduser(name.removeprefix("model:")))
-    kind = recognised(folder) if os.path.isdir(folder) else None
+    kind = head_kind(folder) if os.path.isdir(folder) else None
     return name if kind is None else f"{kind}:{folder}"
 
 

@@ -58,7 +58,7 @@ def hang(chains: list[ChainBuilder], told: DraftResult) -> None:
     """Hang on each chain what was guessed for it in one go."""
     for i, chain in enumerate(chains):
         chain.spread = None if told.probs is None else told.probs[i]
-    for tokens, sure in zip(told.tokens, told.sure, strict=True):
+    for tokens, sure in zip(told.tokens, told.confidence, strict=True):
         for chain, token, confidence in zip(chains, tokens, sure, strict=True):
             if token >= 0 and chain.goes_on:
                 chain.append(token, confidence, None)

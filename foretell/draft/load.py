@@ -15,8 +15,7 @@ from foretell.draft.model import MAX_ROWS
 from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
 from foretell.errors import CapacityError
 from foretell.models.decoder import Decoder
-from foretell.models.quantize import Bits
-from foretell.models.variants import quantized
+from foretell.models.quantize import Bits, quantized_copy
 from foretell.runner.memory_plan import GIB, MemoryPlan, device_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
@@ -30,9 +29,9 @@ class Source(Protocol):
     @property
     def device(self) -> torch.device: ...
     @property
-    def weights(self) -> int: ...
+    def weight_bytes(self) -> int: ...
     @property
-    def loading(self) -> int: ...
+    def loading_bytes(self) -> int: ...
     @property
     def token_bytes(self) -> int: ...
     def copy_bytes(self, bits: Bits) -> int: ...
@@ -73,14 +72,14 @@ class Loader:
         name = helper_of(drafter)
         if name is not None:
             helper = self.helpers[name]
-            return max(helper.weights, helper.loading) + self.tokens * helper.token_bytes
-        floats = self.target.loading or self.target.weights  # it is made of floats, read anew
+            return max(helper.weight_bytes, helper.loading_bytes) + self.tokens * helper.token_bytes
+        floats = self.target.loading_bytes or self.target.weight_bytes  # it is made of floats, read anew
         return floats + self.target.copy_bytes(bits_of(drafter))
 
     def _copy(self, bits: Bits) -> dict[Bits, Decoder]:
         """The target's weights in so many bits, with all else the target's own."""
-        twin = quantized(self.target.load(), bits)
-        twin.embed, twin.tables = self.runner.model.embed, self.runner.model.tables
+        twin = quantized_copy(self.target.load(), bits)
+        twin.embed, twin.rope_tables = self.runner.model.embed, self.runner.model.rope_tables
         return {bits: twin}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from foretell.draft.heads.sampling import must_draw
-from foretell.runner.cuda.draft_chain import PendingChains
-from foretell.runner.cuda.graph_shapes import FEW
+from foretell.runner.cuda.graph_shapes import MAX_CHAIN_PREFILL
+from foretell.runner.executor import PendingChains
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.types import NO_DRAFT, Budget, Draft, ScheduledSequence, Sequence
 
 from .model import ModelDrafter, _Chain
@@ -64,7 +64,7 @@ class GraphModelDrafter(ModelDrafter):
 
     def _unseen(self, left: _Left, text: int, budget: Budget) -> Draft:
         """All nodes that were asked for: nobody knows how likely they are."""
-        places = left.found.places(text, budget.depth)
+        places = left.found.token_indices(text, budget.depth)
         parents = tuple(range(-1, len(places) - 1))
         return Draft(tuple(-1 - place for place in places), parents, self.name, device_draft=_Unseen(left, text))
 
@@ -72,7 +72,7 @@ class GraphModelDrafter(ModelDrafter):
         """What there is to read of new texts is read by itself: a chain of any length behind many rows would be a
         recording of its own."""
         self._prefill(shadows)
-        new = [shadow for shadow in shadows if shadow.pending > FEW]
+        new = [shadow for shadow in shadows if shadow.pending > MAX_CHAIN_PREFILL]
         if new:
             self.runner.forward(
                 [ScheduledSequence.of(shadow, shadow.pending - 1) for shadow in new], [NO_DRAFT] * len(new)
@@ -129,9 +129,9 @@ class _Unseen:
         return chain.tokens, chain.confidence
 
 
-def _draws(seqs: list[Sequence]) -> Draws | None:
+def _draws(seqs: list[Sequence]) -> SamplingBatch | None:
     """How their first guesses are drawn; None where all are the likeliest."""
     params = [seq.request.params for seq in seqs]
     if all(each.temperature == 0 for each in params):
         return None
-    return Draws(params, [seq.request.seed for seq in seqs], [len(seq.tokens) for seq in seqs])
+    return SamplingBatch(params, [seq.request.seed for seq in seqs], [len(seq.tokens) for seq in seqs])

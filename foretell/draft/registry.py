@@ -29,11 +29,10 @@ from foretell.draft.self_draft import SelfDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.errors import RequestError
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
-from foretell.models.draft_heads.loading import recognised
+from foretell.models.draft_heads.loading import head_kind
 from foretell.models.quantize import Bits
-from foretell.models.variants import first_layers
 from foretell.options import nearest
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.model_runner import ModelRunner
@@ -194,7 +193,7 @@ def is_head(drafter: str) -> bool:
     """Whether a drafter's weights are a head's. A distilled draft is, unless its folder is a whole model's."""
     kind, _, folder = drafter.partition(":")
     if kind == "distilled":
-        return not folder or recognised(Path(folder)) == kind
+        return not folder or head_kind(Path(folder)) == kind
     return kind in HEADS
 
 

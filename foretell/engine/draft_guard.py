@@ -10,7 +10,7 @@ from foretell.draft.backoff import Supervisor, comes_from_signal
 from foretell.draft.base import Drafter
 from foretell.draft.isolated import is_ours
 from foretell.draft.validate import valid_draft, valid_offers, valid_probs
-from foretell.sampling.grammar_matcher import Matcher
+from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import NO_DRAFT, Budget, DeviceDraft, Draft, ScheduledSequence, Sequence, StepResult
 
 
@@ -166,14 +166,14 @@ class SafeDrafter:
 GRAMMAR = "grammar"  # the source of guesses that a grammar forces
 
 
-def constrain(draft: Draft, matcher: Matcher, budget: Budget) -> Draft:
+def constrain(draft: Draft, matcher: GrammarMatcher, budget: Budget) -> Draft:
     """Tokens the grammar forces, where it does; else the draft without what hangs below a forbidden node.
 
     A forbidden node that was drawn at random stays, to be rejected with its residual: dropping it would be a bias.
     """
-    if budget.nodes and (forced := matcher.forced(budget.nodes)):
+    if budget.nodes and (forced := matcher.forced_tokens(budget.nodes)):
         return replace(Draft.chain(forced, GRAMMAR), confidence=(1.0,) * len(forced))
     if not draft.is_chain:
         return draft  # the masks forbid what must be forbidden
-    legal = matcher.allows(draft.tokens)
+    legal = matcher.count_allowed(draft.tokens)
     return draft.truncate(legal + 1 if legal < len(draft) and draft.is_sampled(legal) else legal)

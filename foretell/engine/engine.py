@@ -1,47 +1,36 @@
-"""The loop: plan, draft, run, judge, commit, learn. Plain decoding is the same loop with empty drafts."""
+"""The engine loop: schedule, draft, forward, verify, commit, observe.
+
+`Engine.step` is the page to read first. Launching a step before the previous one has finished is described and
+implemented in `async_scheduling.py`.
+"""
 
 from __future__ import annotations
 
 import itertools
-import logging
 from dataclasses import replace
 from time import perf_counter
 
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
-from foretell.errors import CapacityError
-from foretell.kv.shortage import lacks_memory
-from foretell.runner.cuda.graphs import TimingGuard, note_odd
+from foretell.errors import CapacityError, is_oom
+from foretell.runner.cuda.graphs import TimingGuard
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError
 from foretell.tokenizer import Tokenizer
-from foretell.types import (
-    NO_DRAFT,
-    Budget,
-    Delta,
-    Draft,
-    Request,
-    ScheduledSequence,
-    Sequence,
-    StepResult,
-    StepTimes,
-)
+from foretell.types import Budget, Delta, Draft, Request, ScheduledSequence, Sequence, StepResult, StepTimes
 
-from .async_step import InFlightStep, StepTimer, draws_of, followers, may_stay_unseen, next_shares
+from .async_scheduling import AsyncScheduler, InFlightStep, can_draft_on_device
 from .detokenizer import Detokenizer
 from .draft_guard import SafeDrafter, constrain
-from .oom_backoff import OomBackoff
-from .scheduler import Scheduler
-from .sequence_state import PendingDelta, SequenceState, told
-from .stats import Speculation, Stats
+from .scheduler import OomBackoff, Scheduler
+from .sequence_state import PendingDelta, SequenceState, flush
+from .stats import SpeculationStats, Stats
 from .verifier import SequenceVerifier, Verifier
-
-LOG = logging.getLogger("foretell")
 
 
 class Engine:
-    """Writes many texts at once."""
+    """Generates the sequences of many requests together, one step at a time."""
 
     def __init__(
         self,
@@ -50,17 +39,186 @@ class Engine:
         controller: Controller,
         scheduler: Scheduler,
         tokenizer: Tokenizer | None = None,
-        judge: SequenceVerifier | None = None,
+        sequence_verifier: SequenceVerifier | None = None,
     ) -> None:
-        self.runner, self.controller, self.scheduler = runner, controller, scheduler
-        self.tokenizer, self.sequence_verifier = tokenizer, judge or SequenceVerifier()
+        vocab = runner.model.config.vocab
+        self.runner = runner
+        self.controller = controller
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.states: dict[int, SequenceState] = {}  # by sequence id, until the sequence has finished
         self.stats = Stats()
-        self.states: dict[int, SequenceState] = {}
-        self._ids = itertools.count()
-        self.safe_drafter = SafeDrafter(drafter, runner.model.config.vocab)
+        self.safe_drafter = SafeDrafter(drafter, vocab)
+        self.verifier = Verifier(
+            self.states,
+            drafter=self.safe_drafter,
+            learns_from=lambda seq: self.controller.learns_from(seq),  # the controller can be replaced
+            vocab=vocab,
+            sequence_verifier=sequence_verifier or SequenceVerifier(),
+        )
+        self.async_scheduler = AsyncScheduler(runner, scheduler)
         self.oom_backoff = OomBackoff(scheduler)
-        self._ahead: InFlightStep | None = None  # a step that was begun and not ended
-        self._clock, self.verifier = StepTimer(), Verifier(self)
+        self._ids = itertools.count()
+
+    def step(self) -> list[Delta]:
+        """Run one step and return what it added to each sequence.
+
+        Plain decoding is the same step with empty drafts. With async scheduling, `take` returns a step that was
+        launched during the previous one, and `overlap` and `launch_next` launch the next one early; on a device without
+        async scheduling the three do nothing.
+        """
+        async_scheduler = self.async_scheduler
+        with async_scheduler, TimingGuard() as guard:
+            step = async_scheduler.take(self.verifier) or self.schedule()
+            if step is None:
+                return []
+            try:
+                if not step.is_launched:
+                    self.draft(step)
+                    self.forward(step)
+                async_scheduler.overlap(step, self.controller, self.verifier)
+                results = self.verifier.verify(step)
+            except (RuntimeError, MemoryError) as error:
+                if not is_oom(error):
+                    raise
+                self._back_off(step, error)
+                return []
+            if self.runner.workers is not None:
+                self.runner.workers.check()
+            step.is_outlier |= guard.is_outlier
+            pending: list[PendingDelta] = []
+            deltas: list[Delta] = []
+            try:
+                results = [self.commit(result, pending) for result in results]
+                if not self.runner.supports_async:
+                    deltas = flush(pending)
+                times = async_scheduler.step_times(step)
+                self.observe(results, times)
+                if self.states and self.controller.allows_early_start:
+                    async_scheduler.launch_next(step, self._launch)
+            finally:  # with async scheduling, deltas are emitted while the device runs the next step
+                deltas += flush(pending)
+            self.stats.observe(results, times)
+            return deltas
+
+    def schedule(self) -> InFlightStep | None:
+        """Choose draft lengths and schedule the next step; None if nothing can run.
+
+        The controller sees free drafts (n-gram, suffix) of the sequences it polls before it decides.
+        """
+        began_at = perf_counter()
+        running = self.scheduler.running
+        polled, max_nodes = self.controller.wants_free_drafts(running)
+        free_drafts = self.safe_drafter.free_drafts(polled, max_nodes)
+        scheduled = self.scheduler.schedule(self.controller.choose_draft_lengths(running, free_drafts))
+        if not scheduled:
+            return None
+        self._record_starts(scheduled)
+        return InFlightStep(scheduled, began_at)
+
+    def draft(self, step: InFlightStep) -> None:
+        """Let the drafters propose draft tokens; drop those that do not pay or that a grammar forbids."""
+        began_at = perf_counter()
+        proposed = self.safe_drafter.propose(step.scheduled, self._draft_budgets(step.scheduled))
+        step.propose_seconds = perf_counter() - began_at
+        trimmed = self.controller.trim(step.scheduled, proposed)
+        step.drafts = [self._apply_grammar(*pair) for pair in zip(step.scheduled, trimmed, strict=True)]
+        step.drafted_at = perf_counter()
+
+    def forward(self, step: InFlightStep) -> None:
+        """Launch the target's forward pass over the new tokens and drafts of a step."""
+        step.output = self.runner.forward(step.scheduled, step.drafts)
+        # Without `argmax` the step is several passes, and the first ones run while the host launches the others.
+        step.launched_at = step.drafted_at if step.output.argmax is None else perf_counter()
+        step.is_launched = True
+        self.async_scheduler.stamp(step)
+
+    def commit(self, result: StepResult, pending: list[PendingDelta]) -> StepResult:
+        """Append the accepted draft tokens and the target's next token to a sequence, and queue its delta.
+
+        This is the only place where a sequence grows. Return the result with the tokens that were appended.
+        """
+        scheduled, verified = result.scheduled, result.verify_result
+        seq = scheduled.seq
+        if verified is None:  # a prefill chunk that does not reach the end of the prompt
+            seq.cached += scheduled.num_new_tokens
+            return result
+        # The KV of an accepted path through a tree is moved to consecutive slots after the last token's.
+        self.runner.compact_kv(seq, scheduled.length - 1, verified.accepted_path)
+        state, draft = self.states[seq.id], result.draft
+        new_tokens = state.append([*(draft.tokens[node] for node in verified.accepted_path), verified.next_token])
+        seq.tokens += new_tokens
+        # KV past `cached` belongs to rejected draft tokens; the next step overwrites it, so rollback is this one
+        # assignment. The last token has no KV yet: the next step runs it.
+        seq.cached = min(scheduled.length + len(verified.accepted_path), len(seq.tokens) - 1)
+        result = result.with_new_tokens(new_tokens)
+        state.has_pending_delta = True
+        pending.append(PendingDelta(state, result, "" if len(draft) else self.controller.skip_reason(seq)))
+        return result
+
+    def observe(self, results: list[StepResult], times: StepTimes) -> None:
+        """Let scheduler, drafter and controller learn from a step, then free what its sequences no longer need."""
+        if not times.is_outlier:
+            self.scheduler.observe([result.scheduled for result in results], times.target_seconds)
+        self.oom_backoff.record_success()
+        try:
+            self.safe_drafter.update_kv(results)
+            self.safe_drafter.observe([r for r in results if self.controller.learns_from(r.scheduled.seq)])
+            self.stats.drafter_failures = self.safe_drafter.failures
+            self.controller.observe(results, times)
+        finally:  # only now: drafters may read the hidden states or KV of these pages
+            for result in results:
+                self.release(result.scheduled.seq)
+
+    def _launch(self) -> InFlightStep | None:
+        """Schedule, draft and launch a step; None if nothing can run or memory ran out."""
+        step = self.schedule()
+        if step is None:
+            return None
+        try:
+            self.draft(step)
+            self.forward(step)
+        except (RuntimeError, MemoryError) as error:
+            if not is_oom(error):
+                raise
+            self._back_off(step, error)
+            return None
+        return step
+
+    def _back_off(self, step: InFlightStep, error: Exception) -> None:
+        """Retry the sequences of a step that ran out of memory in smaller steps; none of them has changed."""
+        self.async_scheduler.discard()
+        current = [scheduled for scheduled in step.scheduled if self.verifier.is_current(scheduled)]
+        self.oom_backoff.reduce(current, error)
+        for scheduled in current:
+            self.scheduler.release_unused(scheduled.seq)
+
+    def _draft_budgets(self, scheduled: list[ScheduledSequence]) -> list[Budget]:
+        """Return what the drafters may draft; draft tokens stay on the device where the step can run them unseen."""
+        budgets = [self._draft_budget(each) for each in scheduled]
+        if self.runner.supports_async and can_draft_on_device(
+            scheduled, budgets, self.drafter, str(self.runner.device)
+        ):
+            has_grammar = any(self.states[each.seq.id].matcher is not None for each in scheduled)
+            if not has_grammar:  # a grammar checks draft tokens on the host
+                budgets = [replace(budget, on_device=True) for budget in budgets]
+        return budgets
+
+    def _draft_budget(self, scheduled: ScheduledSequence) -> Budget:
+        """Return the drafter's budget: none where a budget without a drafter is meant for tokens a grammar forces."""
+        budget = scheduled.budget
+        for_grammar = budget.nodes and not budget.drafter and self.drafter.name
+        return Budget() if for_grammar and self.states[scheduled.seq.id].matcher is not None else budget
+
+    def _apply_grammar(self, scheduled: ScheduledSequence, draft: Draft) -> Draft:
+        """Draft the tokens that a sequence's grammar forces, or cut its draft at the first forbidden token."""
+        matcher = self.states[scheduled.seq.id].matcher
+        if matcher is None:
+            return draft
+        try:
+            return constrain(draft, matcher, scheduled.budget)
+        except GrammarError:  # if more than this draft is wrong, verification reports it
+            return Draft()
 
     @property
     def drafter(self) -> Drafter:
@@ -68,290 +226,71 @@ class Engine:
 
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
-        if drafter.hidden_layers:  # what it keeps beside the target's it has not kept yet: all texts are read anew
+        if drafter.hidden_layers:  # its KV of the running sequences does not exist yet: recompute them
             self.scheduler.recompute_all()
-        self._ahead = None  # nothing is lost: it writes the same once more
+        self.async_scheduler.discard()  # the next step computes the same tokens again
         self.safe_drafter = SafeDrafter(drafter, self.runner.model.config.vocab)
+        self.verifier.drafter = self.safe_drafter
 
     @property
     def busy(self) -> bool:
+        """Return whether any request has not finished."""
         return bool(self.states)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> SequenceState:
-        """Take a request in; it is written from the next steps on. `grammar` is its `structured_outputs`, compiled."""
+        """Queue a request; `grammar` is its `structured_outputs`, compiled."""
         self.check(request)
-        assert (grammar is None) == (request.params.structured_outputs is None), "a grammar comes compiled"
+        assert (grammar is None) == (request.params.structured_outputs is None), "structured_outputs need a grammar"
         seq = Sequence(next(self._ids), request, list(request.prompt))
-        writer = Detokenizer(request, self.tokenizer)
-        matcher = None if grammar is None else grammar.matcher(writer.ends)
-        track = self.states[seq.id] = SequenceState(seq, writer, matcher, Speculation(rule=request.rule))
+        detokenizer = Detokenizer(request, self.tokenizer)
+        matcher = None if grammar is None else grammar.matcher(detokenizer.stop_token_ids)
+        state = SequenceState(seq, detokenizer, matcher, SpeculationStats(rule=request.rule))
+        self.states[seq.id] = state
         self.scheduler.add(seq)
-        return track
+        return state
 
     def check(self, request: Request) -> None:
-        """Refuse a request that could never be written here."""
+        """Raise CapacityError for a request that does not fit into the KV cache even alone."""
         pool = self.runner.pool
-        if pool.pages_for(len(request.prompt) + request.max_tokens) > pool.count:
+        num_tokens = len(request.prompt) + request.max_tokens
+        if pool.pages_for(num_tokens) > pool.count:
             raise CapacityError(
-                f"the text may need {len(request.prompt) + request.max_tokens} tokens of cache and there is room for "
-                f"{pool.count * pool.page_size}; lower max_tokens or give more kv_memory"
+                f"the request may need {num_tokens} tokens of KV cache, which holds {pool.count * pool.page_size}; "
+                "lower max_tokens or raise kv_memory"
             )
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
-        """What a step without drafts takes for `batch` texts with `context` tokens cached in all, if that is known."""
+        """Return the expected time of a step without drafts for `batch` sequences with `context` cached tokens."""
         return self.controller.plain_seconds(batch, context)
 
     def abort(self, request_id: str) -> list[Delta]:
-        """End a request at once, all its choices; its pages are free when this returns."""
-        tracks = [track for track in self.states.values() if track.seq.request.id == request_id]
-        for track in tracks:
-            track.seq.finish_reason = "abort"
-            self._leave(track)
-        return [Delta(request_id, track.seq.request.choice, (), "", (), finish_reason="abort") for track in tracks]
+        """Abort all choices of a request; its pages are free when this returns."""
+        states = [state for state in self.states.values() if state.seq.request.id == request_id]
+        for state in states:
+            state.seq.finish_reason = "abort"
+            self._remove(state)
+        return [Delta(request_id, state.seq.request.choice, (), "", (), finish_reason="abort") for state in states]
 
-    def step(self) -> list[Delta]:
-        """Run every planned sequence once; each that reached its end grows by at least one token."""
-        self._clock.enter()
-        try:
-            with TimingGuard() as watch:
-                return self._step(watch)
-        finally:
-            self._clock.leave()
-
-    def _step(self, watch: TimingGuard) -> list[Delta]:
-        flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
-        if flight is None or flight.moment != self._moment or not any(map(self.lives, flight.plan)):
-            flight = self._begin()
-            if flight is None:
-                return []
-        goes_ahead = self.runner.supports_async
-        try:
-            ahead = None
-            if goes_ahead:
-                ahead = self._send_ahead(flight)
-                self._prepare(flight)
-            outcomes, curious = self.verifier(flight)
-        except (RuntimeError, MemoryError) as error:
-            if not lacks_memory(error):
-                raise
-            self._shed([share for share in flight.plan if self.lives(share)], error)
-            return []
-        if self.runner.workers is not None:
-            self.runner.workers.check()
-        flight.odd |= watch.odd
-        return self._write(flight, outcomes, curious, ahead)
-
-    def _write(
-        self, flight: InFlightStep, outcomes: list[StepResult], curious: float, ahead: InFlightStep | None
-    ) -> list[Delta]:
-        """Let what came of a step into the texts, learn from it, and tell it: behind the beginning of the next step
-        where a device has nothing to do until then. `ahead` is a step that was sent before."""
-        clock, goes_ahead = self._clock, self.runner.supports_async
-        news: list[PendingDelta] = []
-        deltas: list[Delta] = []
-        try:
-            outcomes = [self.commit(outcome, news) for outcome in outcomes]
-            if not goes_ahead:
-                deltas += told(news)
-            self.oom_backoff.went_well()
-            times = clock.beside(flight, curious) if goes_ahead else clock.apart(flight, curious)
-            self._finish(outcomes, times)
-            if goes_ahead and ahead is None and self._may_begin_next(flight):
-                ahead = self._begin_next()
-        finally:
-            deltas += told(news)
-        self.stats.observe(outcomes, times)
-        self._ahead = ahead if self.states else None
-        return deltas
-
-    def _may_begin_next(self, flight: InFlightStep) -> bool:
-        """Not behind somebody's first words, which would wait for guesses."""
-        return bool(self.states) and self.controller.allows_early_start and not flight.brings_first_words
-
-    def _begin(self) -> InFlightStep | None:
-        """Plan a step, guess, and give it to the device; None: there is nothing to do, or too little memory for it, and
-        less is planned from now on."""
-        began = perf_counter()
-        plan = self.scheduler.schedule(self._budgets(self.scheduler.running))
-        if not plan:
-            return None
-        try:
-            return self._launch(plan, began)
-        except (RuntimeError, MemoryError) as error:
-            if not lacks_memory(error):
-                raise
-            self._shed(plan, error)
-            return None
-
-    def _begin_next(self) -> InFlightStep | None:
-        """The next step, begun as soon as it is known what this one wrote: that is told while the device works. What
-        fails here is nothing of this step's; it is tried again when the next one is asked for, and fails there."""
-        try:
-            with TimingGuard() as watch:
-                flight = self._begin()
-        except Exception:
-            LOG.warning("a step could not begin early; it is tried again when it is asked for", exc_info=True)
-            return None
-        if flight is not None:
-            flight.odd = watch.odd
-        return flight
-
-    def _launch(self, plan: list[ScheduledSequence], began: float) -> InFlightStep:
-        """Guess, and give the step to the device."""
-        self._note_starts(plan)
-        planned = perf_counter()
-        proposed = self._propose(plan)
-        proposing = perf_counter() - planned
-        trimmed = self.controller.trim(plan, proposed)
-        drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
-        drafted = perf_counter()
-        output = self.runner.forward(plan, drafts)
-        # Several passes begin while the host still sends the next.
-        launched = drafted if output.argmax is None else perf_counter()
-        return InFlightStep(plan, drafts, output, began, drafted, launched, proposing, self._clock.away, self._moment)
-
-    def _prepare(self, flight: InFlightStep) -> None:
-        """While a device reads new texts, let drafters read them, too."""
-        first = [share.seq for share in flight.plan if share.reaches_end and not share.seq.num_output_tokens]
-        new = [seq for seq in first if seq.request.drafters and seq.id in self.states]
-        if new:
-            began = perf_counter()
-            self.safe_drafter.prepare(new)
-            self._clock.away += perf_counter() - began  # the device may have long been done
-
-    @property
-    def _moment(self) -> tuple[int, int]:
-        """What a step that was sent ahead does not outlive: what it is behind is lost, or lies on other pages."""
-        return self.runner.num_steps if self.runner.supports_async else 0, self.scheduler.preemptions
-
-    def _send_ahead(self, flight: InFlightStep) -> InFlightStep | None:
-        """The step behind this one, begun before this one's tokens are known, where it will guess nothing; a text whose
-        end they bring is in it for nothing."""
-        running = self.scheduler.running
-        stays = not flight.is_ahead or self._stays_plain(running)
-        if not stays or not self.controller.expects_plain_step(running):
-            return None
-        rows = followers(flight, self.scheduler, self.lives, self._is_alone)
-        shares = next_shares(flight, rows)
-        if not shares or not all(self.runner.reserve(share.seq, share.length) for share in shares):
-            return None
-        wants = any(map(self.verifier.wants_top, flight.plan, flight.drafts)) if self.drafter.top_k else False
-        began = perf_counter()
-        with TimingGuard() as watch:
-            sent = self.runner.forward_async(shares, rows, draws_of(flight), self.drafter.top_k if wants else 0)
-        if watch.odd:  # so is the step that it kept the host from
-            note_odd()
-        if sent is None:
-            return None
-        flight.landed = sent.wait_previous_tokens
-        times = began, began, perf_counter()
-        none = [NO_DRAFT] * len(shares)
-        return InFlightStep(shares, none, sent.output, *times, moment=self._moment, is_ahead=True, odd=watch.odd)
-
-    def _stays_plain(self, running: list[Sequence]) -> bool:
-        """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""
-        asked, nodes = self.controller.wants_free_drafts(running)
-        return self.controller.keeps_plain(running, self.safe_drafter.free_drafts(asked, nodes))
-
-    def _is_alone(self, share: ScheduledSequence) -> bool:
-        return self.states[share.seq.id].stands_alone
-
-    def lives(self, share: ScheduledSequence) -> bool:
-        """Whether its text still stands where the step was planned for: one that was sent ahead may have ended since,
-        or had to leave its pages."""
-        return share.seq.id in self.states and share.seq.cached == share.start
-
-    def _finish(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        """All that is written: let others learn from it, and give back what is not needed."""
-        if not times.is_outlier:
-            self.scheduler.observe([outcome.scheduled for outcome in outcomes], times.target_seconds)
-        try:
-            self._learn(outcomes, times)
-        finally:  # only now: what drafters learn from may lie in these pages
-            for outcome in outcomes:
-                self.settle(outcome.scheduled.seq)
-
-    def _shed(self, plan: list[ScheduledSequence], error: Exception) -> None:
-        """Nothing was written: the same texts go on in smaller steps."""
-        self.oom_backoff.shed(plan, error)
-        for share in plan:
-            self.scheduler.release_unused(share.seq)
-
-    def _budgets(self, running: list[Sequence]) -> list[Budget]:
-        """Let the controller decide, with the free guesses before it that it wants to see."""
-        asked, nodes = self.controller.wants_free_drafts(running)
-        return self.controller.choose_draft_lengths(running, self.safe_drafter.free_drafts(asked, nodes))
-
-    def _propose(self, plan: list[ScheduledSequence]) -> list[Draft]:
-        budgets = [self._asked(share) for share in plan]
-        if self.runner.supports_async and may_stay_unseen(plan, budgets, self.drafter, str(self.runner.device)):
-            free = [self.states[share.seq.id].matcher is None for share in plan]
-            if all(free):  # a grammar looks at guesses
-                budgets = [replace(budget, on_device=True) for budget in budgets]
-        return self.safe_drafter.propose(plan, budgets)
-
-    def _asked(self, share: ScheduledSequence) -> Budget:
-        """What the drafter may guess. A budget that names nobody is room for what a grammar forces."""
-        budget = share.budget
-        nobody = budget.nodes and not budget.drafter and self.drafter.name
-        return Budget() if nobody and self.states[share.seq.id].matcher is not None else budget
-
-    def _learn(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        """The same outcomes for the controller, and for the drafter where it may learn from them."""
-        self.safe_drafter.update_kv(outcomes)
-        self.safe_drafter.observe(
-            [outcome for outcome in outcomes if self.controller.learns_from(outcome.scheduled.seq)]
-        )
-        self.stats.drafter_failures = self.safe_drafter.failures
-        self.controller.observe(outcomes, times)
-
-    def _constrain(self, share: ScheduledSequence, draft: Draft) -> Draft:
-        """What a grammar forces is guessed for free; what it forbids takes along only what hangs below it."""
-        matcher = self.states[share.seq.id].matcher
-        if matcher is None:
-            return draft
-        try:
-            return constrain(draft, matcher, share.budget)
-        except GrammarError:  # if it is more than this guess, the text itself will say so
-            return Draft()
-
-    def commit(self, outcome: StepResult, news: list[PendingDelta]) -> StepResult:
-        """Let what was accepted enter the text, and note that it is to be told. The only place where a sequence
-        grows."""
-        share, verdict = outcome.scheduled, outcome.verify_result
-        seq = share.seq
-        if verdict is None:
-            seq.cached += share.num_new_tokens
-            return outcome
-        self.runner.compact_kv(seq, share.length - 1, verdict.accepted_path)
-        track, draft = self.states[seq.id], outcome.draft
-        kept = track.take([*(draft.tokens[node] for node in verdict.accepted_path), verdict.next_token])
-        seq.tokens += kept
-        seq.cached = min(share.length + len(verdict.accepted_path), len(seq.tokens) - 1)
-        outcome, track.untold = outcome.with_new_tokens(kept), True
-        news.append(PendingDelta(track, outcome, "" if len(draft) else self.controller.skip_reason(seq)))
-        return outcome
-
-    def settle(self, seq: Sequence) -> None:
-        """A step is over for a sequence: give back what it does not need, all of it where it has ended."""
+    def release(self, seq: Sequence) -> None:
+        """Free the pages that a sequence does not need after a step; all of them if it has finished."""
         self.scheduler.release_unused(seq)
         if seq.finish_reason is not None:
-            self._leave(self.states[seq.id])
+            self._remove(self.states[seq.id])
 
-    def _leave(self, track: SequenceState) -> None:
-        del self.states[track.seq.id]
-        self.scheduler.remove(track.seq)
-        self.controller.forget(track.seq)
-        self.safe_drafter.forget(track.seq)
+    def _remove(self, state: SequenceState) -> None:
+        del self.states[state.seq.id]
+        self.scheduler.remove(state.seq)
+        self.controller.forget(state.seq)
+        self.safe_drafter.forget(state.seq)
         if not self.states:
-            self._ahead = None
-            self._clock.rest()
+            self.async_scheduler.go_idle()
         self.stats.drafter_failures = self.safe_drafter.failures
 
-    def _note_starts(self, plan: list[ScheduledSequence]) -> None:
-        for share in plan:
-            track = self.states[share.seq.id]
-            if track.timings.started is None:
-                track.timings.started = perf_counter()
-                track.cached_prompt_tokens = share.start
-                self.stats.cached_prompt_tokens += share.start
+    def _record_starts(self, scheduled: list[ScheduledSequence]) -> None:
+        """Record when a sequence is first scheduled, and how much of its prompt the prefix cache had."""
+        for each in scheduled:
+            state = self.states[each.seq.id]
+            if state.timings.started is None:
+                state.timings.started = perf_counter()
+                state.cached_prompt_tokens = each.start
+                self.stats.cached_prompt_tokens += each.start

@@ -1,4 +1,4 @@
-"""After a step that failed: its texts are run one by one, and only those that fail alone are lost."""
+"""Recovery from a failed step: run its sequences one by one, so that only those that fail alone are lost."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LOG = logging.getLogger("foretell")
 
 
 class PartialCommit(Exception):
-    """A step broke off in the midst of a text's own commit: what it has written cannot be trusted."""
+    """A step failed within the commit of a sequence, whose tokens can no longer be trusted."""
 
 
 class NoDraftController(Controller):
-    """Lets nothing be guessed, so that no draft can be what fails; all else is left to whom it stands in for."""
+    """Drafts nothing, so that no draft can be what fails; otherwise the controller it wraps."""
 
-    allows_early_start = False  # each step is one of its own
+    allows_early_start = False  # the next step may be of another sequence
 
     def __init__(self, inner: Controller) -> None:
         self.inner = inner
@@ -65,90 +65,93 @@ class NoDraftController(Controller):
 
 
 @dataclass
-class Rescue:
-    """What a failed step leaves: what was written all the same, and the requests that are lost, with their reasons."""
+class Recovery:
+    """What came of the sequences of a failed step."""
 
-    deltas: list[Delta] = field(default_factory=list)
-    lost: dict[str, Exception] = field(default_factory=dict)
-    went_on: int = 0  # texts
+    deltas: list[Delta] = field(default_factory=list)  # of sequences that were committed nevertheless
+    failed: dict[str, Exception] = field(default_factory=dict)  # by request id
+    num_continued: int = 0  # sequences that ran alone
 
 
-def rescue(engine: Engine, tracks: Iterable[SequenceState], error: Exception) -> Rescue:
-    """Bring every running text a step further, those apart that cannot be; `tracks` are all whose caller waits.
+def recover(engine: Engine, states: Iterable[SequenceState], error: Exception) -> Recovery:
+    """Run every sequence of a failed step alone; `states` are those whose callers wait.
 
-    What was committed before the failure stays and waits in its outbox. Of the others nothing has changed: their keys
-    and values lie behind `cached`, where the next step writes them anew. Where nobody runs, it was the oldest of those
-    who wait that could not be taken up, with `error`.
+    What was committed before the failure stays, and its deltas wait in the outboxes. The other sequences have not
+    changed: their KV past `cached` is overwritten by the next step. If no sequence runs, the oldest waiting one could
+    not be admitted, and fails with `error`.
     """
-    tracks = list(tracks)
-    found = Rescue([delta for track in tracks for delta in track.outbox])
+    states = list(states)
+    recovery = Recovery([delta for state in states for delta in state.outbox])
     if not engine.scheduler.running:
-        found.lost |= {seq.request.id: error for seq in list(engine.scheduler.waiting)[:1]}
-    for seq in engine.scheduler.running[::-1]:  # where pages do not suffice, it is the youngest that waits
-        track = engine.states[seq.id]
-        if track.outbox:
-            engine.settle(seq)
+        recovery.failed |= {seq.request.id: error for seq in list(engine.scheduler.waiting)[:1]}
+    for seq in engine.scheduler.running[::-1]:  # youngest first: it is the one to wait if pages do not suffice
+        state = engine.states[seq.id]
+        if state.outbox:
+            engine.release(seq)
         else:
-            _go_on(engine, track, found)
+            _step_alone(engine, state, recovery)
     engine.scheduler.preempt_excess()  # a step alone may have run out of memory, which lowers the limits for all
-    for track in tracks:  # one that ended in the step, and nobody can be told of it
-        if track.untold and track.seq.request.id not in found.lost:
-            found.lost[track.seq.request.id] = PartialCommit(
-                f"what was written of text {track.seq.request.id} cannot be told"
-            )
-    return found
+    for state in states:  # sequences that finished in the step and whose delta could not be made
+        request_id = state.seq.request.id
+        if state.has_pending_delta and request_id not in recovery.failed:
+            recovery.failed[request_id] = PartialCommit(f"the output of request {request_id} could not be emitted")
+    return recovery
 
 
-def _go_on(engine: Engine, track: SequenceState, found: Rescue) -> None:
-    seq = track.seq
+def _step_alone(engine: Engine, state: SequenceState, recovery: Recovery) -> None:
+    seq = state.seq
     try:
         if (
-            track.untold
+            state.has_pending_delta
             or seq.finish_reason is not None
-            or track.writer.count != seq.num_output_tokens
-            or _grammar_is_ahead(track)
+            or state.detokenizer.num_tokens != seq.num_output_tokens
+            or _grammar_is_ahead(state)
         ):
-            raise PartialCommit(f"text {seq.request.id} was left half written")
-        with _alone(engine, seq):
+            raise PartialCommit(f"the last step of request {seq.request.id} was only partly committed")
+        with _only(engine, seq):
             engine.step()
     except Exception as error:
-        if not track.outbox:
-            LOG.exception("a text fails, and is lost; those beside it go on")
-            found.lost[seq.request.id] = error
+        if not state.outbox:
+            LOG.exception("a sequence failed alone and is aborted; the others of its step continue")
+            recovery.failed[seq.request.id] = error
             return
-    found.deltas += track.outbox
-    found.went_on += 1
+    recovery.deltas += state.outbox
+    recovery.num_continued += 1
 
 
-def _grammar_is_ahead(track: SequenceState) -> bool:
-    return track.matcher is not None and track.matcher.followed != track.seq.num_output_tokens
+def _grammar_is_ahead(state: SequenceState) -> bool:
+    return state.matcher is not None and state.matcher.num_tokens != state.seq.num_output_tokens
 
 
 @contextmanager
-def _alone(engine: Engine, seq: Sequence) -> Iterator[None]:
-    """As if nobody else were there; the others keep their pages and their places."""
+def _only(engine: Engine, seq: Sequence) -> Iterator[None]:
+    """Let the engine see only `seq`; the other sequences keep their pages and their order."""
     scheduler, controller = engine.scheduler, engine.controller
     running, waiting = scheduler.running, scheduler.waiting
-    place = running.index(seq)
-    scheduler.running, scheduler.waiting, engine.controller = [seq], deque(), NoDraftController(controller)
+    position = running.index(seq)
+    scheduler.running = [seq]
+    scheduler.waiting = deque()
+    engine.controller = NoDraftController(controller)
     try:
         yield
     finally:
-        running[place : place + 1] = scheduler.running
+        running[position : position + 1] = scheduler.running
         waiting.extendleft(scheduler.waiting)
-        scheduler.running, scheduler.waiting, engine.controller = running, waiting, controller
+        scheduler.running = running
+        scheduler.waiting = waiting
+        engine.controller = controller
 
 
-def is_well(engine: Engine) -> bool:
-    """Whether a made-up text can be run: then it was the texts that failed, and not the engine."""
-    request = Request("trial", (0,), SamplingParams(), 0, 1)
+def is_healthy(engine: Engine) -> bool:
+    """Return whether a dummy sequence can run; then the sequences were at fault, not the engine."""
+    request = Request("health-check", (0,), SamplingParams(), 0, 1)
     seq = Sequence(-1, request, [0])
     try:
         if engine.runner.reserve(seq, 1):
             engine.runner.forward([ScheduledSequence.of(seq, 1)], [Draft()]).logits.argmax(-1).tolist()
         return True
     except Exception:
-        LOG.exception("not even a made-up text can be run")
+        LOG.exception("even a dummy sequence cannot run")
         return False
     finally:
         engine.runner.trim(seq, 0)

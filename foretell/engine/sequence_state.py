@@ -1,4 +1,4 @@
-"""What the engine keeps beside a sequence."""
+"""What the engine keeps for each sequence: text, grammar, statistics, and deltas that were not emitted yet."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
-from foretell.sampling.grammar_matcher import GrammarError, Matcher
-from foretell.sampling.logits_processors import looks_back
+from foretell.sampling.grammar_matcher import GrammarError, GrammarMatcher
+from foretell.sampling.logits_processors import changes_logits
 from foretell.types import Delta, Sequence, StepResult, TokenLogprob
 from foretell.verify.rules import LOSSLESS
 
 from .detokenizer import Detokenizer
-from .stats import Speculation, origins
+from .stats import SpeculationStats, token_origins
 
 
 @dataclass
-class Timings:
-    """Seconds of one text by the wall clock: until it was taken up, until its first token, until its end."""
+class SequenceTimestamps:
+    """When a sequence was added, first scheduled, got its first token and finished; `perf_counter` seconds."""
 
     added: float
     started: float | None = None
@@ -28,102 +28,106 @@ class Timings:
 
 @dataclass
 class SequenceState:
-    """Of one text: its words, its grammar, its record, its clock."""
+    """The engine's state of one sequence."""
 
     seq: Sequence
-    writer: Detokenizer
-    matcher: Matcher | None = None
-    speculation: Speculation = field(default_factory=Speculation)
-    timings: Timings = field(default_factory=lambda: Timings(perf_counter()))
+    detokenizer: Detokenizer
+    matcher: GrammarMatcher | None = None
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    timings: SequenceTimestamps = field(default_factory=lambda: SequenceTimestamps(perf_counter()))
     cached_prompt_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
-    error: str | None = None  # why the text could not go on
-    outbox: deque[Delta] = field(default_factory=deque)  # what its caller has not taken yet
-    untold: bool = False  # whether a step has written of which nothing was told yet
-    patient: bool = False  # whether the caller waits for the end and need not hear of every step
-    _stands_alone: bool = False
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position in the prompt
+    error: str | None = None  # why the sequence cannot continue
+    outbox: deque[Delta] = field(default_factory=deque)  # deltas that the caller has not taken yet
+    has_pending_delta: bool = False  # tokens were committed whose delta is not emitted yet
+    wants_deltas: bool = True  # False: the caller waits for the end and need not be woken for every step
+    _can_sample_on_device: bool = False
 
     @property
-    def stands_alone(self) -> bool:
-        """Whether the next token comes of its row of logits by the text's own settings, and nothing else is wanted of
-        that row. Without a guess `match` draws as plain decoding does; rules of chance draw from noise of their own."""
-        if not self._stands_alone:  # from some token on it stays so
+    def can_sample_on_device(self) -> bool:
+        """Return whether the next token depends only on its logits row and nothing else is wanted from that row.
+
+        Then the device can sample it and go on before the host has seen it. Without a draft, `match` samples as plain
+        decoding does; other rules at a temperature above 0 use noise of their own.
+        """
+        if not self._can_sample_on_device:  # once true it stays true
             request, params = self.seq.request, self.seq.request.params
-            self._stands_alone = (
+            self._can_sample_on_device = (
                 (request.rule == "match" or (params.temperature == 0 and request.rule in LOSSLESS))
                 and params.logprobs is None
                 and params.prompt_logprobs is None
                 and not request.speculation.details
-                and not looks_back(request, self.seq.num_output_tokens)
+                and not changes_logits(request, self.seq.num_output_tokens)
             )
-        return self._stands_alone
+        return self._can_sample_on_device
 
-    def take(self, tokens: list[int]) -> tuple[int, ...]:
-        """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end. Those
-        that entered it; what they say is told with `note`."""
+    def append(self, tokens: list[int]) -> tuple[int, ...]:
+        """Append tokens up to the end of the sequence and return those that were appended.
+
+        The end is a stop token, a stop string, `max_tokens` or the end of the grammar. `make_delta` follows.
+        """
         if self.matcher is not None and self.error is None:
             try:
                 tokens = tokens[: self.matcher.advance(tokens)]
-            except GrammarError as error:  # other settings left nothing the grammar allows
+            except GrammarError as error:  # other sampling parameters left no token that the grammar allows
                 self.error = str(error)
-        entered, self.seq.finish_reason = self.writer.take(tokens)
+        num_appended, self.seq.finish_reason = self.detokenizer.append(tokens)
         if self.error is not None:
             self.seq.finish_reason = "error"
         elif self.seq.finish_reason is None and self.matcher is not None and self.matcher.finished:
             self.seq.finish_reason = "stop"
-            self.writer.close()
-        return tuple(tokens[:entered])
+            self.detokenizer.finish()
+        return tuple(tokens[:num_appended])
 
-    def note(self, outcome: StepResult, skip: str) -> Delta:
-        """A step has written: keep its record, and tell it. `skip`: why nothing was guessed, where that is known."""
-        text = self.writer.tell()
-        self.untold = False
-        self.logprobs += outcome.logprobs or ()
-        written_by = origins(outcome)
-        self.speculation.observe(outcome, written_by)
+    def make_delta(self, result: StepResult, skip_reason: str) -> Delta:
+        """Update the statistics with a step and queue its delta. `skip_reason`: why nothing was drafted, if known."""
+        text = self.detokenizer.pop_text()
+        self.has_pending_delta = False
+        self.logprobs += result.logprobs or ()
+        origins = token_origins(result)
+        self.speculation.observe(result, origins)
         now, timings = perf_counter(), self.timings
         if timings.first_token is None:
             timings.first_token = now
         if self.seq.finish_reason is not None:
             timings.finished = now
-        request, draft = self.seq.request, outcome.draft
+        request, draft = self.seq.request, result.draft
         delta = Delta(
-            request.id,
-            request.choice,
-            outcome.new_tokens,
-            text,
-            written_by,
-            len(draft),
-            outcome.logprobs,
-            self.seq.finish_reason,
-            skip,
-            draft.source,
-            outcome.details,
+            request_id=request.id,
+            choice=request.choice,
+            tokens=result.new_tokens,
+            text=text,
+            origins=origins,
+            num_drafted=len(draft),
+            logprobs=result.logprobs,
+            finish_reason=self.seq.finish_reason,
+            skip_reason=skip_reason,
+            drafter=draft.source,
+            details=result.details,
         )
         self.outbox.append(delta)
         return delta
 
 
 class PendingDelta(NamedTuple):
-    """What a step has written of one text, and nobody was told yet. `skip`: as in `SequenceState.note`."""
+    """A committed step of one sequence whose delta is not emitted yet."""
 
-    track: SequenceState
-    outcome: StepResult
-    skip: str
+    state: SequenceState
+    result: StepResult
+    skip_reason: str  # as in `SequenceState.make_delta`
 
 
-def told(news: list[PendingDelta]) -> list[Delta]:
-    """Tell all of it; then it is no news any more. A text of which nothing can be told keeps nobody else from hearing;
-    what went wrong is raised behind all others."""
+def flush(pending: list[PendingDelta]) -> list[Delta]:
+    """Emit one delta per sequence and clear `pending`. If one fails, emit the others first, then raise."""
     deltas: list[Delta] = []
     failure: Exception | None = None
-    for track, outcome, skip in news:
+    for state, result, skip_reason in pending:
         try:
-            deltas.append(track.note(outcome, skip))
+            deltas.append(state.make_delta(result, skip_reason))
         except Exception as error:
             failure = failure or error
-    news.clear()
+    pending.clear()
     if failure is not None:
         raise failure
     return deltas

@@ -1,4 +1,4 @@
-"""What speculation did, for one text and for all."""
+"""Speculation statistics of one sequence and of the engine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from foretell.verify.rules import LOSSLESS
 
 @dataclass
 class DrafterCount:
-    """Guesses of one drafter."""
+    """Draft tokens of one drafter."""
 
     drafted: int = 0
     accepted: int = 0
 
 
 @dataclass
-class Speculation:
-    """The record of one text. `steps`: forwards of the target that gave it a token; plain has steps == tokens."""
+class SpeculationStats:
+    """Statistics of one sequence. `steps` counts target forwards that gave it a token; plain has steps == tokens."""
 
     steps: int = 0
     tokens: int = 0
@@ -31,35 +31,35 @@ class Speculation:
 
     @property
     def accepted_per_step(self) -> float:
-        """Mean tokens a step yields, the target's own included; 1 is plain decoding."""
+        """Return the mean output tokens per step, including the target's own; 1 is plain decoding."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
     def lossless(self) -> bool:
-        """Whether the text, or its distribution, is the target's own."""
+        """Return whether the output, or its distribution, is the target's own."""
         return self.rule in LOSSLESS or self.drafted == 0
 
-    def observe(self, outcome: StepResult, written_by: tuple[str, ...]) -> None:
-        """Count one step, and note who proposed its tokens."""
-        self.count(outcome)
-        self.origins += written_by
+    def observe(self, result: StepResult, origins: tuple[str, ...]) -> None:
+        """Count one step and record which drafter proposed its tokens."""
+        self.count(result)
+        self.origins += origins
 
-    def count(self, outcome: StepResult) -> None:
+    def count(self, result: StepResult) -> None:
         """Count one step."""
-        if outcome.verify_result is None:
+        if result.verify_result is None:
             return
         self.steps += 1
-        self.tokens += len(outcome.new_tokens)
-        draft = outcome.draft
+        self.tokens += len(result.new_tokens)
+        draft = result.draft
         if not draft.parents:
             return
         if draft.origins is None:
-            self._count(draft.source, len(draft.parents), outcome.num_accepted)
+            self._count(draft.source, len(draft.parents), result.num_accepted)
             return
-        stood = outcome.verify_result.accepted_path[: outcome.num_accepted]
+        accepted = result.verify_result.accepted_path[: result.num_accepted]
         for name in dict.fromkeys(draft.origins):
-            mine = [draft.origins[node] for node in stood].count(name)
-            self._count(name, draft.origins.count(name), mine)
+            num_accepted = [draft.origins[node] for node in accepted].count(name)
+            self._count(name, draft.origins.count(name), num_accepted)
 
     def _count(self, source: str, drafted: int, accepted: int) -> None:
         self.drafted += drafted
@@ -71,25 +71,25 @@ class Speculation:
         count.accepted += accepted
 
     @classmethod
-    def total(cls, records: Iterable[Speculation]) -> Speculation:
-        """The sum over several texts."""
-        whole = cls()
+    def total(cls, records: Iterable[SpeculationStats]) -> SpeculationStats:
+        """Return the sum over several sequences."""
+        total = cls()
         for record in records:
-            whole.rule = record.rule
-            whole.steps += record.steps
-            whole.tokens += record.tokens
-            whole.origins += record.origins
+            total.rule = record.rule
+            total.steps += record.steps
+            total.tokens += record.tokens
+            total.origins += record.origins
             for source, count in record.by_drafter.items():
-                whole._count(source, count.drafted, count.accepted)
-        return whole
+                total._count(source, count.drafted, count.accepted)
+        return total
 
 
-def origins(outcome: StepResult) -> tuple[str, ...]:
-    """Who proposed each token that entered the text."""
-    accepted, draft = outcome.num_accepted, outcome.draft
-    path = () if outcome.verify_result is None else outcome.verify_result.accepted_path[:accepted]
-    guessed = (draft.source,) * accepted if draft.origins is None else tuple(draft.origins[node] for node in path)
-    return guessed + (TARGET,) * (len(outcome.new_tokens) - accepted)
+def token_origins(result: StepResult) -> tuple[str, ...]:
+    """Return for each new token the drafter that proposed it, or TARGET."""
+    accepted, draft = result.num_accepted, result.draft
+    path = () if result.verify_result is None else result.verify_result.accepted_path[:accepted]
+    drafted = (draft.source,) * accepted if draft.origins is None else tuple(draft.origins[node] for node in path)
+    return drafted + (TARGET,) * (len(result.new_tokens) - accepted)
 
 
 @dataclass
@@ -99,16 +99,16 @@ class Stats:
     forwards: int = 0
     rows: int = 0
     cached_prompt_tokens: int = 0
-    drafter_failures: int = 0  # steps whose guesses were left out because the drafter failed
-    drafting_seconds: float = 0.0
-    running_seconds: float = 0.0  # the target's forwards and their judgement
-    speculation: Speculation = field(default_factory=Speculation)
+    drafter_failures: int = 0  # calls of a drafter that failed; each cost its drafts and no request
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0  # forward passes of the target, with verification
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
-    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        """Count one step of the whole batch."""
+    def observe(self, results: list[StepResult], times: StepTimes) -> None:
+        """Count one step of the batch."""
         self.forwards += 1
-        self.drafting_seconds += times.draft_seconds
-        self.running_seconds += times.target_seconds
-        for outcome in outcomes:
-            self.rows += outcome.scheduled.num_new_tokens + len(outcome.draft)
-            self.speculation.count(outcome)
+        self.draft_seconds += times.draft_seconds
+        self.target_seconds += times.target_seconds
+        for result in results:
+            self.rows += result.scheduled.num_new_tokens + len(result.draft)
+            self.speculation.count(result)

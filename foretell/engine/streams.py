@@ -1,4 +1,4 @@
-"""What passes between an engine in its thread and those who wait for its texts."""
+"""What passes between the engine's thread and the callers that wait for its output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from foretell.engine.sequence_state import SequenceState
     from foretell.types import Delta, Request, StepTimes
 
-MOST_GATHERED = (
-    256  # pieces, after which even a patient caller takes them: all at the end would keep the others waiting
-)
+# Items after which a caller without `wants_deltas` is woken: handling all of them at the end would block the loop.
+MAX_BUFFERED_ITEMS = 256
 
 
 class Unavailable(ForetellError):
-    """Nothing new is taken up now; `retry_after` seconds from now may be better."""
+    """New requests are refused; a retry after `retry_after` seconds may succeed."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -27,44 +26,44 @@ class Unavailable(ForetellError):
 
 
 class QueueFull(Unavailable):
-    """As many texts wait as may."""
+    """The limit of running and waiting sequences is reached."""
 
 
 class StepFailed(ForetellError):
-    """A text's own step failed, run alone; the text is lost, those that ran beside it are not."""
+    """A sequence's step failed when it ran alone; the others of its batch are not affected."""
 
 
 @dataclass(frozen=True)
-class StepClock:
-    """When a step ended, what its seconds went into, and how much it had to do."""
+class StepTiming:
+    """When a step ended, where its seconds went, and how much it ran."""
 
-    ended: float  # by perf_counter
+    ended_at: float  # by perf_counter
     seconds: float
     times: StepTimes
-    rows: int  # tokens the target ran: of prompts, of texts, and guesses; 0 where a step failed and was mended
-    texts: int  # that grew
-    drafted: int  # guesses for them
-    context: int  # tokens of these texts, together
+    rows: int  # tokens the target ran: prompt, decode and draft tokens; 0 if the step failed and was recovered
+    num_sequences: int  # that got output tokens
+    num_drafted: int  # draft tokens of these sequences
+    context_tokens: int  # tokens of these sequences, summed
 
     @property
-    def decodes(self) -> bool:
-        """Whether it ran no prompts, so that it can be held against a plain step."""
-        return self.texts > 0 and self.rows == self.texts + self.drafted
+    def is_decode_only(self) -> bool:
+        """Return whether the step ran no prefill, so that it can be compared with a plain step."""
+        return self.num_sequences > 0 and self.rows == self.num_sequences + self.num_drafted
 
     @property
-    def host(self) -> float:
-        """Neither for guessing nor for the target: a plain step would have taken them too."""
+    def host_seconds(self) -> float:
+        """Return the time spent neither on drafting nor in the target; a plain step would take it too."""
         return self.seconds - self.times.draft_seconds - self.times.target_seconds
 
 
 @dataclass(frozen=True)
 class StreamItem:
-    """What one step brought one text. The text's record is safe to read once `delta.finish` is set."""
+    """What one step added to one sequence. `state` is safe to read once `delta.finish_reason` is set."""
 
     delta: Delta
-    track: SequenceState
-    first: bool  # whether these are the text's first tokens
-    clock: StepClock | None = None  # of the step, where somebody held one
+    state: SequenceState
+    is_first: bool  # whether these are the sequence's first output tokens
+    timing: StepTiming | None = None  # of the step, if it was measured
 
 
 @dataclass(frozen=True)
@@ -80,54 +79,54 @@ class Load:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did and how the engine stands after it."""
+    """What a step did, and the engine's load after it."""
 
-    pieces: tuple[StreamItem, ...]
-    clock: StepClock
+    items: tuple[StreamItem, ...]
+    timing: StepTiming
     load: Load
-    drafters: dict[str, tuple[int, int]]  # since the start, of each drafter: guesses, and those accepted
+    drafters: dict[str, tuple[int, int]]  # draft tokens and accepted draft tokens by drafter, since the start
 
 
 @dataclass(eq=False)
 class Stream:
-    """The pieces of the texts a caller asked for together, mixed, as they are written. `close` ends them early."""
+    """The items of one caller's sequences, interleaved as they are generated. `close` aborts them."""
 
     requests: list[Request]
-    patient: bool = False  # whether nobody looks before the texts have ended, so that pieces may gather
+    wants_deltas: bool = True  # False: the caller waits for the end, and items may be buffered
     close: Callable[[], None] = lambda: None
-    take: Callable[[StreamItem], bool] = lambda piece: (
-        False
-    )  # takes a piece at once, where somebody waits; False: it cannot
+    # Handles an item at once while the caller waits in `next_items`; returns False if it cannot.
+    on_item: Callable[[StreamItem], bool] = lambda item: False
     unfinished: int = 0
-    timer: asyncio.TimerHandle | None = None  # ends it when it has taken too long
+    timer: asyncio.TimerHandle | None = None  # fails the stream at its timeout
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.requests)
-        self.names = tuple(dict.fromkeys(request.id for request in self.requests))
-        self._came: list[StreamItem] = []
+        self.request_ids = tuple(dict.fromkeys(request.id for request in self.requests))
+        self._items: list[StreamItem] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, piece: StreamItem) -> None:
-        """The next piece has come; `unfinished` knows of it."""
+    def put(self, item: StreamItem) -> None:
+        """Add an item; `unfinished` already counts it."""
         waiter = self._waiter
-        if piece.delta.finish_reason is None and waiter is not None and not waiter.done():  # nothing stands before it
+        if item.delta.finish_reason is None and waiter is not None and not waiter.done():  # no item is queued before it
             try:
-                if self.take(piece):
+                if self.on_item(item):
                     return
-            except Exception as error:  # it is this caller's alone
+            except Exception as error:  # affects this caller only
                 self.fail(error)
                 return
-        self._came.append(piece)
+        self._items.append(item)
         if (
-            not (self.patient and self.unfinished)
-            or piece.delta.finish_reason == "error"
-            or len(self._came) >= MOST_GATHERED
+            self.wants_deltas
+            or not self.unfinished
+            or item.delta.finish_reason == "error"
+            or len(self._items) >= MAX_BUFFERED_ITEMS
         ):
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Nothing comes any more."""
+        """End the stream with an error."""
         self._failure = error
         self._wake()
 
@@ -135,22 +134,24 @@ class Stream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def some(self) -> list[StreamItem]:
-        """What has come since one asked last, or comes next; none when every text has ended. A failure is raised behind
-        what came before it."""
-        if not self._came and self._failure is None and self.unfinished:
+    async def next_items(self) -> list[StreamItem]:
+        """Return the items since the last call, or wait for the next; empty when every sequence has finished.
+
+        A failure is raised after the items that came before it.
+        """
+        if not self._items and self._failure is None and self.unfinished:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        came, self._came = self._came, []
-        if not came and self._failure is not None:
+        items, self._items = self._items, []
+        if not items and self._failure is not None:
             raise self._failure
-        return came
+        return items
 
-    async def pieces(self) -> AsyncGenerator[StreamItem, None]:
-        """Until every text has ended; a failure is raised where it comes. Leaving early ends all of them."""
+    async def items(self) -> AsyncGenerator[StreamItem, None]:
+        """Yield items until every sequence has finished; raise a failure. Leaving early aborts the sequences."""
         try:
-            while came := await self.some():
-                for piece in came:
-                    yield piece
+            while items := await self.next_items():
+                for item in items:
+                    yield item
         finally:
             self.close()

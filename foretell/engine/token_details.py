@@ -1,4 +1,4 @@
-"""What is known of each written token, for who asks: how likely it was found, and the guesses that fell beside it."""
+"""Per-token values that a request can ask for: logprobs, probabilities, and the draft tokens that were rejected."""
 
 from __future__ import annotations
 
@@ -7,37 +7,55 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from foretell.sampling.logits_processors import History
-from foretell.sampling.sampling import adjusted, probabilities
-from foretell.types import Draft, RejectedToken, TokenDetail, VerifyResult
+from foretell.sampling.logits_processors import TokenHistory
+from foretell.sampling.sampling import probabilities, process_logits, token_logprobs
+from foretell.types import Draft, RejectedToken, ScheduledSequence, TokenDetail, TokenLogprob, VerifyResult
 
 if TYPE_CHECKING:
     from .verifier import VerifyCase
 
-ROOT = -1
+ROOT = -1  # parent of a draft's first tokens
 
 
-def details_of(case: VerifyCase, verdict: VerifyResult) -> tuple[TokenDetail, ...] | None:
-    """Of the tokens the verdict lets in, each by the row that foretold it; None where nobody asked."""
+def prompt_logprobs(scheduled: ScheduledSequence, logits: Tensor) -> dict[int, TokenLogprob]:
+    """Return the logprobs of the prompt tokens that these rows predict, by position."""
+    prompt, count = scheduled.seq.request.prompt, scheduled.seq.request.params.prompt_logprobs
+    assert count is not None, "the request wants prompt logprobs"
+    tokens = prompt[scheduled.start + 1 : scheduled.start + 1 + scheduled.num_new_tokens]
+    found = token_logprobs(logits[: len(tokens)], tokens, count)
+    return {scheduled.start + 1 + i: each for i, each in enumerate(found)}
+
+
+def output_logprobs(case: VerifyCase, result: VerifyResult) -> tuple[TokenLogprob, ...] | None:
+    """Return the logprobs of the accepted tokens and of the next one, if the request wants them."""
+    count = case.request.params.logprobs
+    if count is None:
+        return None
+    tokens = [*(case.draft.tokens[node] for node in result.accepted_path), result.next_token]
+    rows = [0, *(node + 1 for node in result.accepted_path)]
+    return tuple(token_logprobs(case.logits[rows], tokens, count))
+
+
+def token_details(case: VerifyCase, result: VerifyResult) -> tuple[TokenDetail, ...] | None:
+    """Return the details of the accepted tokens and of the next one, if the request wants them."""
     if not case.request.speculation.details:
         return None
-    parents = (ROOT, *verdict.accepted_path)
+    parents = (ROOT, *result.accepted_path)
     probs = _distributions(case, [parent + 1 for parent in parents])
-    standing: tuple[int | None, ...] = (*verdict.accepted_path, None)  # the last token is no node of the draft
+    nodes: tuple[int | None, ...] = (*result.accepted_path, None)  # the next token is not a node of the draft
     return tuple(
-        _detail(case.draft, verdict, row, parent, node)
-        for row, parent, node in zip(probs, parents, standing, strict=True)
+        _detail(case.draft, result, row, parent, node) for row, parent, node in zip(probs, parents, nodes, strict=True)
     )
 
 
-def _detail(draft: Draft, verdict: VerifyResult, row: Tensor, parent: int, node: int | None) -> TokenDetail:
-    token = verdict.next_token if node is None else draft.tokens[node]
-    fallen = [
-        RejectedToken(draft.tokens[child], _confidence(draft, child), float(row[draft.tokens[child]]))
+def _detail(draft: Draft, result: VerifyResult, probs: Tensor, parent: int, node: int | None) -> TokenDetail:
+    token = result.next_token if node is None else draft.tokens[node]
+    rejected = [
+        RejectedToken(draft.tokens[child], _confidence(draft, child), float(probs[draft.tokens[child]]))
         for child in draft.children(parent)
         if child != node
     ]
-    return TokenDetail(float(row[token]), None if node is None else _confidence(draft, node), tuple(fallen))
+    return TokenDetail(float(probs[token]), None if node is None else _confidence(draft, node), tuple(rejected))
 
 
 def _confidence(draft: Draft, node: int) -> float | None:
@@ -47,19 +65,21 @@ def _confidence(draft: Draft, node: int) -> float | None:
 
 
 def _distributions(case: VerifyCase, rows: list[int]) -> Tensor:
-    """[rows, vocab] as the settings make them; greedy, what lies behind the choice."""
+    """Return [rows, vocab] under the request's settings; at temperature 0 the softmax that the argmax is taken of."""
     params, logits = case.request.params, case.logits[rows]
     if case.history is not None:
-        history, found = _quiet_history(case), case.rows()
-        logits = adjusted(logits, [found[row]._replace(history=history) for row in rows])
+        history, inputs = _history_without_callbacks(case), case.rows()
+        logits = process_logits(logits, [inputs[row]._replace(history=history) for row in rows])
     return logits.softmax(-1) if params.temperature == 0 else probabilities(logits, [params] * len(rows))
 
 
-def _quiet_history(case: VerifyCase) -> History | None:
-    """What comes before, without the caller's own functions: they may count their calls, and a text must not change
-    because somebody asked."""
+def _history_without_callbacks(case: VerifyCase) -> TokenHistory | None:
+    """Return the history without the caller's logits processors.
+
+    They may keep state between calls, and asking for details must not change the output.
+    """
     request = case.request
     if not request.params.logits_processors:
         return case.history
-    quiet = replace(request, params=replace(request.params, logits_processors=()))
-    return History(quiet, case.share.seq.tokens, case.logits.shape[-1], case.logits.device)
+    request = replace(request, params=replace(request.params, logits_processors=()))
+    return TokenHistory(request, case.scheduled.seq.tokens, case.logits.shape[-1], case.logits.device)

@@ -1,5 +1,7 @@
-"""What the first requests will need of a CUDA device, done before they come: to record a graph, or to make a library's
-handles, takes longer than a step."""
+"""Warm-up of a CUDA device: capture the CUDA graphs and compile the kernels that the first requests need.
+
+Capturing a graph, or creating a library's handles, takes longer than a step; a request should not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,10 @@ from typing import Any
 from foretell.draft.base import Drafter
 from foretell.draft.heads.warmup import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
 from foretell.draft.tree_merge import MergedDrafter
-from foretell.runner.cuda.graphs import freely
-from foretell.runner.cuda.warmup import DummyStep, chain, tree
-from foretell.runner.dummy_sequences import DummySequences
+from foretell.runner.cuda.graphs import capture_now
+from foretell.runner.cuda.warmup import DummySequences, DummyStep, dummy_chain, dummy_tree
 from foretell.runner.executor import StepOutput
-from foretell.sampling.topk import top
+from foretell.sampling.sampling import topk
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
@@ -26,154 +27,171 @@ from .verifier import VerifyCase
 
 LOG = logging.getLogger("foretell")
 
-SECONDS = 2.5  # of a start, of which the whole takes ten; a size takes 30 ms, where a model has 32 layers
-TIMES = 2  # recorded and replayed: a graph goes to the device when it is first replayed
-LONG = 1500  # tokens of a text; what is recorded for it serves for shorter ones, too
-LONGER = (700, 3000)  # tokens of a text, for which other graphs are made
-PROMPT, PROMPTS = 256, (128, 64, 32)  # tokens of one that comes in one step; what serves for the first does for others
-IN_CHAINS = (1, 3, 4, 7, 9, 15, 16)  # guesses whose steps are recorded; others are filled up to them
-IN_TREES = (3, 7, 10, 15, 16, 30, 32, 63)  # nodes likewise
-MANY = 8  # texts; what is recorded for them serves for fewer
-FEW_TEXTS = (2, 4, MANY)
-CROWDS = (16, 32, 64)  # texts that write at once
-UNREAD = (24, 48, 96, 180, 250)  # tokens of a text that a draft model has to read first, each in tiles of its own
-MOST_FAILURES = 3  # of a rehearsal that goes on
+STARTUP_SECONDS = 2.5  # warm-up before the first request; start-up takes ten, a size 30 ms for a model of 32 layers
+REPEATS = 2  # capture, then replay: a graph is uploaded to the device at its first replay
+LONG_CONTEXT = 1500  # cached tokens; graphs captured for it serve shorter sequences too
+OTHER_CONTEXTS = (700, 3000)  # cached tokens with graphs of their own
+PROMPT = 256  # tokens of a prompt that runs in one step; its graphs serve shorter ones too
+SHORTER_PROMPTS = (128, 64, 32)  # tokens; captured late, because they only save time
+CHAIN_LENGTHS = (1, 3, 4, 7, 9, 15, 16)  # draft tokens; other chains are padded to these
+TREE_SIZES = (3, 7, 10, 15, 16, 30, 32, 63)  # nodes; other trees are padded to these
+FULL_BATCH = 8  # sequences; graphs captured for it serve smaller batches too
+SMALL_BATCHES = (2, 4, FULL_BATCH)
+LARGE_BATCHES = (16, 32, 64)  # decoding sequences
+PREFILL_LENGTHS = (24, 48, 96, 180, 250)  # tokens a draft model prefills before its first draft; one tiling each
+MAX_FAILURES = 3  # failed tasks after which the warm-up ends
 
 
 class Warmup:
-    """Does it piece by piece, the likeliest first: some at the start, the rest while nobody waits.
+    """Runs warm-up tasks one by one, the most likely needed first: some at start-up, the rest while idle.
 
-    Texts are made up and have pages of their own, so that no other text, no drafter that learns and no cost that is
-    known hears of it. What fails is left to the requests themselves.
+    Dummy sequences have pages of their own. They reach no drafter that learns and no cost model. What fails is left to
+    the requests themselves.
     """
 
-    def __init__(self, engine: Engine, pieces: Callable[[Warmup], Iterable[Callable[[], None]]]) -> None:
-        """`pieces`: what is to be done, such as `all_pieces`."""
-        self.engine, self.made_up = engine, DummySequences(engine.runner)
-        self.done = self.failures = 0  # pieces
-        self._left: Iterator[Callable[[], None]] = iter(pieces(self))
+    def __init__(self, engine: Engine, tasks: Callable[[Warmup], Iterable[Callable[[], None]]]) -> None:
+        """`tasks` returns what is to be run, such as `warmup_tasks`."""
+        self.engine = engine
+        self.dummies = DummySequences(engine.runner)
+        self.num_done = 0  # tasks
+        self.failures = 0
+        self._tasks: Iterator[Callable[[], None]] = iter(tasks(self))
 
-    def run(self, seconds: float = SECONDS) -> None:
-        """As much as can be begun in this time."""
+    def run(self, seconds: float = STARTUP_SECONDS) -> None:
+        """Run tasks until the time is over."""
         until = perf_counter() + seconds
-        while perf_counter() < until and self.piece():
+        while perf_counter() < until and self.run_one():
             pass
 
-    def piece(self) -> bool:
-        """Do one thing, in the time of a few steps; False when all is done."""
+    def run_one(self) -> bool:
+        """Run one task, in the time of a few steps; return False when none is left."""
         try:
-            do = next(self._left, None)
-            if do is None:
+            task = next(self._tasks, None)
+            if task is None:
                 return False
-            with freely():
-                do()
-        except Exception:  # what nobody asked for must not keep an engine from its work
+            with capture_now():
+                task()
+        except Exception:  # optional work must not stop the engine
             return self._failed()
-        self.done += 1
+        self.num_done += 1
         return True
 
     def _failed(self) -> bool:
-        """Whether to go on: one size may fail where others do not, but not several."""
+        """Return whether to continue: one size may fail where others do not, but not several."""
         self.failures += 1
-        if self.failures < MOST_FAILURES:
-            LOG.exception("a size could not be rehearsed; the first requests wait for it")
+        if self.failures < MAX_FAILURES:
+            LOG.exception("the warm-up of one size failed; the first requests wait for it")
             return True
-        LOG.exception("not all could be rehearsed; the first requests wait for what is left")
-        self._left = iter(())
+        LOG.exception("the warm-up failed repeatedly and ends; the first requests wait for the rest")
+        self._tasks = iter(())
         return False
 
     def step(self, step: DummyStep) -> None:
-        """A step of the target, and what its logits are asked for."""
-        cached = max(0, min(step.cached, self.engine.runner.context - step.take - len(step.draft)))
-        with self.made_up.texts(step.texts, cached, step.take, len(step.draft)) as seqs:
-            shares = [ScheduledSequence.of(seq, step.take) for seq in seqs]
-            for _ in range(TIMES if shares else 0):
-                output = self.engine.runner.forward(shares, [step.draft] * len(shares))
-                self._judge(shares, step.draft, output)
+        """Run a step of the target and what follows from its logits."""
+        cached = max(0, min(step.cached, self.engine.runner.context - step.num_new_tokens - len(step.draft)))
+        with self.dummies.allocate(step.sequences, cached, step.num_new_tokens, len(step.draft)) as seqs:
+            scheduled = [ScheduledSequence.of(seq, step.num_new_tokens) for seq in seqs]
+            for _ in range(REPEATS if scheduled else 0):
+                output = self.engine.runner.forward(scheduled, [step.draft] * len(scheduled))
+                self._verify(scheduled, step.draft, output)
             if len(step.draft) > 1 and not step.draft.is_chain:
-                for share in shares:
-                    self.engine.runner.compact_kv(share.seq, share.length - 1, (1, 2)[: len(step.draft) - 1])
+                for each in scheduled:
+                    self.engine.runner.compact_kv(each.seq, each.length - 1, (1, 2)[: len(step.draft) - 1])
 
-    def _judge(self, shares: list[ScheduledSequence], draft: Draft, output: StepOutput) -> None:
-        """Which tokens are likeliest, which are drawn, and what drafters learn from."""
-        for drawn in (False, True):
-            rows = [_drawn(share) if drawn else share for share in shares]
-            cases = [VerifyCase(share, draft, output.logits, i * (1 + len(draft))) for i, share in enumerate(rows)]
-            self.engine.sequence_verifier(cases, output.logits, output.argmax)
+    def _verify(self, scheduled: list[ScheduledSequence], draft: Draft, output: StepOutput) -> None:
+        """Verify a step greedily and with sampling, and compute the top-k that drafters learn from."""
+        for sampled in (False, True):
+            rows = [_sampled(each) if sampled else each for each in scheduled]
+            cases = [VerifyCase(each, draft, output.logits, i * (1 + len(draft))) for i, each in enumerate(rows)]
+            self.engine.verifier.sequence_verifier.verify_cases(cases, output.logits, output.argmax)
         if self.engine.drafter.top_k:
-            top(output.logits, self.engine.drafter.top_k)
+            topk(output.logits, self.engine.drafter.top_k)
 
-    def guess(self, name: str, guessing: Guessing) -> None:
-        """A draft of who has this name now, if it is here."""
+    def draft(self, name: str, guessing: Guessing) -> None:
+        """Let the drafter of this name draft, if the engine has one that is loaded."""
         drafter = self.engine.drafter.drafters.get(name)
         if drafter is not None and drafter.is_ready:
-            rehearse_guess(drafter, self.made_up, guessing, TIMES)
+            rehearse_guess(drafter, self.dummies, guessing, REPEATS)
 
 
-def _drawn(share: ScheduledSequence) -> ScheduledSequence:
-    """The same of a text whose tokens are drawn."""
-    seq = share.seq
+def _sampled(scheduled: ScheduledSequence) -> ScheduledSequence:
+    """Return a copy whose request samples at temperature 1."""
+    seq = scheduled.seq
     request = replace(seq.request, params=SamplingParams(temperature=1.0))
-    return replace(share, seq=Sequence(seq.id, request, seq.tokens, seq.cached, seq.pages))
+    return replace(scheduled, seq=Sequence(seq.id, request, seq.tokens, seq.cached, seq.pages))
 
 
-def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) -> Iterator[Callable[[], None]]:
-    """For these drafters, chains and trees of up to `nodes` nodes, and trees of heads of up to `most`. The likeliest
-    come first: a prompt, one text alone, what drafters that take time do for it, greedy and drawn, and drafts of all
-    sizes behind it; then what serves for longer texts and for several; and in the end what would do that in less time.
+def warmup_tasks(warmup: Warmup, names: Container[str], max_draft: int, max_tree: int) -> Iterator[Callable[[], None]]:
+    """Yield warm-up tasks for the drafters `names`, with chains of up to `max_draft` and trees of up to `max_tree`.
+
+    The most likely needed come first: a prompt, one sequence, the drafts of slow drafters for it (greedy, then sampled)
+    and steps with drafts of all sizes; then graphs that serve longer sequences and batches; last, graphs of exact sizes
+    that only save time.
     """
-    arms = [name for name, arm in rehearsal.engine.drafter.drafters.items() if name in named and _takes_time(arm)]
-    growing = [name for name in arms if rehearsal.engine.drafter.drafters[name].grows]
-    readers = [name for name in arms if rehearsal.engine.drafter.drafters[name].reads]
-    others = [name for name in arms if name not in readers]
-    shapes = ((chains(nodes), others), (model_chains(nodes), readers), (trees(most, nodes), growing))
-    serving = {*SERVING, nodes}
-    widest = max(nodes, most if growing else 0)
+    drafters = warmup.engine.drafter.drafters
+    slow = [name for name, drafter in drafters.items() if name in names and _is_slow(drafter)]
+    growing = [name for name in slow if drafters[name].grows]
+    readers = [name for name in slow if drafters[name].reads]
+    others = [name for name in slow if name not in readers]
+    shapes = ((chains(max_draft), others), (model_chains(max_draft), readers), (trees(max_tree, max_draft), growing))
+    serving = {*SERVING, max_draft}
+    max_nodes = max(max_draft, max_tree if growing else 0)
+    max_num_seqs = warmup.engine.scheduler.max_num_seqs
 
-    def guesses(depths: Container[int] | None = None, **changes: Any) -> Iterator[Callable[[], None]]:
-        for several, names in shapes:
+    def drafts(depths: Container[int] | None = None, **changes: Any) -> Iterator[Callable[[], None]]:
+        for several, drafter_names in shapes:
             some = (replace(each, **changes) for each in several if depths is None or each.budget.depth in depths)
-            yield from (partial(rehearsal.guess, name, each) for each in some for name in names)
+            yield from (partial(warmup.draft, name, each) for each in some for name in drafter_names)
 
     def steps(several: Iterable[DummyStep]) -> Iterator[Callable[[], None]]:
-        return (partial(rehearsal.step, each) for each in several)
+        return (partial(warmup.step, each) for each in several)
 
-    yield from steps((DummyStep(cached=0, take=PROMPT), DummyStep(cached=TEXT)))
-    yield from guesses()
-    unread = [Guessing(Budget(min(2, nodes)), cached=cached) for cached in UNREAD]
-    yield from (partial(rehearsal.guess, name, each) for each in unread for name in readers if nodes)
-    yield from steps(_drafts(nodes, widest, TEXT))
-    yield from guesses(temperature=1.0)
-    yield from steps((DummyStep(cached=LONG), *_drafts(nodes, widest, LONG, (7,), (15, 30))))
-    for heat in (0.0, 1.0):
-        yield from guesses(serving, cached=LONG, temperature=heat)
-    if (several := min(MANY, rehearsal.engine.scheduler.max_num_seqs)) > 1:
-        yield from steps(DummyStep(texts, TEXT) for texts in FEW_TEXTS if texts <= several)
-        guessed = (chain(3), tree(7), tree(11), tree(31)) if nodes else ()  # of eight texts 32, 64, 96 and 256 rows
-        yield from steps(DummyStep(several, LONG, draft=each) for each in (chain(0), *guessed))
-        yield from steps((DummyStep(several, cached=0, take=PROMPT // several),))
-        for heat in (0.0, 1.0):
-            yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
-    yield from steps(DummyStep(cached=0, take=take) for take in PROMPTS)
-    crowds = [texts for texts in CROWDS if texts <= rehearsal.engine.scheduler.max_num_seqs]
-    yield from steps(DummyStep(texts, cached) for texts in crowds for cached in (TEXT, *LONGER[:1], LONG))
-    for cached in (*LONGER, LONG):
-        yield from steps((DummyStep(cached=cached), *_drafts(nodes, widest, cached)))
-        yield from guesses(cached=cached)
-        yield from guesses(cached=cached, temperature=1.0)
+    yield from steps((DummyStep(cached=0, num_new_tokens=PROMPT), DummyStep(cached=TEXT)))
+    yield from drafts()
+    prefills = [Guessing(Budget(min(2, max_draft)), cached=cached) for cached in PREFILL_LENGTHS]
+    yield from (partial(warmup.draft, name, each) for each in prefills for name in readers if max_draft)
+    yield from steps(_steps_with_drafts(max_draft, max_nodes, TEXT))
+    yield from drafts(temperature=1.0)
+    few_sizes = _steps_with_drafts(max_draft, max_nodes, LONG_CONTEXT, (7,), (15, 30))
+    yield from steps((DummyStep(cached=LONG_CONTEXT), *few_sizes))
+    for temperature in (0.0, 1.0):
+        yield from drafts(serving, cached=LONG_CONTEXT, temperature=temperature)
+    if (batch := min(FULL_BATCH, max_num_seqs)) > 1:
+        yield from steps(DummyStep(size, TEXT) for size in SMALL_BATCHES if size <= batch)
+        shared = (
+            (dummy_chain(3), dummy_tree(7), dummy_tree(11), dummy_tree(31)) if max_draft else ()
+        )  # 32, 64, 96 and 256 rows in a batch of 8
+        yield from steps(DummyStep(batch, LONG_CONTEXT, draft=each) for each in (dummy_chain(0), *shared))
+        yield from steps((DummyStep(batch, cached=0, num_new_tokens=PROMPT // batch),))
+        for temperature in (0.0, 1.0):
+            yield from drafts(serving, cached=LONG_CONTEXT, texts=batch, temperature=temperature)
+    yield from steps(DummyStep(cached=0, num_new_tokens=take) for take in SHORTER_PROMPTS)
+    large = [size for size in LARGE_BATCHES if size <= max_num_seqs]
+    contexts = (TEXT, *OTHER_CONTEXTS[:1], LONG_CONTEXT)
+    yield from steps(DummyStep(size, cached) for size in large for cached in contexts)
+    for cached in (*OTHER_CONTEXTS, LONG_CONTEXT):
+        yield from steps((DummyStep(cached=cached), *_steps_with_drafts(max_draft, max_nodes, cached)))
+        yield from drafts(cached=cached)
+        yield from drafts(cached=cached, temperature=1.0)
 
 
-def _drafts(
-    nodes: int, widest: int, cached: int, in_chains: tuple[int, ...] = IN_CHAINS, in_trees: tuple[int, ...] = IN_TREES
+def _steps_with_drafts(
+    max_draft: int,
+    max_nodes: int,
+    cached: int,
+    chain_lengths: tuple[int, ...] = CHAIN_LENGTHS,
+    tree_sizes: tuple[int, ...] = TREE_SIZES,
 ) -> Iterator[DummyStep]:
-    """Chains and trees behind a text, the smaller ones first. The last serve for all others: the largest tree, and one
-    that was let go a node farther."""
-    yield from (DummyStep(cached=cached, draft=chain(count)) for count in in_chains if count <= nodes)
-    yield from (DummyStep(cached=cached, draft=tree(count)) for count in in_trees if count < widest)
-    if nodes:
-        yield from (DummyStep(cached=cached, draft=tree(count)) for count in (widest, widest + 1))
+    """Yield steps of one sequence with chains and trees, smaller ones first.
+
+    The last two serve all other sizes: the largest tree, and one that exceeds it by a node, as exploration does.
+    """
+    yield from (DummyStep(cached=cached, draft=dummy_chain(count)) for count in chain_lengths if count <= max_draft)
+    yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in tree_sizes if count < max_nodes)
+    if max_draft:
+        yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in (max_nodes, max_nodes + 1))
 
 
-def _takes_time(drafter: Drafter) -> bool:
-    """Not one whose guesses are found on the host, nor several behind one name, who are there by their own, too."""
+def _is_slow(drafter: Drafter) -> bool:
+    """Return whether a drafter runs on the device; not a merged one, whose parts are listed under their own names."""
     return not drafter.free and not isinstance(drafter, MergedDrafter)

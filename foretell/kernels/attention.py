@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW_ROWS = 32  # up to here the query heads of a group are folded into rows: one product instead of several
+FOLD_ROWS = 32  # up to here the query heads of a group are folded into rows: one product instead of several
 
 
 @dataclass(frozen=True)
@@ -27,58 +27,58 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Layout:
+class AttentionLayout:
     """What all layers of a model have in common as far as attention goes."""
 
     page_size: int
-    share: int  # query heads to a key head
+    queries_per_kv_head: int  # query heads to a key head
     windows: frozenset[int | None]
     dtype: torch.dtype
     device: torch.device = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Group:
+class SpanGroup:
     """Sequences attended in one call, with as many rows each."""
 
     rows: Tensor | slice  # of the batch, sequence by sequence
-    sequences: int
-    row_count: int
+    num_sequences: int
+    num_rows: int
     pages: Tensor | slice  # sequence by sequence, as many for each; a slice where they lie side by side
     length: int  # keys each row is shown; the mask hides those it may not see
     masks: dict[int | None, Tensor | None]  # by window: added to the scores
 
     @property
-    def folded(self) -> bool:
+    def is_folded(self) -> bool:
         """Whether the query heads that share a key head stand as further rows under it."""
-        return self.row_count <= FEW_ROWS
+        return self.num_rows <= FOLD_ROWS
 
 
-def group_spans(spans: list[Span], layout: Layout) -> list[Group]:
+def group_spans(spans: list[Span], layout: AttentionLayout) -> list[SpanGroup]:
     """Put spans with as many rows and about as long a context together."""
     batches: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
         # Contexts of one power of two: the padding stays under half.
-        key = (span.rows, len(span.pages).bit_length()) if span.rows <= FEW_ROWS else (span.first, -1)
+        key = (span.rows, len(span.pages).bit_length()) if span.rows <= FOLD_ROWS else (span.first, -1)
         batches.setdefault(key, []).append(span)
     return [_make_group(batch, layout) for batch in batches.values()]
 
 
-def _make_group(batch: list[Span], layout: Layout) -> Group:
+def _make_group(batch: list[Span], layout: AttentionLayout) -> SpanGroup:
     rows, most = batch[0].rows, max(len(span.pages) for span in batch)
     length = batch[0].stop if len(batch) == 1 else most * layout.page_size
     masks = {window: _mask(batch, length, window, layout) for window in layout.windows}
-    return Group(_rows(batch, layout), len(batch), rows, _pages(batch, most, layout), length, masks)
+    return SpanGroup(_rows(batch, layout), len(batch), rows, _pages(batch, most, layout), length, masks)
 
 
-def _rows(batch: list[Span], layout: Layout) -> Tensor | slice:
+def _rows(batch: list[Span], layout: AttentionLayout) -> Tensor | slice:
     first, rows = batch[0].first, batch[0].rows
     if all(b.first == a.first + rows for a, b in zip(batch, batch[1:], strict=False)):
         return slice(first, first + rows * len(batch))
     return torch.tensor([span.first + row for span in batch for row in range(rows)], device=layout.device)
 
 
-def _pages(batch: list[Span], most: int, layout: Layout) -> Tensor | slice:
+def _pages(batch: list[Span], most: int, layout: AttentionLayout) -> Tensor | slice:
     pages = batch[0].pages
     if len(batch) == 1 and pages[-1] - pages[0] == most - 1 and list(pages) == list(range(pages[0], pages[-1] + 1)):
         return slice(pages[0], pages[-1] + 1)
@@ -86,7 +86,7 @@ def _pages(batch: list[Span], most: int, layout: Layout) -> Tensor | slice:
     return torch.tensor(padded, device=layout.device)
 
 
-def _mask(batch: list[Span], length: int, window: int | None, layout: Layout) -> Tensor | None:
+def _mask(batch: list[Span], length: int, window: int | None, layout: AttentionLayout) -> Tensor | None:
     """0 where a row may look, -inf where not, [sequences, 1, rows, length]; None where every row sees every key."""
     rows = batch[0].rows
     if len(batch) == 1 and rows == 1 and (window is None or length <= window):
@@ -96,15 +96,15 @@ def _mask(batch: list[Span], length: int, window: int | None, layout: Layout) ->
     seen = key_position <= position
     for i, span in enumerate(batch):
         if span.parents:
-            _hang_tree(seen[i], position[i], key_position[i], span)
+            _apply_tree_mask(seen[i], position[i], key_position[i], span)
     if window is not None:
         seen &= key_position > position - window
     mask = torch.zeros(seen.shape, dtype=layout.dtype).masked_fill_(~seen, float("-inf"))[:, None]
-    mask = mask.repeat_interleave(layout.share, dim=2) if rows <= FEW_ROWS else mask
+    mask = mask.repeat_interleave(layout.queries_per_kv_head, dim=2) if rows <= FOLD_ROWS else mask
     return mask.to(layout.device)
 
 
-def _hang_tree(seen: Tensor, position: Tensor, key_position: Tensor, span: Span) -> None:
+def _apply_tree_mask(seen: Tensor, position: Tensor, key_position: Tensor, span: Span) -> None:
     """Let the nodes of a tree see the sequence, their ancestors and themselves, at the position of their depth."""
     nodes = len(span.parents)
     root = span.stop - nodes - 1
@@ -118,7 +118,7 @@ def _hang_tree(seen: Tensor, position: Tensor, key_position: Tensor, span: Span)
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, groups: list[Group], scale: float, window: int | None
+    queries: Tensor, keys: Tensor, values: Tensor, groups: list[SpanGroup], scale: float, window: int | None
 ) -> Tensor:
     """queries [n, heads, dim] over keys and values [pages, page_size, kv_heads, dim] -> [n, heads * dim]."""
     if len(groups) == 1:
@@ -129,27 +129,29 @@ def attend(
     return out
 
 
-def _attend_group(q: Tensor, keys: Tensor, values: Tensor, group: Group, scale: float, window: int | None) -> Tensor:
+def _attend_group(
+    q: Tensor, keys: Tensor, values: Tensor, group: SpanGroup, scale: float, window: int | None
+) -> Tensor:
     kv_heads, dim = keys.shape[2:]
     share = q.shape[1] // kv_heads
-    k, v, mask = _read(keys, group), _read(values, group), group.masks[window]
-    q = q.view(group.sequences, group.row_count, kv_heads, share, dim)
-    if group.folded:
-        q = q.transpose(1, 2).reshape(group.sequences, kv_heads, -1, dim)
+    k, v, mask = _gather_pages(keys, group), _gather_pages(values, group), group.masks[window]
+    q = q.view(group.num_sequences, group.num_rows, kv_heads, share, dim)
+    if group.is_folded:
+        q = q.transpose(1, 2).reshape(group.num_sequences, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        out = out.view(group.sequences, kv_heads, group.row_count, share, dim).transpose(1, 2)
+        out = out.view(group.num_sequences, kv_heads, group.num_rows, share, dim).transpose(1, 2)
     else:
         heads = [q[:, :, :, i].transpose(1, 2) for i in range(share)]
         outs = [F.scaled_dot_product_attention(head, k, v, attn_mask=mask, scale=scale) for head in heads]
         out = torch.stack(outs, 3).transpose(1, 2)
-    return out.reshape(group.sequences * group.row_count, -1)
+    return out.reshape(group.num_sequences * group.num_rows, -1)
 
 
-def _read(cache: Tensor, group: Group) -> Tensor:
+def _gather_pages(cache: Tensor, group: SpanGroup) -> Tensor:
     """The group's pages, laid end to end: [sequences, kv_heads, length, dim]."""
     _, _, kv_heads, dim = cache.shape
     if isinstance(group.pages, slice):
         pages = cache[group.pages]
     else:
         pages = cache.view(cache.shape[0], -1).index_select(0, group.pages)
-    return pages.view(group.sequences, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
+    return pages.view(group.num_sequences, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)

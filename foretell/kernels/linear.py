@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.kernels.native.huge_pages import Room
+from foretell.kernels.native.huge_pages import HugePageArena
 
 from .native.library import library
 from .native.packed import PackedLinear
@@ -21,25 +21,25 @@ from .native.packed import PackedLinear
 ROWS_HINT = 8  # the row count oneDNN lays the weights out for; it serves 1 to 512 rows within a few percent of the best
 
 
-def prepared(weight: Tensor, bias: Tensor | None, room: Room) -> Callable[[Tensor], Tensor] | None:
+def prepare_linear(weight: Tensor, bias: Tensor | None, room: HugePageArena) -> Callable[[Tensor], Tensor] | None:
     """`linear` with these weights, which are copied into `room`; None where there is no faster way."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
     if (native := library()) is not None:
         return PackedLinear(native, weight, bias, room)
-    packed = pack(weight)
-    return None if packed is None else lambda x: packed_linear(x, packed, bias)
+    packed = pack_onednn(weight)
+    return None if packed is None else lambda x: onednn_linear(x, packed, bias)
 
 
-def pack(weight: Tensor) -> Tensor | None:
-    """`weight`, [out, in], laid out for `packed_linear`; None where there is no such layout."""
+def pack_onednn(weight: Tensor) -> Tensor | None:
+    """`weight`, [out, in], laid out for `onednn_linear`; None where there is no such layout."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch._C._has_mkldnn:
         return None
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
     return packed
 
 
-def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """x [rows, in] times packed weights, as `linear` defines it."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product

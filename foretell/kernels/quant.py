@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GROUP = 32  # inputs that share a scale, in rows and in 4-bit weights
-LEAST_PEAK = 1e-30  # a group no larger than this is taken for zeros
+GROUP_SIZE = 32  # inputs that share a scale, in rows and in 4-bit weights
+MIN_ABSMAX = 1e-30  # a group no larger than this is taken for zeros
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class Int4Weights:
 
     def dequantized(self) -> Tensor:
         """The matrix these stand for, in float32."""
-        return (in_groups(self.values) * self.scales.float()[:, :, None]).flatten(1)[:, : self.values.shape[1]]
+        return (split_groups(self.values) * self.scales.float()[:, :, None]).flatten(1)[:, : self.values.shape[1]]
 
 
-def in_groups(x: Tensor) -> Tensor:
+def split_groups(x: Tensor) -> Tensor:
     """x [rows, in] as [rows, groups, GROUP]; the last group is filled up with zeros."""
-    padded = F.pad(x, (0, -x.shape[1] % GROUP))
-    return padded.view(x.shape[0], padded.shape[1] // GROUP, GROUP)
+    padded = F.pad(x, (0, -x.shape[1] % GROUP_SIZE))
+    return padded.view(x.shape[0], padded.shape[1] // GROUP_SIZE, GROUP_SIZE)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [rows, in], float32, as int8 from -127 to 127, [rows, groups, GROUP], and float32 scales [rows, groups].
 
     A group that is not finite has the scale NaN.
     """
-    groups = in_groups(x)
+    groups = split_groups(x)
     peaks = groups.abs().amax(-1, keepdim=True)
-    usable = peaks.isfinite() & (peaks > LEAST_PEAK)
+    usable = peaks.isfinite() & (peaks > MIN_ABSMAX)
     values = torch.where(usable, (groups * (127 / peaks)).round(), 0).to(torch.int8)
     scales = torch.where(usable, peaks / 127, torch.where(peaks.isfinite(), 0.0, torch.nan))
     return values, scales[:, :, 0]
@@ -80,20 +80,20 @@ def int4_linear(x: Tensor, weights: Int4Weights, bias: Tensor | None = None) -> 
 
 def _products(x: Tensor, matrix: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     """By group: rows times outputs, [rows, out], whole numbers small enough for float32; the rows' scales [rows, 1]."""
-    values, scales = quantize_rows(x)
-    matrix = in_groups(matrix)
+    values, scales = quantize_groups(x)
+    matrix = split_groups(matrix)
     for group in range(matrix.shape[1]):
         yield F.linear(values[:, group].float(), matrix[:, group].float()), scales[:, group, None], group
 
 
-Rounding = Literal["int8", "fp8"]
-TYPES: dict[Rounding, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-LARGEST: dict[Rounding, float] = {"int8": 127.0, "fp8": 448.0}
-LIBRARY_ROWS = 17  # the least the library multiplies
+QuantFormat = Literal["int8", "fp8"]
+QUANT_DTYPES: dict[QuantFormat, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+QUANT_MAX: dict[QuantFormat, float] = {"int8": 127.0, "fp8": 448.0}
+INT_MM_MIN_ROWS = 17  # the least the library multiplies
 
 
 @dataclass(frozen=True)
-class Rounded:
+class QuantizedRows:
     """values [rows, in] in 8 bits times scales [rows], float32: rows of a step, or a matrix by its outputs."""
 
     values: Tensor
@@ -103,7 +103,7 @@ class Rounded:
         return len(self.values)
 
     @property
-    def rounding(self) -> Rounding:
+    def format(self) -> QuantFormat:
         return "int8" if self.values.dtype == torch.int8 else "fp8"
 
     @property
@@ -115,28 +115,28 @@ class Rounded:
         return self.values.float() * self.scales[:, None]
 
 
-def round_rows(x: Tensor, rounding: Rounding) -> Rounded:
+def quantize_rows(x: Tensor, rounding: QuantFormat) -> QuantizedRows:
     """x [rows, in], each row on a grid whose end is the row's largest value."""
-    wide, largest = x.float(), LARGEST[rounding]
-    peaks = wide.abs().amax(-1).clamp(min=LEAST_PEAK)
+    wide, largest = x.float(), QUANT_MAX[rounding]
+    peaks = wide.abs().amax(-1).clamp(min=MIN_ABSMAX)
     values = wide * (largest / peaks)[:, None]
     if rounding == "int8":
         values = values.round()
-    return Rounded(values.to(TYPES[rounding]), peaks / largest)
+    return QuantizedRows(values.to(QUANT_DTYPES[rounding]), peaks / largest)
 
 
-def rounded_sums(x: Rounded, weights: Rounded) -> Tensor:
+def unscaled_matmul(x: QuantizedRows, weights: QuantizedRows) -> Tensor:
     """[rows, in] times [out, in] before any scale, [rows, out]: int32, and float32 for floats."""
-    if x.rounding == "fp8":
+    if x.format == "fp8":
         return x.values.float() @ weights.values.float().T
     if x.values.is_cuda and not (x.values.shape[1] % 16 or len(weights) % 16):
-        lacking = max(0, LIBRARY_ROWS - len(x))
+        lacking = max(0, INT_MM_MIN_ROWS - len(x))
         return torch._int_mm(F.pad(x.values, (0, 0, 0, lacking)), weights.values.T)[: len(x)]
     return (x.values.double() @ weights.values.double().T).to(torch.int32)  # exact: far below 2 ** 53
 
 
-def rounded_linear(x: Tensor, weights: Rounded, bias: Tensor | None = None) -> Tensor:
+def quantized_linear(x: Tensor, weights: QuantizedRows, bias: Tensor | None = None) -> Tensor:
     """x [rows, in] times 8-bit weights [out, in] -> [rows, out] in x's type."""
-    rows = round_rows(x, weights.rounding)
-    product = rounded_sums(rows, weights).float() * rows.scales[:, None] * weights.scales
+    rows = quantize_rows(x, weights.format)
+    product = unscaled_matmul(rows, weights).float() * rows.scales[:, None] * weights.scales
     return (product if bias is None else product + bias.float()).to(x.dtype)

@@ -23,7 +23,7 @@ class LayerShape:
     kv_heads: int
     head_dim: int
     has_values: bool = True
-    spare: int = 0  # slots behind all pages, for what is dropped again at once
+    scratch_slots: int = 0  # slots behind all pages, for what is dropped again at once
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return (1 + self.has_values) * self.kv_heads * self.head_dim * dtype.itemsize
@@ -36,7 +36,7 @@ class KVCache:
         self, shapes: tuple[LayerShape, ...], pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def empty(shape: LayerShape) -> Tensor:
-            behind = -(-shape.spare // page_size)
+            behind = -(-shape.scratch_slots // page_size)
             return _zeros((pages + behind, page_size, shape.kv_heads, shape.head_dim), dtype, device)
 
         self.shapes, self.page_size = shapes, page_size

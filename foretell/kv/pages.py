@@ -23,25 +23,25 @@ class PagePool:
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
-    def available(self) -> int:
+    def num_available(self) -> int:
         """Pages that can be taken now, idle ones included."""
         return len(self._free) + len(self._idle)
 
     @property
-    def held(self) -> int:
-        return self.count - self.available
+    def num_held(self) -> int:
+        return self.count - self.num_available
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens fill."""
         return -(-tokens // self.page_size)
 
-    def take(self, pages: int) -> list[int] | None:
+    def allocate(self, pages: int) -> list[int] | None:
         """Hand out that many pages, or change nothing and say None."""
-        if pages > self.available:
+        if pages > self.num_available:
             return None
-        return [self._take_one() for _ in range(pages)]
+        return [self._allocate_one() for _ in range(pages)]
 
-    def _take_one(self) -> int:
+    def _allocate_one(self) -> int:
         if self._free:
             page = heapq.heappop(self._free)
         else:
@@ -52,7 +52,7 @@ class PagePool:
         self._holders[page] = 1
         return page
 
-    def share(self, page: int) -> None:
+    def acquire(self, page: int) -> None:
         """One more sequence holds `page`, which is held or idle."""
         assert self._holders[page] > 0 or page in self._idle, "a free page holds nothing to share"
         self._idle.pop(page, None)
@@ -69,11 +69,11 @@ class PagePool:
                 else:
                     heapq.heappush(self._free, page)
 
-    def keep(self, page: int) -> None:
+    def mark_cached(self, page: int) -> None:
         """Do not free `page` when nobody holds it any more, until its room is needed."""
         self._keep[page] = True
 
-    def drop(self, page: int) -> None:
+    def unmark_cached(self, page: int) -> None:
         """Take back `keep`."""
         self._keep[page] = False
         if page in self._idle:

@@ -34,7 +34,7 @@ class PrefixIndex:
         """Pages that hold the beginning of `tokens`, each now held once more; the last token is always left to run."""
         pages: list[int] = []
         for entry in self._walk(tokens, tenant, (len(tokens) - 1) // self.pool.page_size):
-            self.pool.share(entry.page)
+            self.pool.acquire(entry.page)
             pages.append(entry.page)
         return pages
 
@@ -50,7 +50,7 @@ class PrefixIndex:
             before = entry.serial
         return found
 
-    def publish(self, tokens: Tokens[int], pages: list[int], tenant: str, known: int = 0) -> int:
+    def insert(self, tokens: Tokens[int], pages: list[int], tenant: str, known: int = 0) -> int:
         """Offer the full `pages` of `tokens` to others; `known` of them were offered before. Says how many are now."""
         size = self.pool.page_size
         before: int | str = tenant
@@ -70,7 +70,7 @@ class PrefixIndex:
     def _add(self, key: tuple[int | str, tuple[int, ...]], page: int) -> _Entry:
         self._serial += 1
         entry = self._entries[key] = self._by_page[page] = _Entry(self._serial, page, key)
-        self.pool.keep(page)
+        self.pool.mark_cached(page)
         return entry
 
     def _evict(self, page: int) -> None:
@@ -80,4 +80,4 @@ class PrefixIndex:
         """Forget everything: what the pages hold is no longer true."""
         for page in list(self._by_page):
             self._evict(page)
-            self.pool.drop(page)
+            self.pool.unmark_cached(page)

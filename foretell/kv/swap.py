@@ -14,16 +14,16 @@ from foretell.types import Sequence
 from .cache import KVCache
 
 LOG = logging.getLogger("foretell")
-TRIALS = 3  # times a copy is waited for, to learn how long one takes
-SMOOTH = 0.2  # what the newest measurement counts
-LEAST_READ = 64  # tokens of a step from which reading can be timed
+COPY_SAMPLES = 3  # times a copy is waited for, to learn how long one takes
+PREFILL_EMA = 0.2  # what the newest measurement counts
+MIN_PREFILL_TOKENS = 64  # tokens of a step from which reading can be timed
 
 
 @dataclass(frozen=True)
 class SwappedPages:
     """The pages of one text: for each tensor of the cache [pages, page_size, kv_heads, head_dim]."""
 
-    tokens: int
+    num_tokens: int
     tensors: list[Tensor]
 
     @property
@@ -35,31 +35,31 @@ class Swap:
     """Keeps what copying brings back sooner than reading the text again would. Both are measured on the way."""
 
     def __init__(self, cache: KVCache, room: int) -> None:
-        self.cache, self.room = cache, room
-        self.used = self.kept = self.brought_back = 0  # bytes; texts
-        self._stashes: dict[int, SwappedPages] = {}
-        self._copying: list[float] = []  # seconds a token, there and back
-        self._reading: float | None = None  # seconds a token
+        self.cache, self.capacity = cache, room
+        self.used = self.swapped_out = self.swapped_in = 0  # bytes; texts
+        self._swapped: dict[int, SwappedPages] = {}
+        self._copy_seconds: list[float] = []  # seconds a token, there and back
+        self._prefill_seconds: float | None = None  # seconds a token
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step read so many tokens."""
-        if tokens >= LEAST_READ:
-            new, old = seconds / tokens, self._reading
-            self._reading = new if old is None else old + SMOOTH * (new - old)
+        if tokens >= MIN_PREFILL_TOKENS:
+            new, old = seconds / tokens, self._prefill_seconds
+            self._prefill_seconds = new if old is None else old + PREFILL_EMA * (new - old)
 
     @property
-    def pays(self) -> bool:
+    def is_faster(self) -> bool:
         """Whether copying is faster; where either is not known yet it is tried."""
-        if self._reading is None or len(self._copying) < TRIALS:
+        if self._prefill_seconds is None or len(self._copy_seconds) < COPY_SAMPLES:
             return True
-        return sorted(self._copying)[TRIALS // 2] < self._reading
+        return sorted(self._copy_seconds)[COPY_SAMPLES // 2] < self._prefill_seconds
 
-    def keep(self, seq: Sequence) -> None:
+    def swap_out(self, seq: Sequence) -> None:
         """`seq` is about to give its pages back: copy them, if that pays and there is room."""
         pages = -(-seq.cached // self.cache.page_size)
-        if not pages or not self.pays or seq.request.params.prompt_logprobs is not None:
+        if not pages or not self.is_faster or seq.request.params.prompt_logprobs is not None:
             return
-        if self.used + pages * self._page_bytes > self.room:
+        if self.used + pages * self._page_bytes > self.capacity:
             return
         began = perf_counter()
         try:
@@ -68,22 +68,22 @@ class Swap:
             LOG.warning("could not copy the pages of a preempted sequence; it is prefilled again: %s", error)
             return
         self.forget(seq)
-        self._stashes[seq.id] = stash
+        self._swapped[seq.id] = stash
         self.used += stash.nbytes
-        self.kept += 1
-        if len(self._copying) < TRIALS:
-            _finish(self._tensors[0])
-            self._copying.append(2 * (perf_counter() - began) / seq.cached)
+        self.swapped_out += 1
+        if len(self._copy_seconds) < COPY_SAMPLES:
+            _synchronize(self._tensors[0])
+            self._copy_seconds.append(2 * (perf_counter() - began) / seq.cached)
 
-    def tokens(self, seq: Sequence) -> int:
+    def num_tokens(self, seq: Sequence) -> int:
         """How many tokens of a text are kept here."""
-        stash = self._stashes.get(seq.id)
-        return 0 if stash is None else stash.tokens
+        stash = self._swapped.get(seq.id)
+        return 0 if stash is None else stash.num_tokens
 
-    def bring_back(self, seq: Sequence) -> None:
+    def swap_in(self, seq: Sequence) -> None:
         """Copy what is kept to the pages `seq` holds now, which suffice; the first ones may hold it already."""
-        stash = self._stashes[seq.id]
-        pages = -(-stash.tokens // self.cache.page_size)
+        stash = self._swapped[seq.id]
+        pages = -(-stash.num_tokens // self.cache.page_size)
         there = seq.cached // self.cache.page_size
         self.forget(seq)
         try:
@@ -92,11 +92,11 @@ class Swap:
         except Exception as error:  # the copy needs memory of its own
             LOG.warning("could not copy pages back to the device; the sequence is prefilled again: %s", error)
             return
-        seq.cached = stash.tokens
-        self.brought_back += 1
+        seq.cached = stash.num_tokens
+        self.swapped_in += 1
 
     def forget(self, seq: Sequence) -> None:
-        stash = self._stashes.pop(seq.id, None)
+        stash = self._swapped.pop(seq.id, None)
         if stash is not None:
             self.used -= stash.nbytes
 
@@ -120,6 +120,6 @@ def _to_device(kept: Tensor, like: Tensor) -> Tensor:
     return kept.to(like.device, non_blocking=True)
 
 
-def _finish(tensor: Tensor) -> None:
+def _synchronize(tensor: Tensor) -> None:
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()

@@ -10,7 +10,7 @@ from typing import Any
 from foretell.errors import ModelError, UnsupportedModelError
 
 
-class Fields:
+class ConfigFields:
     """Entries by name; `prefix` stands before each name. None counts as absent, as it does in config files."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -20,58 +20,58 @@ class Fields:
         value = self.values.get(self.prefix + name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, least: int = 1, most: int = 2**31) -> int:
+    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = 2**31) -> int:
         """A whole number between these."""
         value = self._one(name, self._wanted(name, default))
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if not whole or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(name, f"a whole number from {least} to {most}")
+            raise self.invalid(name, f"a whole number from {least} to {most}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._wanted(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise self.wrong(name, "a number above 0")
+            raise self.invalid(name, "a number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+            raise self.invalid(name, "true or false")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def string(self, name: str, default: str | None = None) -> str:
         value = self._wanted(name, default)
         if not isinstance(value, str):
-            raise self.wrong(name, "a name")
+            raise self.invalid(name, "a name")
         return value
 
-    def names(self, name: str) -> list[str]:
+    def strings(self, name: str) -> list[str]:
         """A list of names; none where there is nothing."""
         value = self.get(name, [])
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise self.wrong(name, "a list of names")
+            raise self.invalid(name, "a list of names")
         return value
 
-    def part(self, name: str) -> Fields:
+    def section(self, name: str) -> ConfigFields:
         """The entries below `name`; none where there is nothing."""
         value = self.get(name, {})
         if not isinstance(value, Mapping):
-            raise self.wrong(name, "a mapping")
-        return Fields(value)
+            raise self.invalid(name, "a mapping")
+        return ConfigFields(value)
 
-    def wrong(self, name: str, wanted: str) -> ModelError:
+    def invalid(self, name: str, wanted: str) -> ModelError:
         value = reprlib.repr(self.get(name))
         return ModelError(f"the model's config says {self.prefix}{name} is {value}; it must be {wanted}")
 
-    def lacking(self, name: str) -> ModelError:
+    def missing(self, name: str) -> ModelError:
         return ModelError(f"the model's config lacks {self.prefix}{name}; fetch the model again or add it")
 
     def _wanted(self, name: str, default: Any) -> Any:
         value = self.get(name, default)
         if value is None:
-            raise self.lacking(name)
+            raise self.missing(name)
         return value
 
     def _one(self, name: str, value: Any) -> Any:

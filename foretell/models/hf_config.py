@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.models.config import ModelConfig, Rope
-from foretell.models.config_fields import Fields
-from foretell.models.unsupported import refuse
+from foretell.models.config_fields import ConfigFields
+from foretell.models.unsupported import check_supported
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
@@ -22,56 +22,56 @@ GEMMA_PATTERN = 6  # every sixth layer of a Gemma sees everything
 Windows = tuple[int | None, ...]  # one a layer
 
 
-def hf_layer_types(config: Fields, family: str) -> list[str]:
+def hf_layer_types(config: ConfigFields, family: str) -> list[str]:
     """One of `LAYER_TYPES` for each layer, stated or as the family has it."""
-    layers = config.count("num_hidden_layers", most=MOST_LAYERS)
-    stated = config.names("layer_types")
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    stated = config.strings("layer_types")
     if not stated:
         return [LAYER_TYPES[_slides(config, family, layer)] for layer in range(layers)]
     if len(stated) != layers:
-        raise config.wrong("layer_types", f"a list of {layers} names")
+        raise config.invalid("layer_types", f"a list of {layers} names")
     for name in stated:
         if name not in LAYER_TYPES:
             raise UnsupportedModelError(f"layers of type {name!r} are not served; served are {', '.join(LAYER_TYPES)}")
     return stated
 
 
-def _slides(config: Fields, family: str, layer: int) -> bool:
+def _slides(config: ConfigFields, family: str, layer: int) -> bool:
     if family == "gemma3":
-        return (layer + 1) % config.count("sliding_window_pattern", GEMMA_PATTERN) != 0
+        return (layer + 1) % config.integer("sliding_window_pattern", GEMMA_PATTERN) != 0
     if _hf_window(config, family) is None:
         return False
-    return family == "mistral" or layer >= config.count("max_window_layers", 28, least=0)
+    return family == "mistral" or layer >= config.integer("max_window_layers", 28, least=0)
 
 
-def _hf_window(config: Fields, family: str) -> int | None:
+def _hf_window(config: ConfigFields, family: str) -> int | None:
     """The defaults are transformers'."""
     if family == "mistral" and config.values.get("sliding_window", 0) is None:
         return None
     if family in ("mistral", "gemma3") or (family.startswith("qwen") and config.flag("use_sliding_window")):
-        return config.count("sliding_window", 4096)
+        return config.integer("sliding_window", 4096)
     return None
 
 
-def hf_windows(config: Fields, family: str, layer_types: list[str]) -> Windows:
+def hf_windows(config: ConfigFields, family: str, layer_types: list[str]) -> Windows:
     window = _hf_window(config, family)
     if window is None and "sliding_attention" in layer_types:
-        raise config.wrong(
+        raise config.invalid(
             "sliding_window", "a whole number above 0 and in use, since layer_types has layers that slide"
         )
     return tuple(window if name == "sliding_attention" else None for name in layer_types)
 
 
-def gguf_windows(config: Fields, family: str, layers: int) -> Windows:
+def gguf_windows(config: ConfigFields, family: str, layers: int) -> Windows:
     if not config.get("attention.sliding_window"):
         return (None,) * layers
-    window = config.count("attention.sliding_window")
+    window = config.integer("attention.sliding_window")
     pattern = config.get("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
-        every = config.count("attention.sliding_window_pattern", GEMMA_PATTERN if family == "gemma3" else layers + 1)
+        every = config.integer("attention.sliding_window_pattern", GEMMA_PATTERN if family == "gemma3" else layers + 1)
         pattern = [(layer + 1) % every != 0 for layer in range(layers)]
     if len(pattern) != layers:
-        raise config.wrong("attention.sliding_window_pattern", f"a whole number or {layers} of true and false")
+        raise config.invalid("attention.sliding_window_pattern", f"a whole number or {layers} of true and false")
     return tuple(window if slides else None for slides in pattern)
 
 
@@ -81,13 +81,13 @@ MOST_CONTEXT = 1 << 31  # tokens
 LOCAL_THETA = 10_000.0  # of Gemma's sliding layers, where the file does not say
 
 
-def hf_rope(config: Fields, layer_type: str, theta: float) -> Rope:
+def hf_rope(config: ConfigFields, layer_type: str, theta: float) -> Rope:
     """For layers of one type; `theta` is what the family takes where the config does not say."""
     settings = rope_settings(config, layer_type)
     for part in (config, settings):
         if part.get("partial_rotary_factor", 1) != 1:
             raise UnsupportedModelError("partial_rotary_factor: heads that turn only in part are not served")
-    kind = settings.text("rope_type", settings.text("type", "default"))
+    kind = settings.string("rope_type", settings.string("type", "default"))
     if kind not in KINDS:
         raise UnsupportedModelError(f"rope type {kind!r} is not served; served are {', '.join(KINDS)}")
     theta = settings.number("rope_theta", theta)
@@ -96,48 +96,48 @@ def hf_rope(config: Fields, layer_type: str, theta: float) -> Rope:
     if kind == "llama3":
         return _llama3(settings, theta, _original(config, settings))
     if kind == "yarn":
-        return _yarn(settings, theta, _original(config, settings), config.count("max_position_embeddings"))
+        return _yarn(settings, theta, _original(config, settings), config.integer("max_position_embeddings"))
     return Rope(theta)
 
 
-def hf_ropes(config: Fields, layer_types: list[str], local: bool) -> tuple[Rope, ...]:
+def hf_ropes(config: ConfigFields, layer_types: list[str], local: bool) -> tuple[Rope, ...]:
     """One a layer. `local`: the sliding layers turn by a theta of their own and are never stretched (Gemma)."""
     theta = config.number("rope_theta", 1_000_000.0 if local else 10_000.0)
     ropes = {"full_attention": hf_rope(config, "full_attention", theta)}
     ropes["sliding_attention"] = ropes["full_attention"]
     if local:
         near = config.number("rope_local_base_freq", LOCAL_THETA)
-        settings = config if is_nested(config) else Fields({})
+        settings = config if is_nested(config) else ConfigFields({})
         ropes["sliding_attention"] = hf_rope(settings, "sliding_attention", near)
     return tuple(ropes[layer_type] for layer_type in layer_types)
 
 
-def is_nested(config: Fields) -> bool:
+def is_nested(config: ConfigFields) -> bool:
     """Whether the config gives settings for each type of layer, not one for all."""
-    return any(name in config.part("rope_parameters").values for name in LAYER_TYPES)
+    return any(name in config.section("rope_parameters").values for name in LAYER_TYPES)
 
 
-def rope_settings(config: Fields, layer_type: str) -> Fields:
+def rope_settings(config: ConfigFields, layer_type: str) -> ConfigFields:
     """`rope_scaling` is the older name; `rope_parameters` holds theta, too."""
     if is_nested(config):
-        return config.part("rope_parameters").part(layer_type)
-    older = config.part("rope_scaling")
-    return older if older.values else config.part("rope_parameters")
+        return config.section("rope_parameters").section(layer_type)
+    older = config.section("rope_scaling")
+    return older if older.values else config.section("rope_parameters")
 
 
-def _original(config: Fields, settings: Fields) -> int:
-    inner = settings.count("original_max_position_embeddings", config.count("max_position_embeddings"))
-    return config.count("original_max_position_embeddings", inner)
+def _original(config: ConfigFields, settings: ConfigFields) -> int:
+    inner = settings.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
+    return config.integer("original_max_position_embeddings", inner)
 
 
-def _llama3(settings: Fields, theta: float, original: int) -> Rope:
+def _llama3(settings: ConfigFields, theta: float, original: int) -> Rope:
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
     if low >= high:
-        raise settings.wrong("low_freq_factor", "below high_freq_factor")
+        raise settings.invalid("low_freq_factor", "below high_freq_factor")
     return Rope(theta, "llama3", settings.number("factor"), original, low, high)
 
 
-def _yarn(settings: Fields, theta: float, original: int, context: int) -> Rope:
+def _yarn(settings: ConfigFields, theta: float, original: int, context: int) -> Rope:
     factor = settings.number("factor", context / original)
     attention = _stretch(factor)
     if settings.get("mscale") and settings.get("mscale_all_dim"):
@@ -159,11 +159,11 @@ def _stretch(factor: float, by: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
 
-def gguf_rope(config: Fields, factors: tuple[float, ...]) -> Rope:
+def gguf_rope(config: ConfigFields, factors: tuple[float, ...]) -> Rope:
     """`factors` are those of the tensor `rope_freqs.weight`: each turn is divided by its own."""
     theta = config.number("rope.freq_base", 10_000.0)
     factor = config.number("rope.scaling.factor", config.number("rope.scale_linear", 1.0))
-    kind = config.text("rope.scaling.type", "none" if factor == 1 else "linear")  # older files have a factor alone
+    kind = config.string("rope.scaling.type", "none" if factor == 1 else "linear")  # older files have a factor alone
     if kind == "none":
         return Rope(theta, factors=factors)
     if kind == "linear":
@@ -173,7 +173,7 @@ def gguf_rope(config: Fields, factors: tuple[float, ...]) -> Rope:
     raise UnsupportedModelError(f"rope scaling {kind!r} is not served; served are none, linear and yarn")
 
 
-def _gguf_yarn(config: Fields, theta: float, factors: tuple[float, ...]) -> Rope:
+def _gguf_yarn(config: ConfigFields, theta: float, factors: tuple[float, ...]) -> Rope:
     factor = config.number("rope.scaling.factor", 1.0)
     # llama.cpp takes the file's factor times yarn's own, not in its place.
     attention = config.number("rope.scaling.attn_factor", 1.0) * _stretch(factor)
@@ -181,7 +181,7 @@ def _gguf_yarn(config: Fields, theta: float, factors: tuple[float, ...]) -> Rope
         theta,
         "yarn",
         factor,
-        config.count("rope.scaling.original_context_length", config.count("context_length")),
+        config.integer("rope.scaling.original_context_length", config.integer("context_length")),
         beta_fast=config.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=config.number("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=attention,
@@ -189,7 +189,7 @@ def _gguf_yarn(config: Fields, theta: float, factors: tuple[float, ...]) -> Rope
     )
 
 
-def gguf_ropes(config: Fields, windows: Windows, factors: tuple[float, ...], local: bool) -> tuple[Rope, ...]:
+def gguf_ropes(config: ConfigFields, windows: Windows, factors: tuple[float, ...], local: bool) -> tuple[Rope, ...]:
     """One a layer, as `hf_ropes`."""
     far = gguf_rope(config, factors)
     near = Rope(config.number("rope.freq_base_swa", LOCAL_THETA)) if local else far
@@ -234,12 +234,12 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
 
 def from_hf(values: Mapping[str, Any]) -> ModelConfig:
     """The config in a config.json."""
-    config = Fields(values)
-    name = config.text("model_type", "")
-    refuse(config, name, (*HF_FAMILIES, "gemma3"))
+    config = ConfigFields(values)
+    name = config.string("model_type", "")
+    check_supported(config, name, (*HF_FAMILIES, "gemma3"))
     if name == "gemma3":  # the wrapper of a vision model, here without its eyes
-        config, name = config.part("text_config"), "gemma3_text"
-        refuse(config, name, tuple(HF_FAMILIES))
+        config, name = config.section("text_config"), "gemma3_text"
+        check_supported(config, name, tuple(HF_FAMILIES))
     family = HF_FAMILIES[name]
     layer_types = hf_layer_types(config, family)
     settings = _hf_sizes(config, family) | _hf_traits(config, family)
@@ -248,22 +248,22 @@ def from_hf(values: Mapping[str, Any]) -> ModelConfig:
     return _make(settings, family)
 
 
-def _hf_sizes(config: Fields, family: str) -> Settings:
-    width, heads = config.count("hidden_size"), config.count("num_attention_heads")
+def _hf_sizes(config: ConfigFields, family: str) -> Settings:
+    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     return {
-        "vocab": config.count("vocab_size"),
+        "vocab": config.integer("vocab_size"),
         "width": width,
-        "layers": config.count("num_hidden_layers", most=MOST_LAYERS),
+        "layers": config.integer("num_hidden_layers", most=MOST_LAYERS),
         "heads": heads,
-        "kv_heads": config.count("num_key_value_heads", heads),
-        "head_dim": config.count("head_dim", HEAD_DIMS.get(family, _even_share(width, heads))),
-        "ffn": config.count("intermediate_size"),
-        "context": config.count("max_position_embeddings"),
+        "kv_heads": config.integer("num_key_value_heads", heads),
+        "head_dim": config.integer("head_dim", HEAD_DIMS.get(family, _even_share(width, heads))),
+        "ffn": config.integer("intermediate_size"),
+        "context": config.integer("max_position_embeddings"),
         "norm_eps": config.number("rms_norm_eps", 1e-6),
     }
 
 
-def _hf_traits(config: Fields, family: str) -> Settings:
+def _hf_traits(config: ConfigFields, family: str) -> Settings:
     """What the families differ in; the defaults are transformers'."""
     bias = family in ("llama", "qwen3", "gemma3") and config.flag("attention_bias")
     traits: Settings = {
@@ -276,13 +276,13 @@ def _hf_traits(config: Fields, family: str) -> Settings:
     }
     if family == "gemma3":
         traits["activation"] = _activation(config, "hidden_activation", "gelu_pytorch_tanh")
-        traits |= _gemma_traits(config.count("hidden_size"))
+        traits |= _gemma_traits(config.integer("hidden_size"))
         traits["attention_scale"] = config.number("query_pre_attn_scalar", 256) ** -0.5
     return traits
 
 
-def _activation(config: Fields, name: str, default: str) -> str:
-    stated = config.text(name, default)
+def _activation(config: ConfigFields, name: str, default: str) -> str:
+    stated = config.string(name, default)
     if stated not in ACTIVATIONS:
         raise UnsupportedModelError(f"{name} {stated!r} is not served; served are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[stated]
@@ -299,12 +299,12 @@ def _even_share(width: int, heads: int) -> int | None:
 
 def from_gguf(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> ModelConfig:
     """The config in a GGUF file; what its keys leave out, its tensors show."""
-    general = Fields(values, "general.")
-    family = general.text("architecture")
-    if general.text("type", "model") != "model":
+    general = ConfigFields(values, "general.")
+    family = general.string("architecture")
+    if general.string("type", "model") != "model":
         raise UnsupportedModelError(f"this GGUF file holds a model's {general.get('type')}; give the model's own file")
-    config = Fields(values, f"{family}.")
-    refuse(config, family, GGUF_FAMILIES)
+    config = ConfigFields(values, f"{family}.")
+    check_supported(config, family, GGUF_FAMILIES)
     settings = _gguf_sizes(config, tensors) | _gguf_traits(config, family, tensors)
     settings["windows"] = gguf_windows(config, family, settings["layers"])
     factors = _rope_factors(family, tensors, settings["head_dim"])
@@ -312,28 +312,28 @@ def from_gguf(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> M
     return _make(settings, family)
 
 
-def _gguf_sizes(config: Fields, tensors: Mapping[str, LazyTensor]) -> Settings:
-    width, heads = config.count("embedding_length"), config.count("attention.head_count")
-    head_dim = config.count("attention.key_length", _even_share(width, heads))
+def _gguf_sizes(config: ConfigFields, tensors: Mapping[str, LazyTensor]) -> Settings:
+    width, heads = config.integer("embedding_length"), config.integer("attention.head_count")
+    head_dim = config.integer("attention.key_length", _even_share(width, heads))
     for name in ("attention.value_length", "rope.dimension_count"):
-        if config.count(name, head_dim) != head_dim:
+        if config.integer(name, head_dim) != head_dim:
             raise UnsupportedModelError(f"{name} differs from the heads' dimension, {head_dim}, which is not served")
     if "token_embd.weight" not in tensors:
         raise ModelError("tensor 'token_embd.weight' is missing; is this the whole GGUF file?")
     return {
         "vocab": tensors["token_embd.weight"].shape[0],
         "width": width,
-        "layers": config.count("block_count", most=MOST_LAYERS),
+        "layers": config.integer("block_count", most=MOST_LAYERS),
         "heads": heads,
-        "kv_heads": config.count("attention.head_count_kv", heads),
+        "kv_heads": config.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "ffn": config.count("feed_forward_length"),
-        "context": config.count("context_length"),
+        "ffn": config.integer("feed_forward_length"),
+        "context": config.integer("context_length"),
         "norm_eps": config.number("attention.layer_norm_rms_epsilon"),
     }
 
 
-def _gguf_traits(config: Fields, family: str, tensors: Mapping[str, LazyTensor]) -> Settings:
+def _gguf_traits(config: ConfigFields, family: str, tensors: Mapping[str, LazyTensor]) -> Settings:
     traits: Settings = {
         "tied": "output.weight" not in tensors,
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
@@ -342,9 +342,9 @@ def _gguf_traits(config: Fields, family: str, tensors: Mapping[str, LazyTensor])
         "qk_norm": family in ("qwen3", "gemma3"),
     }
     if family == "gemma3":
-        traits |= {"activation": "gelu_tanh", **_gemma_traits(config.count("embedding_length"))}
-        if config.count("block_count") == GEMMA_27B_LAYERS:
-            share = config.count("embedding_length") / config.count("attention.head_count")
+        traits |= {"activation": "gelu_tanh", **_gemma_traits(config.integer("embedding_length"))}
+        if config.integer("block_count") == GEMMA_27B_LAYERS:
+            share = config.integer("embedding_length") / config.integer("attention.head_count")
             traits["attention_scale"] = share**-0.5
     return traits
 
@@ -373,16 +373,16 @@ def _make(settings: Settings, family: str) -> ModelConfig:
     return ModelConfig(**settings, family=family)
 
 
-def end_ids(checkpoint: Checkpoint) -> frozenset[int]:
+def eos_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
     """The tokens after which the model wants no more."""
     if checkpoint.kind == "gguf":
         return _gguf_end_ids(checkpoint.config)
-    sources = (checkpoint.generation, checkpoint.config, Fields(checkpoint.config).part("text_config").values)
+    sources = (checkpoint.generation, checkpoint.config, ConfigFields(checkpoint.config).section("text_config").values)
     return _ids([source.get("eos_token_id") for source in sources])
 
 
 def _gguf_end_ids(values: Mapping[str, Any]) -> frozenset[int]:
-    tokens = Fields(values, "tokenizer.ggml.").names("tokens")
+    tokens = ConfigFields(values, "tokenizer.ggml.").strings("tokens")
     named = [token for token, text in enumerate(tokens) if text in END_TOKENS]
     return _ids([named, *(values.get(f"tokenizer.ggml.{key}") for key in END_KEYS)])
 

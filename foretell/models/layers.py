@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from foretell.kernels.linear import linear, prepared
-from foretell.kernels.native.huge_pages import Room
+from foretell.kernels.linear import linear, prepare_linear
+from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.kernels.native.packed import PackedLinear
 
 
 class Linear(nn.Module):
-    """Rows times a matrix. After `pack` the weights lie as the kernel wants them and `weight` is gone."""
+    """Rows times a matrix. After `pack_onednn` the weights lie as the kernel wants them and `weight` is gone."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class Linear(nn.Module):
         assert self.weight is not None, "an unpacked layer has its weight"
         return linear(x, self.weight, self.bias)
 
-    def pack(self, room: Room) -> None:
+    def pack(self, room: HugePageArena) -> None:
         """Lay the weights out for speed, in `room`, where there is a way to."""
         if self.weight is None:
             return
         bias = None if self.bias is None else self.bias.data
-        if (packed := prepared(self.weight.data, bias, room)) is not None:
+        if (packed := prepare_linear(self.weight.data, bias, room)) is not None:
             self.packed, self.weight = packed, None
 
     @property

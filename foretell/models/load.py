@@ -32,10 +32,10 @@ def load_model(
     """The checkpoint's decoder with its weights, or a rank's part of them, not yet prepared to run."""
     device = torch.device(device)
     config, dtype = read_config(checkpoint), choose_dtype(checkpoint, dtype, device)
-    check_tensors(sketch(config, dtype), checkpoint)
-    decoder = sketch(config, dtype, shard)
+    check_tensors(meta_model(config, dtype), checkpoint)
+    decoder = meta_model(config, dtype, shard)
     with torch.no_grad():
-        fill_weights(take_memory(decoder, device), checkpoint)
+        fill_weights(materialize(decoder, device), checkpoint)
     return decoder.eval()
 
 
@@ -55,18 +55,18 @@ def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch
     return DTYPES.get(str(stored), torch.bfloat16)
 
 
-def is_rounded(checkpoint: Checkpoint) -> bool:
+def is_quantized(checkpoint: Checkpoint) -> bool:
     """Whether the file's own weights stand on a grid of few bits."""
     return checkpoint.kind == "gguf" and checkpoint.config.get("general.file_type", -1) not in GGUF_FILE_TYPES
 
 
-def sketch(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> Decoder:
+def meta_model(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> Decoder:
     """A decoder of shapes alone."""
     with torch.device("meta"):
         return Decoder(config, shard).to(dtype)
 
 
-def take_memory(decoder: Decoder, device: torch.device) -> Decoder:
+def materialize(decoder: Decoder, device: torch.device) -> Decoder:
     """Give a sketch parameters that hold whatever was in memory."""
     if decoder.config.tied:
         decoder.head.weight = None  # or the one parameter would become two
@@ -82,7 +82,7 @@ def take_memory(decoder: Decoder, device: torch.device) -> Decoder:
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> int:
     """What the prepared weights take; a tied embedding counts twice where `prepare` packs a head from it."""
-    count = sum(parameter.numel() for parameter in sketch(config, dtype).parameters())
+    count = sum(parameter.numel() for parameter in meta_model(config, dtype).parameters())
     if config.tied and torch.device(device).type == "cpu" and dtype == torch.float32:
         count += config.vocab * config.width
     return count * dtype.itemsize

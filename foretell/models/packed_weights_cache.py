@@ -15,25 +15,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foretell.hub.home import packed_folder
+from foretell.hub.catalog import packed_folder
 from foretell.hub.mapped_file import (
     MappedFileError,
     OutdatedError,
-    abandoned,
     read_about,
     read_mapped,
+    unfinished_folders,
     write_mapped,
 )
-from foretell.kernels.native.huge_pages import Room, in_large_pages
+from foretell.kernels.native.huge_pages import HugePageArena, in_huge_pages
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear, PackedWeights
 
 from .config import ModelConfig
 from .decoder import Decoder
 from .layers import Linear
-from .load import sketch
-from .quantize import Bits, QuantizedLinear
-from .variants import bits_of
+from .load import meta_model
+from .quantize import Bits, QuantizedLinear, layer_bits
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("foretell")
 PACKAGE = Path(__file__).parents[1]
 # What decides which bytes a checkpoint becomes.
-MAKERS = ("hub/quants.py", "kernels/quantized.py", "kernels/native/packed.py", "models/*.py")
-WORTH = 32 << 20  # bytes; what is smaller is made anew in no time
-FORGOTTEN = 24 * 3600.0  # seconds after which nobody is writing a file any more
+PACKING_SOURCES = ("hub/quants.py", "kernels/quantized.py", "kernels/native/packed.py", "models/*.py")
+MIN_CACHED_BYTES = 32 << 20  # bytes; what is smaller is made anew in no time
+ABANDONED_SECONDS = 24 * 3600.0  # seconds after which nobody is writing a file any more
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class PackedWeightsCache:
         native, path = library(), self.path
         assert native is not None, "the file is for the library"
         try:
-            return restored(native, self.config, self.bits, read_mapped(path, self.about()))
+            return restore_model(native, self.config, self.bits, read_mapped(path, self.about()))
         except FileNotFoundError:
             return None
         except OutdatedError as error:
@@ -84,17 +83,17 @@ class PackedWeightsCache:
 
     def write(self, model: Decoder) -> None:
         """Keep a model that is ready to run. What cannot be kept is loaded as before the next time."""
-        tensors = dict(parts(model))
-        if sum(tensor.nbytes for tensor in tensors.values()) < WORTH:
+        tensors = dict(packed_tensors(model))
+        if sum(tensor.nbytes for tensor in tensors.values()) < MIN_CACHED_BYTES:
             return
         try:
             write_mapped(self.path, self.about(), tensors)
         except OSError as error:
             LOG.warning("%s cannot be kept, so the next start takes as long: %s", self.path, error)
-        tidy(packed_folder())
+        remove_stale_files(packed_folder())
 
 
-def parts(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+def packed_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """All that has to be kept of a model that is ready to run; a tied head is kept packed only."""
     linears = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
     for name, parameter in model.named_parameters():
@@ -112,18 +111,18 @@ def parts(model: Decoder) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}.{part}", tensor
 
 
-def restored(native: Library, config: ModelConfig, bits: Bits | None, tensors: dict[str, Tensor]) -> Decoder:
-    """The decoder with these `parts`, which are copied where the pages of the file are small."""
-    model = sketch(config, torch.float32)
-    if not in_large_pages(max(tensors.values(), key=lambda tensor: tensor.nbytes)):
-        room = Room()
+def restore_model(native: Library, config: ModelConfig, bits: Bits | None, tensors: dict[str, Tensor]) -> Decoder:
+    """The decoder with these `packed_tensors`, which are copied where the pages of the file are small."""
+    model = meta_model(config, torch.float32)
+    if not in_huge_pages(max(tensors.values(), key=lambda tensor: tensor.nbytes)):
+        room = HugePageArena()
         tensors = {name: room.put(tensor) for name, tensor in tensors.items()}  # all: nothing is in memory twice
     for path, module in list(model.named_modules()):
         prefix = f"{path}." if path else ""
         for name, child in module._modules.items():
             if isinstance(child, Linear):
                 held = {part: tensors.get(f"{prefix}{name}.{part}") for part in ("values", "scales", "bias")}
-                module._modules[name] = _linear(native, child, bits and bits_of(name, bits), held)
+                module._modules[name] = _linear(native, child, bits and layer_bits(name, bits), held)
         if not isinstance(module, Linear):
             for name in module._parameters:
                 module._parameters[name] = nn.Parameter(tensors[f"{prefix}{name}"], requires_grad=False)
@@ -142,9 +141,9 @@ def _linear(native: Library, like: Linear, bits: Bits | None, held: dict[str, Te
     return like
 
 
-def tidy(folder: Path) -> None:
+def remove_stale_files(folder: Path) -> None:
     """Remove files whose checkpoints are gone, and what was never finished."""
-    for unfinished in abandoned(folder, time.time() - FORGOTTEN):
+    for unfinished in unfinished_folders(folder, time.time() - ABANDONED_SECONDS):
         shutil.rmtree(unfinished, ignore_errors=True)
     for file in folder.glob("*"):
         try:
@@ -164,7 +163,7 @@ def _made_by() -> str:
     """Changes with the code, and with what it is run by."""
     ways = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.byteorder)
     digest = hashlib.sha256(repr(ways).encode())
-    for pattern in MAKERS:
+    for pattern in PACKING_SOURCES:
         for source in sorted(PACKAGE.glob(pattern)):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()

@@ -11,24 +11,23 @@ from torch import Tensor
 from .config import ModelConfig
 from .decoder import Decoder
 from .draft_heads import TargetWeights
-from .load import sketch, take_memory
-from .tensor_slices import CHUNK
-from .weights import fill_weights, output_tensor
+from .load import materialize, meta_model
+from .weights import CHUNK, fill_weights, output_tensor
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
 
 
-def lend(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
+def share_target_weights(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
     """To heads that lie where the target does; what is packed away is read once more. Which tokens a head can guess is
     dealt evenly, wherever the target has their rows: those are read, too."""
     if model.shard is None:
-        return TargetWeights.of(model) if model.lends else read_whole(checkpoint, model)
+        return TargetWeights.of(model) if model.can_share_weights else read_target_weights(checkpoint, model)
 
     def find(tokens: Tensor) -> Tensor:
         return read_output_rows(checkpoint, model.config, tokens.cpu()).to(model.embed)
 
-    return replace(TargetWeights.of(model), find=find)
+    return replace(TargetWeights.of(model), find_output_rows=find)
 
 
 def read_output_rows(checkpoint: Checkpoint, config: ModelConfig, tokens: Tensor) -> Tensor:
@@ -41,17 +40,17 @@ def read_output_rows(checkpoint: Checkpoint, config: ModelConfig, tokens: Tensor
     return torch.cat(found)
 
 
-def read_whole(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
+def read_target_weights(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
     """The whole embedding, output and last norm of the target that `model` is, or a part of, read once more."""
-    ends = take_memory(sketch(_ends(model.config), model.dtype), model.embed.device)
+    ends = materialize(meta_model(_ends(model.config), model.dtype), model.embed.device)
     with torch.no_grad():
         fill_weights(ends, checkpoint)
     return TargetWeights.of(ends)
 
 
-def whole_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def target_weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """What that takes."""
-    return sum(tensor.nbytes for tensor in sketch(_ends(config), dtype).parameters())
+    return sum(tensor.nbytes for tensor in meta_model(_ends(config), dtype).parameters())
 
 
 def _ends(config: ModelConfig) -> ModelConfig:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from foretell.errors import UnsupportedModelError
 from foretell.options import nearest
 
-from .config_fields import Fields
+from .config_fields import ConfigFields
 
 SERVED = "served are dense Llama, Mistral, SmolLM2, Qwen 2, 2.5 and 3, and Gemma 3 text models, whole or as GGUF"
 
@@ -32,28 +32,28 @@ SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 RECURRENT_LAYERS = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
 
 
-def refuse(config: Fields, name: str, known: Collection[str]) -> None:
+def check_supported(config: ConfigFields, name: str, known: Collection[str]) -> None:
     """Raise what says in words why this model, of the type `name`, is not served; return for one of `known` that is."""
     kind = _kind_by_fields(config) or _kind_by_name(name, known)
     if kind:
         called = repr(name) if name else "this"
         raise UnsupportedModelError(f"{called} is a model of the {kind} kind, which is not served; {SERVED}")
     if not name:
-        raise config.lacking("model_type")
+        raise config.missing("model_type")
     if name not in known:
         raise UnsupportedModelError(f"model type {name!r} is not served; {nearest(name, known)}")
     if config.get("use_bidirectional_attention") or config.get("attention.causal") is False:
         raise UnsupportedModelError(f"this {name!r} looks ahead (it embeds texts), which is not served; {SERVED}")
 
 
-def _kind_by_fields(config: Fields) -> str | None:
-    conditional = any(name.endswith("ForConditionalGeneration") for name in config.names("architectures"))
+def _kind_by_fields(config: ConfigFields) -> str | None:
+    conditional = any(name.endswith("ForConditionalGeneration") for name in config.strings("architectures"))
     signs = {
         ADAPTER: config.get("peft_type") is not None,
         QUANTIZED: any(config.get(name) for name in ("quantization_config", "quantization")),
         ENCODER: config.get("is_encoder_decoder") is True,
         VISION: conditional or any(config.get(name) for name in SENSES),
-        RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.names("layer_types")),
+        RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.strings("layer_types")),
         EXPERTS: any(config.get(name, 0) for name in EXPERT_COUNTS),
         SOFTCAP: any(config.get(name) for name in SOFTCAPS),
     }

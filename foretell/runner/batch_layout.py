@@ -1,4 +1,4 @@
-"""Sequences and their drafts, laid out as the rows of one step."""
+"""Packs scheduled sequences and their drafts into the rows of one step."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from foretell.kernels.bounds import require
 from foretell.kv.cache import slots_of
 from foretell.types import Draft, ScheduledSequence
 
-Whole = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """A step's rows on the host; an executor takes them to where the model is."""
+    """The rows of a step, one per token, on the host; an executor copies them to the model's device."""
 
     tokens: list[int]
     positions: list[int]
     slots: list[int]
-    spans: list[Span]  # one a share, in the order of the rows
-    wanted: list[int]  # rows whose logits are wanted, rising
+    spans: list[Span]  # one per sequence, in the order of the rows
+    logits_indices: list[int]  # rows whose logits are computed, ascending
 
     @property
     def rows(self) -> int:
+        """Return the number of rows."""
         return len(self.tokens)
 
     @cached_property
-    def table(self) -> Whole:
-        """[3, n]: tokens, positions, slots. Who looks at a few rows one by one has no use for it."""
+    def table(self) -> IntArray:
+        """Return tokens, positions and slots as one array [3, rows]; small steps are faster with the lists."""
         return np.array([self.tokens, self.positions, self.slots], np.int64)
 
 
-def pack(shares: list[ScheduledSequence], drafts: list[Draft], page_size: int) -> BatchLayout:
-    """Each share's pending tokens, then its draft's nodes."""
+def pack(scheduled: list[ScheduledSequence], drafts: list[Draft], page_size: int) -> BatchLayout:
+    """Lay out the new tokens of each sequence, followed by the nodes of its draft."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    wanted: list[int] = []
+    logits_indices: list[int] = []
     spans: list[Span] = []
-    for share, draft in zip(shares, drafts, strict=True):
-        seq, start, take, nodes = share.seq, share.start, share.num_new_tokens, len(draft.parents)
-        first, end, stop = len(tokens), start + take, start + take + nodes
+    for each, draft in zip(scheduled, drafts, strict=True):
+        seq, start, count, nodes = each.seq, each.start, each.num_new_tokens, len(draft.parents)
+        first, end, stop = len(tokens), start + count, start + count + nodes
         pages = tuple(seq.pages[: -(-stop // page_size)])
         require(stop <= len(pages) * page_size, "pages for all tokens and draft tokens of a sequence")
-        if take == 1:
+        if count == 1:
             tokens.append(seq.tokens[start])
         else:
             tokens += seq.tokens[start:end]
@@ -58,37 +59,37 @@ def pack(shares: list[ScheduledSequence], drafts: list[Draft], page_size: int) -
         if parents:
             positions += range(start, end)
             positions += [end - 1 + depth for depth in draft.depths()]
-        else:  # a chain goes on as the text does
+        else:  # a chain continues the sequence
             positions += range(start, stop)
         slots += slots_of(pages, page_size, start, stop)
-        wanted += range(first + take + nodes - logit_rows(share, draft), first + take + nodes)
-        spans.append(Span(first, take + nodes, start, pages, parents))
-    return BatchLayout(tokens, positions, slots, spans, wanted)
+        logits_indices += range(first + count + nodes - num_logits(each, draft), first + count + nodes)
+        spans.append(Span(first, count + nodes, start, pages, parents))
+    return BatchLayout(tokens, positions, slots, spans, logits_indices)
 
 
-def pack_ahead(shares: list[ScheduledSequence], rows: list[int], page_size: int) -> BatchLayout:
-    """One row for each share: the token that this row of the step before comes to, which nobody knows yet."""
-    starts = [share.start for share in shares]
-    pages = [tuple(share.seq.pages[: share.start // page_size + 1]) for share in shares]
+def pack_async(scheduled: list[ScheduledSequence], rows: list[int], page_size: int) -> BatchLayout:
+    """Lay out one row per sequence whose token is still unknown: the next token of this row of the step in flight."""
+    starts = [each.start for each in scheduled]
+    pages = [tuple(each.seq.pages[: each.start // page_size + 1]) for each in scheduled]
     slots = [each[-1] * page_size + start % page_size for each, start in zip(pages, starts, strict=True)]
     spans = [Span(i, 1, start, each) for i, (start, each) in enumerate(zip(starts, pages, strict=True))]
-    return BatchLayout([-1 - row for row in rows], starts, slots, spans, list(range(len(shares))))
+    return BatchLayout([-1 - row for row in rows], starts, slots, spans, list(range(len(scheduled))))
 
 
-def logit_rows(share: ScheduledSequence, draft: Draft) -> int:
-    """How many of a share's rows, the last ones, have their logits wanted."""
-    if share.wants_prompt_logprobs:
-        return share.num_new_tokens + len(draft.parents)
-    return 1 + len(draft.parents) if share.start + share.num_new_tokens == share.length else 0
+def num_logits(scheduled: ScheduledSequence, draft: Draft) -> int:
+    """Return for how many of a sequence's rows, the last ones, logits are computed."""
+    if scheduled.wants_prompt_logprobs:
+        return scheduled.num_new_tokens + len(draft.parents)
+    return 1 + len(draft.parents) if scheduled.start + scheduled.num_new_tokens == scheduled.length else 0
 
 
-def span_lists(spans: list[Span]) -> tuple[list[int], list[int], list[int]]:
-    """Of each span what `foretell::Span` has, and the pages and parents of all."""
-    rows: list[int] = []
+def flatten_spans(spans: list[Span]) -> tuple[list[int], list[int], list[int]]:
+    """Return the fields of `foretell::Span` for each span, and the pages and parents of all spans."""
+    fields: list[int] = []
     pages: list[int] = []
     parents: list[int] = []
     for span in spans:
-        rows += (span.first, span.rows, span.start, len(pages), len(span.parents), len(parents))
+        fields += (span.first, span.rows, span.start, len(pages), len(span.parents), len(parents))
         pages += span.pages
         parents += span.parents
-    return rows, pages, parents
+    return fields, pages, parents

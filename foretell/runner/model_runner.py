@@ -1,4 +1,4 @@
-"""Runs a model over sequences and their drafts, and keeps its keys and values."""
+"""Runs a model over sequences and their drafts, and owns its KV cache."""
 
 from __future__ import annotations
 
@@ -6,46 +6,36 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
 from foretell.errors import RankError
-from foretell.kernels.attention import Layout
+from foretell.kernels.attention import AttentionLayout
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
-from foretell.runner.batch_layout import pack, pack_ahead
-from foretell.runner.cuda.draft_chain import PendingChains
-from foretell.runner.executor import AsyncExecutor, AsyncStep, EagerExecutor, Executor, StepOutput
+from foretell.runner.batch_layout import pack, pack_async
+from foretell.runner.executor import AsyncStep, EagerExecutor, Executor, PendingChains, StepOutput
 from foretell.runner.heads.ops import HeadOps, TorchHeadOps
-from foretell.runner.native.executor import NativeExecutor, native_executor
-from foretell.sampling.cuda_sampler import Draws
-from foretell.types import Draft, ScheduledSequence, Sequence
-
-
-def cuda_or_eager(model: Decoder, cache: KVCache, layout: Layout) -> Executor:
-    """The fast one where Triton is here, else its definition."""
-    if find_spec("triton") is None:
-        return EagerExecutor(model, cache, layout)
-    from foretell.runner.cuda.executor import CudaExecutor
-
-    return CudaExecutor(model, cache, layout)
+from foretell.runner.native.executor import native_executor
+from foretell.sampling.cuda_sampler import SamplingBatch
+from foretell.types import NO_DRAFT, Draft, ScheduledSequence, Sequence
 
 
 class Workers(Protocol):
-    """Other processes that have a part of the model, and of its cache."""
+    """Worker processes that hold the other shards of a model and of its KV cache."""
 
     def move(self, source: list[int], target: list[int]) -> None: ...
-    def lead(self, work: TorchHeadOps) -> HeadOps: ...
-    def wire(self, head: int, config: HeadConfig) -> None: ...
+    def leader_ops(self, ops: TorchHeadOps) -> HeadOps: ...
+    def configure_head(self, head: int, config: HeadConfig) -> None: ...
     def check(self) -> None: ...
-    def listen(self, told: Callable[[RankError], None]) -> None: ...
+    def on_failure(self, callback: Callable[[RankError], None]) -> None: ...
 
 
 class ModelRunner:
-    """One class for target and draft models; it does not know which it is."""
+    """Runs a target or a draft model; the two do not differ here."""
 
     def __init__(
         self,
@@ -53,129 +43,123 @@ class ModelRunner:
         pages: int,
         page_size: int,
         context: int,
-        taps: tuple[int, ...] = (),
-        beside: tuple[LayerShape, ...] = (),
+        hidden_layers: tuple[int, ...] = (),
+        extra_layers: tuple[LayerShape, ...] = (),
     ) -> None:
-        """`beside` are further layers of the cache, which stand behind the model's own and are written by others."""
-        self.model, self.hidden_layers, self.context = model.eval(), taps, context
+        """`extra_layers` are KV cache layers after the model's own; draft heads write them."""
+        self.model, self.hidden_layers, self.context = model.eval(), hidden_layers, context
         self.device = model.embed.device
         model.prepare(context)
-        share, windows = model.local.heads // model.local.kv_heads, frozenset(model.config.windows)
-        self.layout = Layout(page_size, share, windows, model.dtype, self.device)
+        queries_per_key = model.local.heads // model.local.kv_heads
+        self.layout = AttentionLayout(
+            page_size, queries_per_key, frozenset(model.config.windows), model.dtype, self.device
+        )
         self.pool = PagePool(pages, page_size)
-        self.cache = KVCache(model.layer_shapes + beside, pages, page_size, model.dtype, self.device)
+        self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()
         self.workers: Workers | None = None
-        self.logits_device: torch.device | None = None  # where logits are wanted, if not where the model is
+        self.logits_device: torch.device | None = None  # move logits there; None: leave them on the model's device
 
     def set_device(self) -> None:
-        """Let what this thread starts run where the model is: kernels go to the thread's own device, which is the first
-        one at its beginning."""
+        """Make the model's device the current one of this thread; a new thread starts on the first device."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     def with_variant(self, model: Decoder) -> ModelRunner:
-        """A runner for a variant of this model over the same pages; what it writes is good for drafts only."""
-        assert self.workers is None, "a variant would have to lie on all ranks"
+        """Return a runner of a variant of this model over the same pages. Its KV is good enough for drafts only."""
+        assert self.workers is None, "a variant would have to exist on all ranks"
         other = copy.copy(self)
         other.model, other.hidden_layers = model.eval(), ()
         other.executor = other._make_executor()
         return other
 
-    def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
-        """Run every share's tokens and draft; their pages are reserved already."""
-        packed = pack(shares, drafts, self.layout.page_size)
-        unseen = next((draft.device_draft for draft in drafts if draft.device_draft is not None), None)
-        if unseen is not None:
-            with torch.inference_mode():
-                return cast(AsyncExecutor, self.executor).forward_device_draft(
-                    packed, self.hidden_layers, unseen.token_buffer
-                )
-        if isinstance(self.executor, NativeExecutor):  # torch computes nothing, and its modes are dear to enter
-            output = self.executor(packed, self.hidden_layers)
-        else:
-            with torch.inference_mode():
-                output = self.executor(packed, self.hidden_layers)
+    def forward(self, scheduled: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
+        """Run the new tokens and the draft of every scheduled sequence; their pages are reserved already."""
+        packed = pack(scheduled, drafts, self.layout.page_size)
+        device_draft = next((draft.device_draft for draft in drafts if draft.device_draft is not None), None)
+        if device_draft is not None:
+            return self.executor.forward_device_draft(packed, self.hidden_layers, device_draft.token_buffer)
+        output = self.executor.forward(packed, self.hidden_layers)
         if self.logits_device is None or self.logits_device == self.device:
             return output
         return replace(output, logits=output.logits.to(self.logits_device))
 
     @property
     def supports_async(self) -> bool:
-        """Whether a step can be begun before the tokens of the one before are known."""
-        return hasattr(self.executor, "forward_async") and self.workers is None and self.logits_device is None
+        """Return whether a step can be launched before the tokens of the previous one are known."""
+        return self.executor.supports_async and self.workers is None and self.logits_device is None
 
     @property
     def num_steps(self) -> int:
-        """Steps that were run so far, where they may be sent ahead: one that was sent is the last of them."""
-        return cast(AsyncExecutor, self.executor).num_steps
+        """Return the number of steps launched so far; meaningful only with `supports_async`."""
+        return self.executor.num_steps
 
-    @torch.inference_mode()
     def forward_async(
-        self, shares: list[ScheduledSequence], rows: list[int], draws: Draws | None, top: int
+        self, scheduled: list[ScheduledSequence], rows: list[int], draws: SamplingBatch | None, top_k: int
     ) -> AsyncStep | None:
-        """A step of one token a share behind the one that runs: see `AsyncExecutor`. `rows` are those of that one which
-        come to the tokens."""
-        executor = cast(AsyncExecutor, self.executor)
-        return executor.forward_async(pack_ahead(shares, rows, self.layout.page_size), self.hidden_layers, draws, top)
+        """Launch a step of one token per sequence after the one in flight; see `Executor.forward_async`.
 
-    @torch.inference_mode()
-    def draft_chain(
-        self, shares: list[ScheduledSequence], steps: int, vocab: int, draws: Draws | None = None
-    ) -> PendingChains | None:
-        """After each share `steps` tokens of the first `vocab`, and how sure the model is of each: the likeliest, or
-        drawn. `draws` tell how the first of each is drawn; those behind it stand at the places that follow.
-
-        None where the executor has no way to run them in one go.
+        `rows` are the rows of the step in flight whose next tokens this step runs.
         """
-        run = getattr(self.executor, "chain", None)
-        if run is None:
+        packed = pack_async(scheduled, rows, self.layout.page_size)
+        return self.executor.forward_async(packed, self.hidden_layers, draws, top_k)
+
+    def draft_chain(
+        self, scheduled: list[ScheduledSequence], steps: int, vocab: int, draws: SamplingBatch | None = None
+    ) -> PendingChains | None:
+        """Draft `steps` tokens of the first `vocab` for each sequence on the device, with their confidence.
+
+        Tokens are the argmax, or sampled: `draws` describes the first token of each sequence, and the later ones are
+        sampled with the positions that follow. Returns None if the executor cannot run the chains in one go.
+        """
+        if not self.executor.supports_draft_chain:
             return None
-        packed = pack(shares, [Draft()] * len(shares), self.layout.page_size)
-        spans = [replace(span, pages=tuple(share.seq.pages)) for span, share in zip(packed.spans, shares, strict=True)]
-        found: PendingChains | None = run(replace(packed, spans=spans), steps, vocab, draws)
-        return found
+        packed = pack(scheduled, [NO_DRAFT] * len(scheduled), self.layout.page_size)
+        spans = [replace(span, pages=tuple(each.seq.pages)) for span, each in zip(packed.spans, scheduled, strict=True)]
+        return self.executor.draft_chain(replace(packed, spans=spans), steps, vocab, draws)
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a row has the same bits whatever runs beside it, so that nothing is left to rounding."""
-        return isinstance(getattr(self.executor, "own", self.executor), NativeExecutor)  # of ranks, this one's own
+        """Return whether a row's bits do not depend on the rest of the batch, so that rounding changes no token."""
+        return self.executor.is_batch_invariant
 
     def _make_executor(self) -> Executor:
-        if self.device.type == "cuda":
-            return cuda_or_eager(self.model, self.cache, self.layout)
+        if self.device.type == "cuda" and find_spec("triton") is not None:
+            from foretell.runner.cuda.executor import CudaExecutor
+
+            return CudaExecutor(self.model, self.cache, self.layout)
         return native_executor(self.model, self.cache) or EagerExecutor(self.model, self.cache, self.layout)
 
     def reserve(self, seq: Sequence, tokens: int) -> bool:
-        """Give `seq` pages for `tokens` tokens, or change nothing and say no."""
+        """Allocate pages for `tokens` tokens of `seq`; change nothing and return False if there are too few."""
         need = self.pool.pages_for(tokens) - len(seq.pages)
         if need <= 0:
             return True
-        pages = self.pool.take(need)
+        pages = self.pool.allocate(need)
         if pages is None:
             return False
         seq.pages += pages
         return True
 
     def compact_kv(self, seq: Sequence, root: int, path: tuple[int, ...]) -> None:
-        """Move the accepted nodes' keys and values up behind token `root`, the last before the draft."""
+        """Move the KV of the accepted nodes to the slots after token `root`, the last one before the draft."""
         size = self.layout.page_size
-        if path and path[-1] != len(path) - 1:  # a chain lies in place
+        if path and path[-1] != len(path) - 1:  # an accepted chain is in place already
             stop = root + 2 + path[-1]
             slots = slots_of(seq.pages, size, root + 1, stop)
-            still = next(at for at, node in enumerate(path) if node != at)  # those before lie in place, too
-            source, target = [slots[node] for node in path[still:]], slots[still : len(path)]
+            first = next(at for at, node in enumerate(path) if node != at)  # the nodes before it are in place, too
+            source, target = [slots[node] for node in path[first:]], slots[first : len(path)]
             if self.workers is not None:
                 self.workers.move(source, target)
             self.cache.move(source, target)
 
-    def lead_head_ops(self, work: TorchHeadOps) -> HeadOps:
-        """The first rank's part of a head, which from now on tells the others what it does."""
-        assert self.workers is not None, "a part of a head goes with the parts of others"
-        return self.workers.lead(work)
+    def leader_head_ops(self, ops: TorchHeadOps) -> HeadOps:
+        """Return ops that run on the head shards of all ranks; `ops` are those of the first rank."""
+        assert self.workers is not None, "a sharded head needs the other ranks"
+        return self.workers.leader_ops(ops)
 
     def trim(self, seq: Sequence, tokens: int) -> None:
-        """Take back the pages that `seq` does not need for its first `tokens` tokens."""
+        """Free the pages of `seq` that its first `tokens` tokens do not need."""
         keep = self.pool.pages_for(tokens)
         if keep < len(seq.pages):
             self.pool.release(seq.pages[keep:])

@@ -15,7 +15,7 @@ from foretell.sampling import noise
 from foretell.sampling_params import SamplingParams
 
 
-def distinct(params: list[SamplingParams]) -> tuple[list[SamplingParams], list[int]]:
+def unique_params(params: list[SamplingParams]) -> tuple[list[SamplingParams], list[int]]:
     """The settings there are, and for each row which of them are its own."""
     places: dict[int, int] = {}
     found: list[SamplingParams] = []
@@ -26,16 +26,16 @@ def distinct(params: list[SamplingParams]) -> tuple[list[SamplingParams], list[i
     return found, [places[id(each)] for each in params]
 
 
-LEAST_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-6
 
 
 @cache
-def works() -> bool:
+def available() -> bool:
     """Whether the kernel can be had; without Triton the definition runs, on the device too."""
     return find_spec("triton") is not None
 
 
-class Draws(NamedTuple):
+class SamplingBatch(NamedTuple):
     """How the token of each row is drawn."""
 
     params: list[SamplingParams]
@@ -43,31 +43,31 @@ class Draws(NamedTuple):
     positions: list[int]
 
 
-def choose_there(logits: Tensor, draws: Draws) -> list[int]:
-    """For each row of logits [rows, vocab] what `sampling.choose` defines."""
+def sample_on_device(logits: Tensor, draws: SamplingBatch) -> list[int]:
+    """For each row of logits [rows, vocab] what `sampling.sample` defines."""
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    leave_there(logits, draws, tokens)
+    sample_into(logits, draws, tokens)
     chosen: list[int] = tokens.tolist()
     return chosen
 
 
-def leave_there(logits: Tensor, draws: Draws, tokens: Tensor) -> None:
+def sample_into(logits: Tensor, draws: SamplingBatch, tokens: Tensor) -> None:
     """The same left in `tokens` [rows], int32; nobody waits for it."""
     from foretell.kernels.triton.sample import choose_tokens
 
-    host = torch.from_numpy(settings(draws))
+    host = torch.from_numpy(pack_settings(draws))
     if logits.is_cuda:
         host = host.pin_memory()
     choose_tokens(logits, host.to(logits.device, non_blocking=True), tokens)
 
 
-def settings(draws: Draws) -> npt.NDArray[np.int64]:
+def pack_settings(draws: SamplingBatch) -> npt.NDArray[np.int64]:
     """[rows, FIELDS] as the kernel reads them."""
-    kinds, places = distinct(draws.params)
+    kinds, places = unique_params(draws.params)
     floats = np.array([_floats(each) for each in kinds], np.float32).view(np.int64)
     return np.concatenate([noise.keys(draws.seeds, draws.positions)[:, None], floats[places]], 1)
 
 
 def _floats(params: SamplingParams) -> tuple[float, float, float, float]:
-    warmth = max(params.temperature, LEAST_TEMPERATURE) if params.temperature > 0 else 0.0
+    warmth = max(params.temperature, MIN_TEMPERATURE) if params.temperature > 0 else 0.0
     return warmth, params.top_p, params.min_p, float(max(params.top_k, 0))

@@ -12,7 +12,7 @@ from foretell.errors import RequestError
 from foretell.structured_output import FIELD, GrammarSpec
 from foretell.tokenizer import Tokenizer
 
-from .grammar_matcher import GrammarError, Matcher, one_line
+from .grammar_matcher import GrammarError, GrammarMatcher, one_line
 from .grammar_vocab import GrammarVocabulary
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class Grammar:
     vocab: int
     prototype: LLMatcher
 
-    def matcher(self, ends: Iterable[int]) -> Matcher:
+    def matcher(self, ends: Iterable[int]) -> GrammarMatcher:
         """A matcher at the beginning of a text that the tokens `ends` end. Copies share what their lexer learns."""
-        return Matcher(self.prototype.deep_copy(), self.vocab, ends)
+        return GrammarMatcher(self.prototype.deep_copy(), self.vocab, ends)
 
 
 class GrammarCompiler:
@@ -53,7 +53,7 @@ class GrammarCompiler:
                 self._vocabulary = _llguidance().LLTokenizer(vocabulary)
             return self._vocabulary
 
-    def known(self, spec: GrammarSpec) -> Grammar | None:
+    def cached(self, spec: GrammarSpec) -> Grammar | None:
         """The grammar of `spec` if it was compiled lately."""
         with self._grammars_lock:
             grammar = self._grammars.pop(spec, None)
@@ -63,7 +63,7 @@ class GrammarCompiler:
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """The grammar of `spec`; one that cannot be followed is refused with the reason."""
-        known = self.known(spec)
+        known = self.cached(spec)
         if known is not None:
             return known
         if spec.size > self._max_bytes:
@@ -93,7 +93,7 @@ class GrammarCompiler:
         """Take a first step and take it back: not every grammar can. The lexer keeps what it learns here."""
         trial = matcher.deep_copy()
         try:
-            first = Matcher(trial, self._vocab, ()).masks()[0].nonzero()
+            first = GrammarMatcher(trial, self._vocab, ()).masks()[0].nonzero()
         except GrammarError:
             raise RequestError(spec.field, one_line(trial.get_error()) or "allows no text but the empty one") from None
         if not (trial.consume_token(int(first[0])) and trial.rollback(1)):

@@ -24,7 +24,7 @@ class GrammarError(ForetellError):
     """A grammar that cannot go on: too complex at this place, or left by a token it does not allow."""
 
 
-class Matcher:
+class GrammarMatcher:
     """Follows one text through its grammar, and looks ahead along drafts. For one thread at a time.
 
     The end tokens are the request's own: each is allowed exactly where the text may stop, and ends it. Without any,
@@ -36,7 +36,7 @@ class Matcher:
         self._vocab = vocab
         self._ends = tuple(sorted(end for end in set(ends) if end < vocab))
         self.finished = False
-        self.followed = 0  # tokens of the text
+        self.num_tokens = 0  # tokens of the text
 
     def advance(self, tokens: Tokens[int]) -> int:
         """Follow tokens that entered the text. Tells how many were followed: what lies behind its end is not."""
@@ -49,7 +49,7 @@ class Matcher:
             else:
                 self._require(self._inner.consume_token(token), f"token {token} is not allowed here")
                 self.finished = self._is_over()
-            self.followed += 1
+            self.num_tokens += 1
         return len(tokens)
 
     def masks(self, draft: Draft = Draft()) -> Tensor:
@@ -64,7 +64,7 @@ class Matcher:
         self._require(bool(bits[0, : self._vocab].any()), "the stop tokens leave no token that may follow")
         return torch.from_numpy(bits[:, : self._vocab])
 
-    def forced(self, limit: int) -> list[int]:
+    def forced_tokens(self, limit: int) -> list[int]:
         """At most `limit` tokens that must come next, whatever the model says."""
         if self.finished:
             return []
@@ -74,7 +74,7 @@ class Matcher:
         self._back(len(run))
         return run + list(self._ends[: limit - len(run)]) if over else run
 
-    def allows(self, tokens: Tokens[int]) -> int:
+    def count_allowed(self, tokens: Tokens[int]) -> int:
         """How many of `tokens`, from the first on, the grammar lets follow: those a chain draft need not lose."""
         taken = ended = 0
         for token in () if self.finished else tokens:

@@ -10,7 +10,7 @@ from torch import Tensor
 from foretell.types import Request
 
 
-class History:
+class TokenHistory:
     """The tokens of one text before a step. A row adds the path of guesses that leads to it, for itself alone."""
 
     def __init__(self, request: Request, tokens: list[int], vocab: int, device: torch.device | None = None) -> None:
@@ -19,7 +19,7 @@ class History:
         self.error: str | None = None  # what went wrong in a function of the caller's
 
     @cached_property
-    def written(self) -> list[int]:
+    def output_tokens(self) -> list[int]:
         return self._tokens[self.prompt :]
 
     def tail(self, count: int, path: tuple[int, ...]) -> list[int]:
@@ -34,13 +34,13 @@ class History:
         return tokens, torch.tensor(list(wanted.values()), dtype=torch.float32, device=self.device)
 
     @cached_property
-    def outside(self) -> Tensor | None:
+    def disallowed(self) -> Tensor | None:
         """Tokens that are not among those allowed, [vocab]; None where all are."""
         allowed = self.request.params.allowed_token_ids
         return None if allowed is None else _only(self, allowed)
 
     @cached_property
-    def only_forbids(self) -> bool:
+    def only_masks_tokens(self) -> bool:
         """Whether all it does to scores is to forbid single tokens."""
         request, p = self.request, self.request.params
         changes = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1 or p.logit_bias
@@ -48,7 +48,7 @@ class History:
 
     @cached_property
     def _counts(self) -> Tensor:
-        return self._bins(self.written)
+        return self._bins(self.output_tokens)
 
     @cached_property
     def _seen(self) -> Tensor:
@@ -72,7 +72,7 @@ class History:
         return seen
 
 
-def looks_back(request: Request, written: int) -> bool:
+def changes_logits(request: Request, written: int) -> bool:
     """Whether anything changes the model's own scores behind so many written tokens."""
     p = request.params
     return bool(
@@ -89,7 +89,7 @@ def looks_back(request: Request, written: int) -> bool:
     )
 
 
-def adjust(scores: Tensor, history: History, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
+def process_row(scores: Tensor, history: TokenHistory, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
     """The model's scores [vocab] as the request wants them; `path` counts as written, `allowed` is a grammar's word."""
     scores = _bias(scores.clone(), history)
     scores = _penalise(scores, history, path)
@@ -102,11 +102,11 @@ def adjust(scores: Tensor, history: History, path: tuple[int, ...], allowed: Ten
     return kept
 
 
-def _process(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor:
+def _process(scores: Tensor, history: TokenHistory, path: tuple[int, ...]) -> Tensor:
     """The caller's own functions; one that fails ends its text, not the step."""
     for processor in history.request.params.logits_processors:
         try:
-            changed = processor([*history.written, *path], scores)
+            changed = processor([*history.output_tokens, *path], scores)
             if changed.shape != scores.shape:
                 raise ValueError(f"gave scores of shape {tuple(changed.shape)}, not {tuple(scores.shape)}")
             scores = changed
@@ -115,14 +115,14 @@ def _process(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor:
     return scores
 
 
-def _bias(scores: Tensor, history: History) -> Tensor:
+def _bias(scores: Tensor, history: TokenHistory) -> Tensor:
     if history.request.params.logit_bias:
         tokens, bias = history.bias
         scores[tokens] += bias.to(scores.dtype)
     return scores
 
 
-def _penalise(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor:
+def _penalise(scores: Tensor, history: TokenHistory, path: tuple[int, ...]) -> Tensor:
     p = history.request.params
     if p.repetition_penalty != 1:
         lowered = torch.where(scores > 0, scores / p.repetition_penalty, scores * p.repetition_penalty)
@@ -133,37 +133,37 @@ def _penalise(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor
     return scores
 
 
-def _without_forbidden(scores: Tensor, history: History, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
+def _without_forbidden(scores: Tensor, history: TokenHistory, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
     """Scores of a tensor of its own, because a processor may keep the one it gave."""
     closing = _closing_thought(history, path)
-    masks = [_only(history, (closing,))] if closing is not None else [history.outside]
+    masks = [_only(history, (closing,))] if closing is not None else [history.disallowed]
     masks += [None if allowed is None else ~allowed.to(scores.device)]
     kept = scores.clone()
     for mask in masks:
         if mask is not None:
             kept.masked_fill_(mask, float("-inf"))
-    if closing is None and (few := forbidden(history, path)):
+    if closing is None and (few := forbidden_tokens(history, path)):
         kept[few] = float("-inf")
     return kept
 
 
-def forbidden(history: History, path: tuple[int, ...]) -> list[int]:
+def forbidden_tokens(history: TokenHistory, path: tuple[int, ...]) -> list[int]:
     """Single tokens that may not come next."""
     p, found = history.request.params, list[int]()
     for length, runs in history.request.bad_words.items():
         found += runs.get(tuple(history.tail(length - 1, path)), ())
-    if len(history.written) + len(path) < p.min_tokens:
+    if len(history.output_tokens) + len(path) < p.min_tokens:
         found += [*history.request.end_ids, *p.stop_token_ids]
     return found
 
 
-def _only(history: History, tokens: tuple[int, ...] | list[int]) -> Tensor:
-    forbidden = torch.ones(history.vocab, dtype=torch.bool, device=history.device)
-    forbidden[list(tokens)] = False
-    return forbidden
+def _only(history: TokenHistory, tokens: tuple[int, ...] | list[int]) -> Tensor:
+    forbidden_tokens = torch.ones(history.vocab, dtype=torch.bool, device=history.device)
+    forbidden_tokens[list(tokens)] = False
+    return forbidden_tokens
 
 
-def _closing_thought(history: History, path: tuple[int, ...]) -> int | None:
+def _closing_thought(history: TokenHistory, path: tuple[int, ...]) -> int | None:
     """The token that must come to close a passage of thought that has used its budget up."""
     thinking, budget = history.request.reasoning, history.request.params.thinking_budget
     if thinking is None or budget is None:

@@ -1,4 +1,4 @@
-"""Drawing tokens on a CPU in one call. The definition is `choose` in sampling.py, but for rounding."""
+"""Drawing tokens on a CPU in one call. The definition is `sample` in sampling.py, but for rounding."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ HOW, KEY = struct.Struct("=dddq"), struct.Struct("=Q")  # of DRAW: how a row is 
 WORD = (1 << 64) - 1
 
 
-def chooser(logits: Tensor) -> Library | None:
+def native_sampler_for(logits: Tensor) -> Library | None:
     """The library, where it can choose among these."""
     return library() if logits.is_cpu and logits.dtype == torch.float32 else None
 
 
-def choose_natively(
+def sample_native(
     native: Library, logits: Tensor, params: list[SamplingParams], seeds: list[int], positions: list[int]
 ) -> list[int]:
     """Return the token of each row of logits [rows, vocab]."""
-    return native.choose(logits, draw_rows(params, noise.words(seeds, positions)))
+    return native.sample(logits, pack_sampling_rows(params, noise.words(seeds, positions)))
 
 
-def draw_rows(params: Iterable[SamplingParams], keys: Iterable[int]) -> bytes:
+def pack_sampling_rows(params: Iterable[SamplingParams], keys: Iterable[int]) -> bytes:
     """How rows are drawn, as the library wants it, each a DRAW; `keys` are those of their noise. No array: few rows are
     sooner written down."""
     found: list[bytes] = []

@@ -10,7 +10,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 TOKEN_STREAM = 0  # draws tokens, for target and draft alike: under the rule `match` they share their noise
-COIN_STREAM, PICK_STREAM = 1, 2  # of the rules that judge by probabilities; these are keyed by a step's root position
+ACCEPT_STREAM, RESIDUAL_STREAM = (
+    1,
+    2,
+)  # of the rules that judge by probabilities; these are keyed by a step's root position
 DRAFT_STREAM = 1 << 16  # node i of a draft made for such a rule draws from stream DRAFT_STREAM + i
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -32,7 +35,7 @@ def _scramble(x: Tensor) -> Tensor:
     return x
 
 
-def mix(seed: int, number: int) -> int:
+def derive_seed(seed: int, number: int) -> int:
     """A seed of its own for each `number`; number 0 keeps the seed."""
     return seed if number == 0 else _signed(_scrambled(seed + number * _GOLDEN))
 
@@ -98,14 +101,14 @@ def words(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) ->
     return list(map(_word, seeds, positions, repeat(stream, len(seeds))))
 
 
-def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
+def accept_uniforms(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
     """[n] seeds, [n] root positions and [width] nodes -> [n, width] uniforms that decide whether a node stands."""
-    return uniform(seed, root, COIN_STREAM, nodes)
+    return uniform(seed, root, ACCEPT_STREAM, nodes)
 
 
-def pick_noise(seed: Tensor, root: Tensor, lanes: Tensor) -> Tensor:
+def residual_noise(seed: Tensor, root: Tensor, lanes: Tensor) -> Tensor:
     """[n] seeds and roots, [width] token ids -> [n, width] exponentials that draw the token after the accepted path."""
-    return exponential(seed, root, PICK_STREAM, lanes)
+    return exponential(seed, root, RESIDUAL_STREAM, lanes)
 
 
 def draft_noise(seed: Tensor, root: Tensor, offset: int, lanes: Tensor) -> Tensor:

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foretell.kernels.native.library import library
+from foretell.sampling import noise
+from foretell.sampling.cuda_sampler import MIN_TEMPERATURE, SamplingBatch, available, sample_on_device
+from foretell.sampling.logits_processors import TokenHistory, forbidden_tokens, process_row
+from foretell.sampling.native_sampler import native_sampler_for, sample_native
 from foretell.sampling_params import SamplingParams
+from foretell.types import TokenLogprob
 
-from . import noise
-from .cuda_sampler import LEAST_TEMPERATURE, Draws, choose_there, works
-from .logits_processors import History, adjust, forbidden
-from .native_sampler import choose_natively, chooser
-
-MOST_TEMPERATURE = torch.finfo(torch.float32).max
-FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
+MAX_TEMPERATURE = torch.finfo(torch.float32).max
+TOP_P_CANDIDATES = 2048  # candidates a top-p search sorts before it sorts them all
 
 
-class Row(NamedTuple):
+class SamplingRow(NamedTuple):
     """What decides the token of one row: how it is asked for, where it stands, and what comes before if it counts."""
 
     params: SamplingParams
     seed: int
     position: int
-    history: History | None = None
+    history: TokenHistory | None = None
     path: tuple[int, ...] = ()  # guesses between the history and this row
     allowed: Tensor | None = None  # by a grammar, [vocab]
 
 
-def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
+def process_logits(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
     """The scores the requests want, [rows, vocab]; the model's own where nobody asked for others."""
     for row in rows:
         if row.history is not None:
@@ -41,17 +43,17 @@ def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
     for i, row in enumerate(rows):
         if row.history is None:
             continue
-        few = forbidden(row.history, row.path)
-        if row.allowed is not None or not row.history.only_forbids or len(few) >= logits.shape[-1]:
-            logits[i] = adjust(logits[i], row.history, row.path, row.allowed)
+        few = forbidden_tokens(row.history, row.path)
+        if row.allowed is not None or not row.history.only_masks_tokens or len(few) >= logits.shape[-1]:
+            logits[i] = process_row(logits[i], row.history, row.path, row.allowed)
         elif few:  # no pass over the vocabulary for an end that must not come yet
             logits[i, few] = float("-inf")
     return logits
 
 
-def choose(logits: Tensor, rows: list[Row]) -> list[int]:
+def sample(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
     """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
-    logits = adjusted(logits, rows)
+    logits = process_logits(logits, rows)
     params: list[SamplingParams] = []
     seeds: list[int] = []
     positions: list[int] = []
@@ -61,33 +63,33 @@ def choose(logits: Tensor, rows: list[Row]) -> list[int]:
         seeds.append(row.seed)
         positions.append(row.position)
         drawn |= row.params.temperature > 0
-    if logits.is_cuda and works():
-        return choose_there(logits, Draws(params, seeds, positions))
+    if logits.is_cuda and available():
+        return sample_on_device(logits, SamplingBatch(params, seeds, positions))
     if not drawn:
-        return likeliest(logits)
-    if (native := chooser(logits)) is not None:
-        return choose_natively(native, logits, params, seeds, positions)
-    return as_defined(logits, rows)
+        return argmax_tokens(logits)
+    if (native := native_sampler_for(logits)) is not None:
+        return sample_native(native, logits, params, seeds, positions)
+    return sample_reference(logits, rows)
 
 
-def as_defined(logits: Tensor, rows: list[Row]) -> list[int]:
-    """What `choose` gives, by definition, where some rows are drawn."""
-    tokens = _likeliest(logits)
+def sample_reference(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
+    """What `sample` gives, by definition, where some rows are drawn."""
+    tokens = _argmax(logits)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     some = logits if len(drawn) == len(rows) else logits[drawn]
     wanted = [rows[i] for i in drawn]
-    tokens[drawn] = draw(probabilities(some, [row.params for row in wanted]), wanted)
+    tokens[drawn] = sample_from_probs(probabilities(some, [row.params for row in wanted]), wanted)
     chosen: list[int] = tokens.tolist()
     return chosen
 
 
-def likeliest(logits: Tensor) -> list[int]:
-    """The first of the largest, row by row: what `choose` gives where nothing is drawn and nothing looks back."""
-    tokens: list[int] = _likeliest(logits).tolist()
+def argmax_tokens(logits: Tensor) -> list[int]:
+    """The first of the largest, row by row: what `sample` gives where nothing is drawn and nothing looks back."""
+    tokens: list[int] = _argmax(logits).tolist()
     return tokens
 
 
-def _likeliest(logits: Tensor) -> Tensor:
+def _argmax(logits: Tensor) -> Tensor:
     """Return the argmax of each row, the first of equals; NaN counts as -inf. On a CPU numpy is faster."""
     if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:  # which numpy has not
         return logits.argmax(-1)
@@ -98,48 +100,48 @@ def _likeliest(logits: Tensor) -> Tensor:
     return torch.as_tensor(found)
 
 
-def draw(probs: Tensor, rows: list[Row], stream: int = noise.TOKEN_STREAM) -> Tensor:
+def sample_from_probs(probs: Tensor, rows: list[SamplingRow], stream: int = noise.TOKEN_STREAM) -> Tensor:
     """One token a row of probs [rows, vocab], by noise from (seed, position, stream) with the token ids as lanes."""
     seeds = torch.tensor([row.seed for row in rows], device=probs.device)
     positions = torch.tensor([row.position for row in rows], device=probs.device)
-    if any(restricts(row.params) for row in rows):
-        return torch.stack([_draw_few(*each, stream) for each in zip(probs, seeds, positions, strict=True)])
+    if any(truncates(row.params) for row in rows):
+        return torch.stack([_sample_sparse(*each, stream) for each in zip(probs, seeds, positions, strict=True)])
     lanes = torch.arange(probs.shape[-1], device=probs.device)
     return (probs / noise.exponential(seeds, positions, stream, lanes)).argmax(-1)
 
 
-def _draw_few(probs: Tensor, seed: Tensor, position: Tensor, stream: int) -> Tensor:
-    """As `draw`, for one row most of which is 0: noise is made only where it can win."""
+def _sample_sparse(probs: Tensor, seed: Tensor, position: Tensor, stream: int) -> Tensor:
+    """As `sample_from_probs`, for one row most of which is 0: noise is made only where it can win."""
     lanes = probs.nonzero()[:, 0]
     race = probs[lanes] / noise.exponential(seed[None], position[None], stream, lanes)[0]
     return lanes[race.argmax()]
 
 
-def restricts(params: SamplingParams) -> bool:
+def truncates(params: SamplingParams) -> bool:
     """Whether tokens are left out of the draw."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """The distributions the requests asked for, [rows, vocab]. Greedy is one-hot, not a special case downstream."""
-    temperature = torch.tensor([divisor(p.temperature) for p in params], device=logits.device)
+    temperature = torch.tensor([clamp_temperature(p.temperature) for p in params], device=logits.device)
     scaled = logits / temperature[:, None]
-    probs = _proper(scaled.softmax(-1), scaled, logits)
+    probs = _repair_nan_rows(scaled.softmax(-1), scaled, logits)
     for i, p in enumerate(params):
         if p.temperature == 0:
             probs[i] = 0
-            probs[i, _likeliest(logits[i])] = 1
-        elif restricts(p):
-            probs[i] = restrict(probs[i], p)
+            probs[i, _argmax(logits[i])] = 1
+        elif truncates(p):
+            probs[i] = truncate_probs(probs[i], p)
     return probs
 
 
-def divisor(temperature: float) -> float:
+def clamp_temperature(temperature: float) -> float:
     """Return what scores are divided by: a temperature near 0 would overflow them, a huge one would itself."""
-    return min(max(temperature, LEAST_TEMPERATURE), MOST_TEMPERATURE)
+    return min(max(temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
 
 
-def _proper(probs: Tensor, scaled: Tensor, logits: Tensor) -> Tensor:
+def _repair_nan_rows(probs: Tensor, scaled: Tensor, logits: Tensor) -> Tensor:
     """Repair the rows that softmax made NaN: a NaN score counts as -inf, and where no distribution is left (an
     infinite or overflowing largest score, or none at all) the row is one-hot at the argmax of its logits."""
     if probs.device.type != "cpu":  # a look at the values would wait for the device
@@ -147,12 +149,12 @@ def _proper(probs: Tensor, scaled: Tensor, logits: Tensor) -> Tensor:
     for i in probs[:, 0].isnan().nonzero()[:, 0].tolist():
         kept = torch.where(logits[i].isnan(), -torch.inf, scaled[i]).softmax(-1)
         if kept[0].isnan():
-            kept.zero_()[_likeliest(logits[i])] = 1
+            kept.zero_()[_argmax(logits[i])] = 1
         probs[i] = kept
     return probs
 
 
-def restrict(probs: Tensor, params: SamplingParams) -> Tensor:
+def truncate_probs(probs: Tensor, params: SamplingParams) -> Tensor:
     """min-p, then top-k, then top-p; ties at an edge stay in. What stays is scaled to sum to 1."""
     if params.min_p > 0:
         probs = torch.where(probs >= params.min_p * probs.max(), probs, 0)
@@ -173,8 +175,34 @@ def _sorted(probs: Tensor) -> Tensor:
 def _smallest_kept(probs: Tensor, top_p: float) -> Tensor:
     """The probability at which the likeliest tokens together first reach `top_p` of what is there."""
     goal = top_p * probs.sum(dtype=torch.float64)
-    best = probs.topk(min(FIRST_LOOK, len(probs))).values
+    best = probs.topk(min(TOP_P_CANDIDATES, len(probs))).values
     if best.sum(dtype=torch.float64) < goal:
         best = _sorted(probs)
     reached = best.cumsum(0, dtype=torch.float64) >= goal
     return best[reached.int().argmax()] if reached.any() else best[-1]
+
+
+MAX_NATIVE_TOPK = 64  # that the library finds
+
+
+def topk(logits: Tensor, count: int) -> list[list[int]]:
+    """The `count` likeliest of each row of logits [rows, vocab], best first. Nothing may be NaN."""
+    count = min(count, logits.shape[-1])
+    native = library() if logits.is_cpu and logits.dtype == torch.float32 and count <= MAX_NATIVE_TOPK else None
+    if native is not None:
+        return native.topk(logits, count)
+    found: list[list[int]] = logits.topk(count).indices.tolist()
+    return found
+
+
+def token_logprobs(logits: Tensor, tokens: Tokens[int], topk: int) -> list[TokenLogprob]:
+    """For each row of logits [rows, vocab] its token and the `top` likeliest."""
+    logs = logits.double().log_softmax(-1)
+    best = logs.topk(min(topk, logs.shape[-1]))
+    rows = []
+    for i, token in enumerate(tokens):
+        own = float(logs[i, token])
+        rank = 1 + int((logs[i] > logs[i, token]).sum())
+        pairs = zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
+        rows.append(TokenLogprob(token, own, rank, tuple(pairs)))
+    return rows

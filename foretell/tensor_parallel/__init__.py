@@ -1,9 +1,8 @@
 """A model split over several processes: the first plans, the others run the same steps on their part."""
 
-from .launch import check_ranks, ranks_words, start_team
-from .leader import lead
-from .messages import LaunchSpec, ModelShardSpec, head_bytes, held_bytes
-from .tp_group import TensorParallelGroup
+from .leader import make_leader
+from .messages import LaunchSpec, ModelShardSpec, head_bytes, weight_bytes
+from .tp_group import TensorParallelGroup, check_ranks, describe_ranks, launch_workers
 
 __all__ = [
     "LaunchSpec",
@@ -11,8 +10,8 @@ __all__ = [
     "TensorParallelGroup",
     "check_ranks",
     "head_bytes",
-    "held_bytes",
-    "lead",
-    "ranks_words",
-    "start_team",
+    "weight_bytes",
+    "make_leader",
+    "describe_ranks",
+    "launch_workers",
 ]

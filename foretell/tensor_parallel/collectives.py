@@ -15,8 +15,8 @@ from torch import Tensor
 
 dist: Any = torch.distributed  # its classes are there, but not for type checkers
 HOST = "127.0.0.1"
-ABORTING = 10.0  # seconds at most that a process waits at its end for a group to be aborted
-PATIENCE = 120.0  # seconds a rank waits for another that lives but does not answer
+ABORT_TIMEOUT = 10.0  # seconds at most that a process waits at its end for a group to be aborted
+TIMEOUT = 120.0  # seconds a rank waits for another that lives but does not answer
 
 
 class RankTimeoutError(Exception):
@@ -36,7 +36,7 @@ class ProcessGroup:
         make = _gloo if device.type == "cpu" else _nccl
         self._backend = make(store, rank, size, wait)
 
-    def join(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1)
         every = flat.new_empty(self.size * len(flat))
         self._wait(lambda: self._backend._allgather_base(every, flat))
@@ -62,7 +62,7 @@ class ProcessGroup:
         if self.device.type == "cuda":
             aside = threading.Thread(target=self._backend.abort, name="foretell-abort", daemon=True)
             aside.start()
-            atexit.register(aside.join, ABORTING)
+            atexit.register(aside.join, ABORT_TIMEOUT)
 
     def _wait(self, start: Any) -> None:
         try:
@@ -80,10 +80,10 @@ def open_store(patience: float) -> tuple[Any, str]:
     file = os.memfd_create("foretell-ranks")
     os.fchmod(file, 0o600)
     path = f"/proc/{os.getpid()}/fd/{file}"
-    return find_store(path, patience), path
+    return join_store(path, patience), path
 
 
-def find_store(path: str, patience: float) -> Any:
+def join_store(path: str, patience: float) -> Any:
     """Open the store of `open_store` in another rank."""
     store = dist.FileStore(path)
     store.set_timeout(timedelta(seconds=patience))

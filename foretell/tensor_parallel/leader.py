@@ -17,80 +17,83 @@ from foretell.runner.executor import Executor, StepOutput
 from foretell.runner.heads.ops import HeadLogits, HeadOp, TorchHeadOps
 from foretell.runner.model_runner import ModelRunner
 
-from .messages import job_message, move_message, step_message, wire_message
+from .messages import head_config_message, head_op_message, move_message, step_message
 from .tp_group import TensorParallelGroup
 
 Result = TypeVar("Result")
 
 
-def lead(runner: ModelRunner, team: TensorParallelGroup, model: int = 0) -> None:
+def make_leader(runner: ModelRunner, team: TensorParallelGroup, model: int = 0) -> None:
     """Let the runner's steps and moves be those of all ranks; `model` is which of theirs."""
     runner.executor = LeaderExecutor(runner.executor, team, model)
     runner.workers = TensorParallelWorkers(team, model)
 
 
-class LeaderExecutor:
+class LeaderExecutor(Executor):
     """What the first rank's own executor gives: the others' parts are in its sums and logits."""
 
     def __init__(self, own: Executor, team: TensorParallelGroup, model: int) -> None:
-        self.own, self.team, self.model = own, team, model
+        self.executor, self.group, self.model = own, team, model
+        self.is_batch_invariant = own.is_batch_invariant
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-        return together(self.team, step_message(self.model, packed), lambda: self.own(packed, taps))
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+        return run_on_all_ranks(
+            self.group, step_message(self.model, packed), lambda: self.executor.forward(packed, taps)
+        )
 
 
 class LeaderHeadOps:
     """What the first rank's part of a head does, with the others."""
 
     def __init__(self, own: TorchHeadOps, team: TensorParallelGroup) -> None:
-        self.own, self.team = own, team
+        self.ops, self.group = own, team
 
-    def keep(self, slots: Tensor, states: Tensor) -> None:
+    def store_hidden_states(self, slots: Tensor, states: Tensor) -> None:
         """The others have kept theirs of every step."""
-        self.own.keep(slots, states)
+        self.ops.store_hidden_states(slots, states)
 
     def run(self, job: HeadOp) -> HeadLogits:
-        return together(self.team, job_message(self.own.pages.first, job), lambda: self.own.run(job))
+        return run_on_all_ranks(self.group, head_op_message(self.ops.pages.first, job), lambda: self.ops.run(job))
 
 
-def together(team: TensorParallelGroup, message: bytes, run: Callable[[], Result]) -> Result:
+def run_on_all_ranks(team: TensorParallelGroup, message: bytes, run: Callable[[], Result]) -> Result:
     """Tell the others, and do it. What breaks off leaves them in the midst of it: then there is no next time."""
     team.check()
     with uninterrupted():
         try:
-            team.tell(message)
+            team.broadcast(message)
             return run()
         except RankError:
             raise
         except BaseException as error:
-            raise team.lost(error) from error
+            raise team.fail(error) from error
 
 
 class TensorParallelWorkers:
     """The other ranks, as a runner knows them."""
 
     def __init__(self, team: TensorParallelGroup, model: int) -> None:
-        self._team, self._model = team, model
+        self._group, self._model = team, model
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Move slots as the first rank does."""
         if source != target:
-            self._team.tell(move_message(self._model, source, target))
+            self._group.broadcast(move_message(self._model, source, target))
 
-    def lead(self, work: TorchHeadOps) -> LeaderHeadOps:
+    def leader_ops(self, ops: TorchHeadOps) -> LeaderHeadOps:
         """The first rank's part of a head, with theirs."""
-        return LeaderHeadOps(work, self._team)
+        return LeaderHeadOps(ops, self._group)
 
-    def wire(self, head: int, config: HeadConfig) -> None:
+    def configure_head(self, head: int, config: HeadConfig) -> None:
         """Connect their parts of a head as the first rank's is."""
-        self._team.tell(wire_message(head, config))
+        self._group.broadcast(head_config_message(head, config))
 
     def check(self) -> None:
         """Raise if a rank was lost meanwhile: a CUDA device then ends a step as if all were well."""
-        self._team.check()
+        self._group.check()
 
-    def listen(self, told: Callable[[RankError], None]) -> None:
-        self._team.listen(told)
+    def on_failure(self, callback: Callable[[RankError], None]) -> None:
+        self._group.on_failure(callback)
 
 
 @contextmanager

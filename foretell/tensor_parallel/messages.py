@@ -14,28 +14,27 @@ import torch
 
 from foretell.hub import open_checkpoint
 from foretell.kernels.attention import Span
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig, read_head_config
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import Bits
+from foretell.models.quantize import Bits, quantize_weights, quantize_weights_cuda
 from foretell.models.sharding import Shard
-from foretell.models.variants import quantize_weights, round_weights
-from foretell.runner.batch_layout import BatchLayout, span_lists
-from foretell.runner.heads.ops import JOBS, HeadOp
+from foretell.runner.batch_layout import BatchLayout, flatten_spans
+from foretell.runner.heads.ops import HEAD_OPS, HeadOp
 
-STEP, MOVE, JOB, WIRE = range(4)
-FIELDS = 6  # of a span
+STEP, MOVE, HEAD_OP, HEAD_CONFIG = range(4)
+SPAN_FIELDS = 6  # of a span
 
-Numbers = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 
 
 def step_message(model: int, packed: BatchLayout) -> bytes:
     """Rows to run; who reads this answers with sums alone, so it need not know what becomes of them."""
-    spans, pages, parents = span_lists(packed.spans)
-    counts = [packed.rows, len(packed.spans), len(pages), len(parents), len(packed.wanted)]
-    head, tail = [STEP, model, *counts], [*spans, *pages, *parents, *packed.wanted]
+    spans, pages, parents = flatten_spans(packed.spans)
+    counts = [packed.rows, len(packed.spans), len(pages), len(parents), len(packed.logits_indices)]
+    head, tail = [STEP, model, *counts], [*spans, *pages, *parents, *packed.logits_indices]
     return np.array(head, np.int64).tobytes() + packed.table.tobytes() + np.array(tail, np.int64).tobytes()
 
 
@@ -44,46 +43,46 @@ def move_message(model: int, source: Sequence[int], target: Sequence[int]) -> by
     return np.array([MOVE, model, *source, *target], np.int64).tobytes()
 
 
-def job_message(head: int, job: HeadOp) -> bytes:
+def head_op_message(head: int, job: HeadOp) -> bytes:
     """What a head is to do; it is known by where its layers begin in the cache."""
     lists = [np.array(getattr(job, field.name), np.int64).reshape(-1) for field in fields(job)]
-    begin = np.array([JOB, head, JOBS.index(type(job)), *map(len, lists)], np.int64)
+    begin = np.array([HEAD_OP, head, HEAD_OPS.index(type(job)), *map(len, lists)], np.int64)
     return np.concatenate([begin, *lists]).tobytes()
 
 
-def wire_message(head: int, config: HeadConfig) -> bytes:
+def head_config_message(head: int, config: HeadConfig) -> bytes:
     """How a head is connected, where its file did not say it right."""
-    return np.array([WIRE, head], np.int64).tobytes() + json.dumps(config.said()).encode()
+    return np.array([HEAD_CONFIG, head], np.int64).tobytes() + json.dumps(config.to_json()).encode()
 
 
-def read_message(message: bytes) -> tuple[int, BatchLayout | tuple[list[int], list[int]] | HeadOp | HeadConfig]:
+def parse_message(message: bytes) -> tuple[int, BatchLayout | tuple[list[int], list[int]] | HeadOp | HeadConfig]:
     """Which model or head, and a step's rows, where slots move from and to, what to do, or how it is connected."""
     kind, model = np.frombuffer(message, np.int64, 2)
-    if kind == WIRE:
+    if kind == HEAD_CONFIG:
         return int(model), read_head_config(json.loads(message[16:]))
     numbers = np.frombuffer(message, np.int64)
-    if kind == JOB:
-        return int(model), _job(JOBS[numbers[2]], numbers[3:])
+    if kind == HEAD_OP:
+        return int(model), _parse_head_op(HEAD_OPS[numbers[2]], numbers[3:])
     if kind == MOVE:
         half = len(numbers) // 2 + 1
         return int(model), (numbers[2:half].tolist(), numbers[half:].tolist())
     rows, *counts = numbers[2:7].tolist()
-    sizes = np.array([3 * rows, FIELDS * counts[0], *counts[1:]])
+    sizes = np.array([3 * rows, SPAN_FIELDS * counts[0], *counts[1:]])
     table, spans, pages, parents, wanted = np.split(numbers[7:], np.cumsum(sizes)[:-1])
     tokens, positions, slots = table.reshape(3, rows).tolist()
-    shares = _spans(spans.tolist(), pages.tolist(), parents.tolist())
+    shares = _parse_spans(spans.tolist(), pages.tolist(), parents.tolist())
     return int(model), BatchLayout(tokens, positions, slots, shares, wanted.tolist())
 
 
-def _job(kind: type[HeadOp], numbers: Numbers) -> HeadOp:
+def _parse_head_op(kind: type[HeadOp], numbers: Int64Array) -> HeadOp:
     names = fields(kind)
     lists = np.split(numbers[len(names) :], np.cumsum(numbers[: len(names) - 1]))
     found = zip(names, lists, strict=True)
     return kind(*(int(each[0]) if name.type == "int" else each.tolist() for name, each in found))
 
 
-def _spans(fields: list[int], pages: list[int], parents: list[int]) -> list[Span]:
-    rows = [fields[at : at + FIELDS] for at in range(0, len(fields), FIELDS)]
+def _parse_spans(fields: list[int], pages: list[int], parents: list[int]) -> list[Span]:
+    rows = [fields[at : at + SPAN_FIELDS] for at in range(0, len(fields), SPAN_FIELDS)]
     ends = [row[3] for row in rows[1:]] + [len(pages)]
     return [
         Span(first, count, start, tuple(pages[page:end]), tuple(parents[parent : parent + nodes]))
@@ -98,7 +97,7 @@ class ModelShardSpec:
     checkpoint: Path
     dtype: torch.dtype
     bits: Bits | None
-    rounding: Rounding | None
+    rounding: QuantFormat | None
     pages: int
     page_size: int
     context: int
@@ -108,10 +107,10 @@ class ModelShardSpec:
         """A rank's part of it, in floats."""
         return load_model(open_checkpoint(self.checkpoint), self.dtype, device, shard)
 
-    def ready(self, model: Decoder) -> Decoder:
+    def quantize(self, model: Decoder) -> Decoder:
         """The loaded part with its weights as they will run."""
         if self.rounding is not None:
-            return round_weights(model, self.rounding)
+            return quantize_weights_cuda(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
 
 
@@ -122,7 +121,7 @@ class LaunchSpec:
     shard: Shard
     device: str
     threads: int
-    parts: tuple[ModelShardSpec, ...]
+    models: tuple[ModelShardSpec, ...]
 
 
 def head_bytes(head: DraftHead[Any], target: Decoder) -> int:
@@ -133,7 +132,7 @@ def head_bytes(head: DraftHead[Any], target: Decoder) -> int:
     return sum(packed.values()) + sum(tensor.nbytes for tensor in head.parameters() if id(tensor) not in shared)
 
 
-def held_bytes(model: Decoder) -> int:
+def weight_bytes(model: Decoder) -> int:
     """What a model's weights take in memory now, packed ones included."""
     packed = sum(each.native.bytes for each in model.modules() if isinstance(each, Linear) and each.native is not None)
     return packed + sum(tensor.nbytes for tensor in model.parameters())

@@ -16,10 +16,10 @@ from foretell.errors import ForetellError
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.model_runner import ModelRunner
 
-from .collectives import ProcessGroup, RankTimeoutError, find_store
-from .head_worker import RankHeads, split_runner
-from .messages import LaunchSpec, held_bytes, read_message
-from .worker_processes import Report
+from .collectives import ProcessGroup, RankTimeoutError, join_store
+from .head_worker import RankHeads, load_shard
+from .messages import LaunchSpec, parse_message, weight_bytes
+from .worker_processes import WorkerReport
 
 
 def main(line: Connection) -> None:
@@ -29,10 +29,10 @@ def main(line: Connection) -> None:
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
     try:
-        line.send(Report("here"))
-        _work(order, find_store(store, patience), patience, line, inbox)
+        line.send(WorkerReport("here"))
+        _run(order, join_store(store, patience), patience, line, inbox)
     except Exception as error:
-        line.send(Report("failed", f"{type(error).__name__}: {error}", isinstance(error, RankTimeoutError)))
+        line.send(WorkerReport("failed", f"{type(error).__name__}: {error}", isinstance(error, RankTimeoutError)))
         if isinstance(error, RankTimeoutError | ForetellError):
             sys.exit(1)  # all is said
         raise
@@ -48,31 +48,34 @@ def _listen(line: Connection, inbox: SimpleQueue[bytes]) -> None:
 
 
 @torch.inference_mode()
-def _work(order: LaunchSpec, store: Any, patience: float, line: Connection, inbox: SimpleQueue[bytes]) -> None:
+def _run(order: LaunchSpec, store: Any, patience: float, line: Connection, inbox: SimpleQueue[bytes]) -> None:
     torch.set_num_threads(order.threads)
     device, shard = torch.device(order.device), order.shard
     if device.type == "cuda":
         torch.cuda.set_device(device)
     group = ProcessGroup(store, shard.rank, shard.size, device, patience)
-    models = [part.load(shard, device) for part in order.parts]
+    models = [part.load(shard, device) for part in order.models]
     for model in models:
-        model.meet(group)
-    runners = [split_runner(part, model, group) for part, model in zip(order.parts, models, strict=True)]
-    weights, guessing = sum(held_bytes(runner.model) for runner, _ in runners), sum(heads.bytes for _, heads in runners)
-    line.send(Report("ready", weights=weights + guessing, heads=guessing))
+        model.join_ranks(group)
+    runners = [load_shard(part, model, group) for part, model in zip(order.models, models, strict=True)]
+    weights, guessing = (
+        sum(weight_bytes(runner.model) for runner, _ in runners),
+        sum(heads.bytes for _, heads in runners),
+    )
+    line.send(WorkerReport("ready", weights=weights + guessing, heads=guessing))
     while True:
-        _obey(inbox.get(), runners)
+        _handle(inbox.get(), runners)
 
 
-def _obey(message: bytes, runners: list[tuple[ModelRunner, RankHeads]]) -> None:
-    number, told = read_message(message)
+def _handle(message: bytes, runners: list[tuple[ModelRunner, RankHeads]]) -> None:
+    number, told = parse_message(message)
     if isinstance(told, BatchLayout):
         runner, heads = runners[number]
-        heads.keep(told, runner.executor(told, heads.taps).hidden_states)
+        heads.store_hidden_states(told, runner.executor.forward(told, heads.hidden_layers).hidden_states)
     elif isinstance(told, tuple):
         runners[number][0].cache.move(*told)
     else:
-        runners[0][1].do(number, told)  # heads guess for the target, which is the first
+        runners[0][1].apply(number, told)  # heads guess for the target, which is the first
 
 
 if __name__ == "__main__":

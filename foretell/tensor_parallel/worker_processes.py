@@ -18,18 +18,18 @@ from typing import Literal
 
 from foretell.errors import RankError
 
-PACKAGES = str(Path(__file__).parents[2])
-GRACE = 5.0  # seconds a process has to end by itself
-SETTLING = 0.5  # seconds after one rank's failure in which the others' show, of which one may be the cause
+PACKAGE_ROOT = str(Path(__file__).parents[2])
+EXIT_TIMEOUT = 5.0  # seconds a process has to end by itself
+FAILURE_WINDOW = 0.5  # seconds after one rank's failure in which the others' show, of which one may be the cause
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkerReport:
     """What a process tells: that it is there, that it can run, or why it ends."""
 
     kind: Literal["here", "ready", "failed"]
-    words: str = ""
-    parted: bool = False  # whether it ends only because another did
+    error: str = ""
+    is_secondary: bool = False  # whether it ends only because another did
     weights: int = 0  # bytes it holds, heads included
     heads: int = 0  # bytes of heads it holds
 
@@ -40,35 +40,35 @@ class WorkerProcesses:
     def __init__(self, size: int, threads: int) -> None:
         self.size = size
         self.failure: RankError | None = None
-        self.reports: dict[int, list[Report]] = {rank: [] for rank in range(1, size)}
-        self._lines: dict[int, Connection] = {}
+        self.reports: dict[int, list[WorkerReport]] = {rank: [] for rank in range(1, size)}
+        self._connections: dict[int, Connection] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._changed = threading.Condition()
-        self._listeners: list[Callable[[RankError], None]] = []
+        self._callbacks: list[Callable[[RankError], None]] = []
         self._closing = False
         for rank in range(1, size):
-            self._lines[rank], self._processes[rank] = _start(threads)
+            self._connections[rank], self._processes[rank] = _start(threads)
         self._watch = threading.Thread(target=self._run, name="foretell-ranks", daemon=True)
         self._watch.start()
 
     @property
-    def processes(self) -> list[int]:
+    def pids(self) -> list[int]:
         """Their ids."""
         return [process.pid for process in self._processes.values()]
 
-    def tell(self, rank: int, message: object) -> None:
+    def send(self, rank: int, message: object) -> None:
         """Send anything that can be pickled."""
         self._send(rank, lambda line: line.send(message))
 
-    def tell_all(self, message: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         """Send bytes to every rank."""
-        for rank in self._lines:
+        for rank in self._connections:
             self._send(rank, lambda line: line.send_bytes(message))
 
-    def expect(self, kind: str) -> list[Report]:
+    def wait_for(self, kind: str) -> list[WorkerReport]:
         """Wait until every rank has reported this, or one has failed."""
 
-        def found() -> list[Report]:
+        def found() -> list[WorkerReport]:
             return [report for reports in self.reports.values() for report in reports if report.kind == kind]
 
         with self._changed:
@@ -77,78 +77,78 @@ class WorkerProcesses:
             raise self.failure
         return found()
 
-    def listen(self, told: Callable[[RankError], None]) -> None:
-        """Have `told` called once, from another thread, should a rank be lost."""
+    def on_failure(self, told: Callable[[RankError], None]) -> None:
+        """Have `flush` called once, from another thread, should a rank be lost."""
         with self._changed:
-            self._listeners.append(told)
+            self._callbacks.append(told)
 
-    def lost(self, error: BaseException) -> RankError:
+    def fail(self, error: BaseException) -> RankError:
         """Why a step of the first rank broke off, once that is known; all ranks end."""
         with self._changed:
-            self._changed.wait_for(lambda: self.failure is not None, 4 * SETTLING)
+            self._changed.wait_for(lambda: self.failure is not None, 4 * FAILURE_WINDOW)
         return self._fail(f"a step broke off: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End all processes, and wait until they have."""
         self._closing = True
-        for line in self._lines.values():
-            _hang_up(line)
+        for line in self._connections.values():
+            _shut_down(line)
         self._watch.join()
-        for line in self._lines.values():
+        for line in self._connections.values():
             line.close()
         for process in self._processes.values():
             try:
-                process.wait(GRACE)
+                process.wait(EXIT_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
     def _send(self, rank: int, send: Callable[[Connection], None]) -> None:
         try:
-            send(self._lines[rank])
+            send(self._connections[rank])
         except OSError as error:
-            raise self.lost(error) from error
+            raise self.fail(error) from error
 
     def _run(self) -> None:
         """Hear reports until a process ends."""
-        ranks = {line: rank for rank, line in self._lines.items()}
+        ranks = {line: rank for rank, line in self._connections.items()}
         while not self._closing:
             try:
                 for line in wait(list(ranks)):
                     assert isinstance(line, Connection), "nothing else is waited for"
-                    self._hear(ranks[line], line)
+                    self._receive(ranks[line], line)
             except (EOFError, OSError):
                 if not self._closing:
                     self._fail(self._cause())
                 return
 
-    def _hear(self, rank: int, line: Connection) -> None:
-        report: Report = line.recv()
+    def _receive(self, rank: int, line: Connection) -> None:
+        report: WorkerReport = line.recv()
         with self._changed:
             self.reports[rank].append(report)
             self._changed.notify_all()
 
     def _cause(self) -> str:
         """Which rank ended first, as far as can be seen: one that was killed, else one with an error of its own."""
-        time.sleep(SETTLING)
-        self._hear_rest()
+        time.sleep(FAILURE_WINDOW)
+        self._receive_rest()
         for rank, process in self._processes.items():
             code = process.poll()
             if code is not None and code < 0:
                 return f"rank {rank} of {self.size} was ended by {signal.Signals(-code).name}"
-        failed = [(report.parted, rank, report.words) for rank, said in self.reports.items() for report in said]
+        failed = [(report.is_secondary, rank, report.error) for rank, said in self.reports.items() for report in said]
         for _, rank, words in sorted(each for each in failed if each[2]):
             return f"rank {rank} of {self.size} failed: {words}"
         codes = {rank: process.poll() for rank, process in self._processes.items()}
         rank, code = next(((rank, code) for rank, code in codes.items() if code is not None), (1, None))
         return f"rank {rank} of {self.size} ended with exit code {code}"
 
-    def _hear_rest(self) -> None:
+    def _receive_rest(self) -> None:
         """Take in what ended processes left to be read."""
-        for rank, line in self._lines.items():
+        for rank, line in self._connections.items():
             try:
                 while line.poll():
-                    self._hear(rank, line)
+                    self._receive(rank, line)
             except (EOFError, OSError):
                 continue
 
@@ -157,7 +157,7 @@ class WorkerProcesses:
             if self.failure is not None:
                 return self.failure
             self.failure = RankError(f"{words}; the model needs all of its ranks: start it again")
-            listeners = list(self._listeners)
+            listeners = list(self._callbacks)
             self._changed.notify_all()
         for process in self._processes.values():
             process.kill()
@@ -170,7 +170,7 @@ def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
     """A process, and the line to it. It is a program of its own, so that a caller's script is not run a second time."""
     ours, theirs = Pipe()
     with theirs:
-        given = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": _paths()}
+        given = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": _python_path()}
         process = subprocess.Popen(
             [sys.executable, "-m", "foretell.tensor_parallel.worker", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
@@ -181,12 +181,12 @@ def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
     return ours, process
 
 
-def _hang_up(line: Connection) -> None:
+def _shut_down(line: Connection) -> None:
     """Say that nothing more will come; to close it would say so only when nobody waits for it any more."""
     with socket.socket(fileno=os.dup(line.fileno())) as end, contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
 
 
-def _paths() -> str:
+def _python_path() -> str:
     """The package must be found there as it was here."""
-    return os.pathsep.join([PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.pathsep.join([PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])

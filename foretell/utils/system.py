@@ -1,4 +1,4 @@
-"""What the system lends: a folder for what is kept between runs, locks, memory that it can have back, and cores."""
+"""Operating-system helpers: the cache folder, file locks, memory, CPU cores and OpenMP settings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-MANY = 1 << 16  # cores
+NO_QUOTA = 1 << 16  # cores
 
 
 def home() -> Path:
-    """The cache folder: FORETELL_HOME, or `foretell` in the user's cache folder."""
+    """Return the cache folder: FORETELL_HOME, or `foretell` in the user's cache folder."""
     if own := os.environ.get("FORETELL_HOME"):
         return Path(os.path.expanduser(own)).absolute()
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -25,10 +25,11 @@ def home() -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the folder's lock, which the system frees when a process dies; call `on_wait` where another holds it.
+def folder_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; call `on_wait` before waiting for another holder.
 
-    It is on a file opened for writing, because NFS refuses an exclusive lock on a folder.
+    The system frees it when the process dies. The lock is on a file opened for writing, because NFS refuses an
+    exclusive lock on a folder.
     """
     with (folder / ".lock").open("a") as handle:
         try:
@@ -39,28 +40,31 @@ def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator
         yield
 
 
-def give_back() -> None:
-    """Let the system have what was freed; after a load the C library would keep a few hundred megabytes of it."""
+def trim_memory() -> None:
+    """Return freed memory to the system; after a load the C library would keep a few hundred megabytes."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """While much is made that stays: to look for garbage in it would take a fifth of the time, now and ever after."""
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection while many long-lived objects are created, and exclude them from later collections.
+
+    Scanning them would take a fifth of the time, now and in every later collection.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
         gc.freeze()
-        atexit.register(gc.unfreeze)  # at the end all is let go, as ever: else libraries complain of leaks
+        atexit.register(gc.unfreeze)  # so that all objects are destroyed at exit; otherwise libraries report leaks
     finally:
         if was_on:
             gc.enable()
 
 
-def processor() -> str:
-    """The name of the CPU, where the system tells."""
+def cpu_name() -> str:
+    """Return the model name of the CPU, as far as the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -70,7 +74,7 @@ def processor() -> str:
 
 
 def usable_cores(system: Path = Path("/sys")) -> int:
-    """Physical cores this process may use: two threads of one core are one, and a container may have a part of them."""
+    """Return the physical cores this process may use: hyper-threads count once, cgroup quotas apply."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = {_siblings(system, cpu) for cpu in allowed}
     return max(1, min(len(cores), _quota(system)))
@@ -84,22 +88,22 @@ def _siblings(system: Path, cpu: int) -> str:
 
 
 def _quota(system: Path) -> int:
-    """What a control group lets it have, in whole cores; a part of one is one."""
+    """Return the CPU quota of the cgroup in cores; a fraction of a core counts as one."""
     try:
         limit, period = (system / "fs/cgroup/cpu.max").read_text().split()
         return math.ceil(int(limit) / int(period))
     except (OSError, ValueError):  # none, or "max"
-        return MANY
+        return NO_QUOTA
 
 
-SPINS = "5000"  # about as long as the gap between two products of a step; see docs/log/
+SPIN_COUNT = "5000"  # iterations; about as long as the gap between two matrix products of a step
 
 
-def let_idle_threads_sleep() -> None:
-    """Tell GNU OpenMP to spin briefly. It reads this when torch is loaded, so it must be said before.
+def limit_openmp_spinning() -> None:
+    """Limit how long idle OpenMP threads spin. GNU OpenMP reads this when torch is imported, so it must be set before.
 
-    A guard against a rare, bad case: beside another process a step has been seen to take 0.3 to 1.2 s instead of 33 ms,
-    longer the longer idle threads spin. It costs nothing alone, and a third beside a plain busy loop; see docs/log/.
+    This guards against a rare case: next to another process a step has taken 0.3 to 1.2 s instead of 33 ms, longer the
+    longer idle threads spin. Alone it costs nothing; next to a busy loop a step takes a third longer (docs/log/).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

@@ -37,13 +37,13 @@ class StepRandom:
 
     def accepts(self, probability: float, node: int) -> bool:
         seed, root = self._key(torch.device("cpu"))
-        return float(noise.coins(seed, root, torch.tensor([node]))) < probability
+        return float(noise.accept_uniforms(seed, root, torch.tensor([node]))) < probability
 
     def sample(self, weights: Tensor) -> int:
         """Sample by an exponential race (Gumbel-max)."""
         seed, root = self._key(weights.device)
         tokens = weights.nonzero()[:, 0]
-        return int(tokens[(weights[tokens] / noise.pick_noise(seed, root, tokens)[0]).argmax()])
+        return int(tokens[(weights[tokens] / noise.residual_noise(seed, root, tokens)[0]).argmax()])
 
     def _key(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return torch.tensor([self.seed], device=device), torch.tensor([self.root], device=device)

@@ -19,7 +19,7 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.config import EngineConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCosts
@@ -113,11 +113,11 @@ def put_odd(value: Any, draw: random.Random) -> None:
 
 def load(path: Path) -> None:
     """Use everything that a start reads of a model."""
-    opened = open_model(str(path), EngineConfig(threads=1, keep_packed=False), say_nothing)
+    opened = open_model(str(path), EngineConfig(threads=1, keep_packed=False), no_progress)
     tokens = opened.tokenizer.encode("The quick brown fox 123")
     opened.tokenizer.decode(tokens)
     if opened.tokenizer.chat_template:
-        opened.tokenizer.render_chat([{"role": "user", "content": "hello"}])
+        opened.tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
     opened.load()
 
 

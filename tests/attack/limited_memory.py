@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from foretell.engine.async_engine import AsyncEngine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig
 from foretell.sampling_params import SamplingParams
@@ -36,11 +36,11 @@ def prompt(number: int) -> list[int]:
 
 async def ask(engine: AsyncEngine, name: str, number: int) -> list[int] | str:
     """Return the tokens of a request, or the name of its error."""
-    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset({0}), VOCAB), None, engine.engine.drafter)
     params = SamplingParams(max_tokens=6, ignore_eos=True, seed=number, temperature=float(number % 2))
     try:
         stream = engine.submit(maker.make(name, prompt(number), params))
-        return [token async for piece in stream.pieces() for token in piece.delta.tokens]
+        return [token async for piece in stream.items() for token in piece.delta.tokens]
     except Exception as error:
         return type(error).__name__
 
@@ -63,7 +63,7 @@ async def play(spare: int) -> dict[str, Any]:
         found["limited"] = await asyncio.gather(*(ask(engine, f"limited-{i}", i) for i in range(REQUESTS)))
         limit_address_space(None)
         found["after"] = await asyncio.gather(*(ask(engine, f"after-{i}", i) for i in range(REQUESTS)))
-        found["steps_shed"], found["failure"] = engine.engine.oom_backoff.sheds, engine.failure
+        found["steps_shed"], found["failure"] = engine.engine.oom_backoff.num_ooms, engine.failure
     finally:
         limit_address_space(None)
         await engine.stop()

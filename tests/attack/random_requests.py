@@ -16,7 +16,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.sequence_state import SequenceState
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, TokenLogprob
-from tests.laws import test_same_text as laws
+from tests.laws import test_losslessness as laws
 from tests.tiny import HEADS, VOCAB, OwnHead, World, add, run
 
 Key = tuple[str, int]  # a request id and one of its choices

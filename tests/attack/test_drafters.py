@@ -129,7 +129,7 @@ def texts(engine: Engine, rule: str) -> list[list[int]]:
         if not engine.busy:
             break
         engine.step()
-    assert not engine.busy and engine.runner.pool.held == 0
+    assert not engine.busy and engine.runner.pool.num_held == 0
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 
@@ -187,7 +187,7 @@ def test_no_exception_of_a_drafter_ends_the_engine_thread(method: str, error: Ba
         for name in ("a", "b"):
             tokens: list[int] = []
             made = requests(engine.engine, name, 8)
-            async for piece in engine.submit(made).pieces():
+            async for piece in engine.submit(made).items():
                 tokens += piece.delta.tokens
             assert tokens == wanted
         assert engine.failure is None and not engine.has_died and engine.engine.safe_drafter.failures > 0
@@ -257,7 +257,7 @@ def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> N
     drafter = Scripted(hang)
     engine = World().engine(drafter)
     traits = {"faulty": DrafterTraits(False, False, 0.3, 0.9)}
-    engine.controller = AdaptiveController(traits, clock=lambda: now[0], presence=drafter)
+    engine.controller = AdaptiveController(traits, clock=lambda: now[0], loader=drafter)
     forward = engine.runner.forward
 
     def slow(*values: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from foretell.draft.base import Drafter
 from foretell.draft.model import ModelDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.fault_isolation import rescue
+from foretell.engine.fault_isolation import recover
 from foretell.engine.sequence_state import SequenceState
 from foretell.engine.verifier import Verifier
 from foretell.kv import swap as swap_module
@@ -35,7 +35,7 @@ class Faults:
         runner, guard = engine.runner, engine.safe_drafter.drafter
         runner.forward = self.failing("forward", runner.forward, RuntimeError)  # type: ignore[method-assign]
         runner.forward = self.failing("memory", runner.forward, torch.OutOfMemoryError)  # type: ignore[method-assign]
-        patch.setattr(Verifier, "__call__", self.failing("verify", Verifier.__call__, ValueError))
+        patch.setattr(Verifier, "verify", self.failing("verify", Verifier.verify, ValueError))
         for name in ("propose", "observe", "update_kv"):
             patch.setattr(guard, name, self.failing(name, getattr(guard, name), IndexError))
         for name in ("_to_host", "_to_device"):
@@ -83,7 +83,8 @@ class Attack:
         )  # without the native library the last bit of a logprob depends on the batch
         if rng.random() < 0.5:
             engine.scheduler.swap = swap = Swap(engine.runner.cache, rng.choice([1 << 13, 1 << 30]))
-            swap._copying, swap._reading = [0.0] * swap_module.TRIALS, 1.0  # a copy pays, whatever the clock says
+            swap._copy_seconds = [0.0] * swap_module.COPY_SAMPLES  # copying is faster, whatever the clock says
+            swap._prefill_seconds = 1.0
         if rng.random() < 0.5:
             engine.runner.executor = Outruns(engine.runner.executor)
             if rng.random() < 0.5:
@@ -126,11 +127,11 @@ class Attack:
             if self.faults is None or "planted" not in str(error):
                 raise
             before = self.faults.steps
-            found = rescue(self.engine, self.unfinished.values(), error)
-            assert len(found.lost) <= self.faults.steps - before, "only those that failed alone"
+            found = recover(self.engine, self.unfinished.values(), error)
+            assert len(found.failed) <= self.faults.steps - before, "only those that failed alone"
             deltas = list(found.deltas)
             self.isolated += 1
-            for name in found.lost:
+            for name in found.failed:
                 self._abort(name, self.lost)
         for delta in deltas:
             each = delta.request_id, delta.choice
@@ -143,17 +144,17 @@ class Attack:
         engine, swap = self.engine, self.engine.scheduler.swap
         for each, track in self.tracks.items():
             self._compare(track, self.truth[each], each[0] not in self.aborted | self.lost)
-        assert engine.runner.pool.held == 0 and not engine.scheduler.running and not engine.scheduler.waiting
+        assert engine.runner.pool.num_held == 0 and not engine.scheduler.running and not engine.scheduler.waiting
         assert not self.unfinished and (swap is None or swap.used == 0)
         for arm in engine.drafter.drafters.values():
-            assert not isinstance(arm, ModelDrafter) or arm.runner.pool.held == 0
+            assert not isinstance(arm, ModelDrafter) or arm.runner.pool.num_held == 0
         counts = engine.stats.speculation
         return Counter(
             requests=len({name for name, _ in self.tracks}), tokens=sum(map(len, self.output.values())),
             preempted=engine.scheduler.preemptions - self.forced, forced=self.forced,
             drafted=counts.drafted, accepted=counts.accepted,
             rejected=counts.drafted - counts.accepted, aborted=len(self.aborted), lost=len(self.lost),
-            swapped=0 if swap is None else swap.brought_back, isolated=self.isolated, sheds=engine.oom_backoff.sheds,
+            swapped=0 if swap is None else swap.swapped_in, isolated=self.isolated, sheds=engine.oom_backoff.num_ooms,
         )  # fmt: skip
 
     def _compare(self, track: SequenceState, plain: Plain, whole: bool) -> None:
@@ -205,7 +206,7 @@ def test_output_is_that_of_plain_decoding() -> None:
 def test_failures_change_no_token() -> None:
     found = attack(range(1, 2), 8, fault_rate=0.02, every=3)
     check(found, preempted=30, drafted=500, accepted=50, isolated=15, sheds=5)
-    check(found, forward=5, memory=5, verify=5, propose=2, observe=5, follow=2, _to_host=1, _to_device=1)
+    check(found, forward=5, memory=5, verify=5, propose=2, observe=5, update_kv=2, _to_host=1, _to_device=1)
     assert found["lost"] < found["requests"] / 4
 
 

@@ -31,7 +31,7 @@ from foretell.bench.report import brief, markdown
 from foretell.bench.results import BenchResult, read_result, result_from_json
 from foretell.bench.run import BenchJob, run
 from foretell.bench.transcripts import transcripts_of
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
@@ -227,7 +227,7 @@ def test_a_terminal_has_a_bar() -> None:
 def test_texts_written_at_once_are_those_written_alone(tiny_folder: Path) -> None:
     (variant,) = variants_of(["ngram"], [4], SpeculationConfig())
     llm = load_llm_for([variant], model=tiny_folder, quiet=True)
-    backend = EngineBackend(llm, DrafterSlots(llm, open_model(str(tiny_folder), EngineConfig(), say_nothing)))
+    backend = EngineBackend(llm, DrafterSlots(llm, open_model(str(tiny_folder), EngineConfig(), no_progress)))
     fox = "The quick brown fox. The quick"
     params = [BenchPrompt(f"fox-{i}", "copy", text=f"{i} {fox}", sampling={"ignore_eos": True}) for i in range(3)]
     plan = BenchPlan(max_tokens=12)

@@ -12,7 +12,7 @@ from foretell.bench.engine_backend import EngineBackend
 from foretell.bench.measure import PLAIN, variants_of
 from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
-from foretell.build.model_source import ModelSource, open_model, say_nothing
+from foretell.build.model_source import ModelSource, no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
@@ -22,7 +22,7 @@ from foretell.types import Budget, Draft, Request, Sequence, SpeculationChoice
 
 @pytest.fixture(scope="module")
 def target(tiny_folder: Path) -> ModelSource:
-    return open_model(str(tiny_folder), EngineConfig(), say_nothing)
+    return open_model(str(tiny_folder), EngineConfig(), no_progress)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from foretell.bench.prompt import BenchPrompt
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 from .fakes import ignore_progress, items
 
@@ -55,7 +55,7 @@ def chunked(body: bytes, size: int) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def answered(reply: bytes, timeout: float = PATIENCE) -> tuple[StreamResult, bytes]:
+def answered(reply: bytes, timeout: float = TIMEOUT) -> tuple[StreamResult, bytes]:
     """What a caller makes of a reply, and what it had sent."""
     sent: list[bytes] = []
 

@@ -30,7 +30,7 @@ from foretell.bench.never_slower_stats import CellTimes, NeverSlowerVerdict, wor
 from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.synthetic_drafters import ORACLE_ERROR_RATE, UselessDrafter
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.cli import main as program
 from foretell.cli.bench_never_slower import exit_code
 from foretell.config import EngineConfig
@@ -311,7 +311,7 @@ def llm(folder: Path) -> LLM:
 
 @pytest.fixture
 def backend(folder: Path, llm: LLM) -> EngineBatchBackend:
-    target = open_model(str(folder), EngineConfig(), say_nothing)
+    target = open_model(str(folder), EngineConfig(), no_progress)
     return EngineBatchBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=24, schemas=False))
 
 

@@ -42,11 +42,11 @@ def drafters() -> list[str]:
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
-    from foretell.build.model_source import open_model, say_nothing
+    from foretell.build.model_source import no_progress, open_model
 
     variants = variants_of(names, [LENGTH], SpeculationConfig())
     llm = load_llm_for(variants, quiet=True)
-    backend = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), say_nothing)))
+    backend = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), no_progress)))
     plan = BenchPlan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
     items, _ = select(load("own", tasks=TASKS), 1, lambda item: backend.fits(item, plan))
     samples: list[Sample] = []

@@ -13,13 +13,14 @@ import pytest
 
 from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import SyntheticPlan, SyntheticSetting, expected_tokens, markdown, remarks, run_synthetic
+from foretell.bench.synthetic import SyntheticPlan, SyntheticSetting, markdown, remarks, run_synthetic
 from foretell.bench.synthetic_drafters import SetRateOracle, low_discrepancy, uniforms
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, StepResult, VerifyResult
 from foretell.types import Sequence as Text
+from foretell.utils.speculation_math import expected_tokens
 
 from .fakes import ignore_progress, items
 

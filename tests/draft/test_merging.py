@@ -18,7 +18,7 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.draft.tree_merge import MergedDrafter, merged
-from foretell.engine.stats import Speculation, origins
+from foretell.engine.stats import SpeculationStats, token_origins
 from foretell.sampling_params import SamplingParams
 from foretell.types import (
     TARGET,
@@ -33,7 +33,7 @@ from foretell.types import (
 )
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
-from tests.laws.test_same_text import SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
+from tests.laws.test_losslessness import SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, model_drafter, run
 
 LEFT = Draft((1, 2, 3), (-1, 0, 1), "left", confidence=(0.9, 0.5, 0.5))
@@ -56,9 +56,9 @@ def test_the_record_says_whose_guess_stood() -> None:
     request = Request("0", (1,), SamplingParams(), 0, 9)
     share = ScheduledSequence.of(Sequence(0, request, [1, 2]), 1)
     outcome = StepResult(share, found, VerifyResult((0, 1), 9), new_tokens=(1, 4, 9))
-    assert origins(outcome) == ("left", "right", TARGET)
-    record = Speculation()
-    record.observe(outcome, origins(outcome))
+    assert token_origins(outcome) == ("left", "right", TARGET)
+    record = SpeculationStats()
+    record.observe(outcome, token_origins(outcome))
     counts = {name: (count.drafted, count.accepted) for name, count in record.by_drafter.items()}
     assert counts == {"left": (3, 1), "right": (2, 1)} and (record.drafted, record.accepted) == (5, 2)
 

@@ -50,7 +50,7 @@ def test_an_arm_that_fails_costs_its_own_guesses_and_nobody_elses(where: str) ->
     assert engine.stats.speculation.by_drafter["ngram"].drafted > 0
     assert engine.stats.drafter_failures == broken.calls
     assert broken.calls == len(PROMPTS) if where == "forget" else broken.calls == TOLERATED + 1
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
 
 
 def test_a_lone_drafter_that_fails_to_forget_costs_nothing_else() -> None:
@@ -59,7 +59,7 @@ def test_a_lone_drafter_that_fails_to_forget_costs_nothing_else() -> None:
     while engine.busy:
         engine.step()
     assert engine.stats.drafter_failures == 1
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
     assert not engine.abort("0")
 
 

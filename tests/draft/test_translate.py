@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foretell.build.draft_compat import look_up
-from foretell.build.model_source import say_nothing
+from foretell.build.model_source import no_progress
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.cross_tokenizer.alignment import LONGEST, AlignedText, Speller
 from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.load import load_model
@@ -308,13 +308,13 @@ PROSE = [
 
 
 def real_runner(name: str) -> ModelRunner:
-    return ModelRunner(load_model(open_checkpoint(resolve(name, say_nothing))), 32, 16, 256)
+    return ModelRunner(load_model(open_checkpoint(resolve(name, no_progress))), 32, 16, 256)
 
 
 @pytest.mark.weights
 @pytest.mark.slow
 def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() -> None:
-    target, helper = (look_up(name, say_nothing) for name in ("gemma3-270m", "smollm2-135m"))
+    target, helper = (look_up(name, no_progress) for name in ("gemma3-270m", "smollm2-135m"))
     vocabularies = VocabMap.of(
         VocabSide(target.tokenizer, target.config.vocab), VocabSide(helper.tokenizer, helper.config.vocab)
     )
@@ -322,7 +322,7 @@ def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() 
 
     def write(drafter: Drafter, temperature: float) -> tuple[list[list[int]], float]:
         engine = Engine(runner, drafter, FixedController(4), Scheduler(runner, None, 4, 256), target.tokenizer)
-        maker = RequestBuilder(Limits(256, frozenset(), target.config.vocab), target.tokenizer, drafter)
+        maker = RequestBuilder(RequestLimits(256, frozenset(), target.config.vocab), target.tokenizer, drafter)
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=7)
         wanted = [maker.make(str(i), target.tokenizer.encode(text), params)[0] for i, text in enumerate(PROSE)]
         tracks = [engine.add(request) for request in wanted]

@@ -9,10 +9,10 @@ import torch
 
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
-from foretell.runner.cuda.graphs import freely
+from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.executor import AsyncStep
 from tests.gpu.test_same_text import DRAFTERS, SAMPLING
-from tests.laws.test_ahead import written
+from tests.laws.test_async_scheduling import generated
 from tests.outruns import Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run
 
@@ -51,7 +51,7 @@ def test_the_text_is_the_same(make: Callable[[list[list[int]]], Drafter | None],
     if drafter is not None:
         engine.controller = Sometimes(world.budget)
     sent = counted(engine)
-    assert written(engine, **SAMPLING[sampling]) == truth
+    assert generated(engine, **SAMPLING[sampling]) == truth
     assert bool(sent) == (sampling != "penalties")
 
 
@@ -59,7 +59,7 @@ def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_s
     """A recording leaves its logits where it was made to, and a larger step has them in other room."""
     engine = World(device="cuda").engine()
     truth = generate(None, World(), temperature=1.0)
-    with freely():
+    with capture_now():
         for texts in ((0,), (0, 1, 2, 3, 4), (0,), (1,)):
             tracks = [add(engine, str(i), PROMPTS[i], temperature=1.0)[0] for i in texts]
             sent = counted(engine)

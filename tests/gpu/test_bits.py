@@ -40,7 +40,7 @@ def test_a_row_has_the_same_bits_wherever_it_stands(config: ModelConfig, dtype: 
         shapes += [(5 + i, 1, Draft.chain(CHAIN[: rows - 1])) for i in range(others)]
         packed = step(shapes, 8)
         for _ in range(3):
-            logits = executor(packed, ()).logits[:rows].clone()
+            logits = executor.forward(packed, ()).logits[:rows].clone()
         if not truth:
             truth.append(logits)
         assert torch.equal(logits[:1], truth[0]), f"{rows} rows, {others} others"

@@ -40,7 +40,7 @@ def test_a_recorded_step_equals_its_first_run_and_its_definition(
     executor = CudaExecutor(model, cache, layout)
     outputs = []
     for _ in range(4):  # plain, recorded, replayed twice
-        output = executor(packed, taps)
+        output = executor.forward(packed, taps)
         assert output.hidden_states is not None
         outputs.append((output.logits.clone(), output.hidden_states.clone()))
         executor._logits.fill_(float("nan"))
@@ -60,9 +60,9 @@ def test_a_recording_serves_steps_of_other_rows() -> None:
     executor, plain = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
     for start in range(20, 60, 3):
         packed = step([(start, 1, STEPS["chains"][0][2]), (2 * start, 1, STEPS["chains"][0][2])][: 1 + start % 2], 4)
-        mine = executor(packed, ()).logits.clone()
+        mine = executor.forward(packed, ()).logits.clone()
         torch.testing.assert_close(mine, plain(packed, ()).logits, rtol=2e-4, atol=2e-4)
-    assert any(recording is not None for recording in executor.recorder().recordings.values())
+    assert any(recording is not None for recording in executor.graph_cache().graphs.values())
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -85,7 +85,7 @@ def errors(config: ModelConfig, packed: BatchLayout, dtype: torch.dtype, seed: i
     model, cache, layout = world(config, 8, dtype, seed)
     executor = CudaExecutor(model, cache, layout)
     for _ in range(3):
-        mine = executor(packed, ()).logits.clone()
+        mine = executor.forward(packed, ()).logits.clone()
     plain = EagerExecutor(model, cache, layout)(packed, ()).logits
     truth = exact(config, packed, dtype, seed)
     return tuple(float((logits - truth).norm() / truth.norm()) for logits in (mine, plain))  # type: ignore[return-value]

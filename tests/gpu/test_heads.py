@@ -50,9 +50,9 @@ def test_a_replayed_draft_is_its_first_run_and_the_definition(config: HeadConfig
     (drafter, mine), (defined, theirs) = (waiting(config, whole, temperature) for whole in (True, False))
     for budget in (Budget(4), Budget(14, max_depth=3)):
         budgets = [budget] * len(mine)
-        drafter._whole.recorder.recordings.clear()
+        drafter._whole.graphs.graphs.clear()
         runs = [drafter.propose(mine, budgets) for _ in range(4)]  # plain, recorded, replayed twice
-        assert all(each is not None for each in drafter._whole.recorder.recordings.values())
+        assert all(each is not None for each in drafter._whole.graphs.graphs.values())
         for run in runs[1:]:
             assert all(map(same, run, runs[0]))
         for draft, truth in zip(runs[-1], defined.propose(theirs, budgets), strict=True):
@@ -74,7 +74,7 @@ def test_a_recording_serves_other_texts(config: HeadConfig) -> None:
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_reading_is_recorded_and_gives_what_the_definition_keeps(config: HeadConfig) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
-    assert any(each is not None for each in drafter._whole_reader.recorder.recordings.values())
+    assert any(each is not None for each in drafter._whole_reader.graphs.graphs.values())
     for seq, other in zip(mine, theirs, strict=True):
         own, slots = (drafter.pages.slots(seq, 1, seq.cached - 1), defined.pages.slots(other, 1, other.cached - 1))
         for kept, truth in zip(tensors(drafter), tensors(defined), strict=True):
@@ -97,6 +97,6 @@ def test_what_was_told_is_never_written_over(name: str) -> None:
             chain.append(drafter._whole.chain(texts, 3))
             tree.append(drafter._whole.tree(texts, 3))
     for first, again in zip(range(3), range(3, 6), strict=True):
-        assert chain[first].told.is_cpu and chain[first].tokens == chain[again].tokens
+        assert chain[first].readback.is_cpu and chain[first].tokens == chain[again].tokens
         assert tree[first].shares == pytest.approx(tree[again].shares, rel=1e-3)
     assert len({str(each.shares.tolist()) for each in tree[:3]}) == 3, "texts differ"

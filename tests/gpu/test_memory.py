@@ -19,16 +19,16 @@ from foretell import LLM
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.oom_backoff import PATIENCE
+from foretell.engine.scheduler import STEPS_TO_RESTORE
 from foretell.errors import CapacityError
-from foretell.runner.cuda.graphs import REST, Capture
+from foretell.runner.cuda.graphs import CAPTURE_BACKOFF, GraphCapture
 from foretell.runner.memory_plan import GIB, MemoryPlan
 from tests.engine.test_swap import (
     DRAFTERS,
-    READING,
+    PREFILLS,
     TIGHT,
-    comes_back_as_it_was,
     measures_and_chooses,
+    restores_kv,
     swaps_and_changes_nothing,
 )
 from tests.memory_folder import PARAMS, PROMPTS, write_model_and_head
@@ -89,10 +89,10 @@ def test_no_more_is_taken_than_was_planned(folders: tuple[Path, Path]) -> None:
     assert used <= plan.total
     found = written(llm)
     assert swap is not None and scheduler.preemptions > 0
-    print(f"{scheduler.preemptions} made way, {swap.kept} by copy, {swap.brought_back} came back so")
+    print(f"{scheduler.preemptions} made way, {swap.swapped_out} by copy, {swap.swapped_in} came back so")
     told("after a burst", plan, used := taken() - before)
     assert used <= plan.total
-    assert llm.engine.stats.drafter_failures == 0 and llm.engine.oom_backoff.sheds == 0
+    assert llm.engine.stats.drafter_failures == 0 and llm.engine.oom_backoff.num_ooms == 0
     del llm, scheduler, swap
     settle()
     assert written(open_llm(folders)) == found
@@ -125,11 +125,11 @@ def test_a_copied_text_goes_on_as_if_it_had_stayed(make: Callable[[str], Drafter
 
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
 def test_pages_come_back_as_they_were(make: Callable[[str], Drafter]) -> None:
-    comes_back_as_it_was(make, "cuda")
+    restores_kv(make, "cuda")
 
 
 def test_whether_copying_pays_is_measured() -> None:
-    print("copying pays" if measures_and_chooses(replace(READING, device="cuda")) else "reading again pays")
+    print("copying pays" if measures_and_chooses(replace(PREFILLS, device="cuda")) else "reading again pays")
 
 
 def fill(most: int) -> list[torch.Tensor]:
@@ -204,20 +204,20 @@ def test_without_memory_for_a_step_texts_go_on_in_smaller_ones(
     run(engine)
     with shortage():
         assert texts(engine) == truth
-        assert engine.oom_backoff.sheds > 0
-    assert engine.runner.pool.held == 0
-    sheds = engine.oom_backoff.sheds
-    for _ in range(12 * PATIENCE // 40):
+        assert engine.oom_backoff.num_ooms > 0
+    assert engine.runner.pool.num_held == 0
+    sheds = engine.oom_backoff.num_ooms
+    for _ in range(12 * STEPS_TO_RESTORE // 40):
         assert texts(engine) == truth
-    assert engine.oom_backoff.sheds == sheds
+    assert engine.oom_backoff.num_ooms == sheds
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole, "larger steps are back"
-    recordings: dict[Any, Any] = engine.runner.executor.recorder(engine.runner.taps).recordings  # type: ignore[attr-defined]
+    recordings: dict[Any, Any] = engine.runner.executor.graph_cache(engine.runner.hidden_layers).graphs  # type: ignore[attr-defined]
     assert any(recording is not None for recording in recordings.values()), "and steps are recorded"
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES.values(), ids=SHORTAGES)
 def test_what_cannot_be_recorded_is_left_and_harms_nobody(shortage: Callable[[], Any]) -> None:
-    capture, counted = Capture(torch.device("cuda")), torch.zeros(8, device="cuda")
+    capture, counted = GraphCapture(torch.device("cuda")), torch.zeros(8, device="cuda")
 
     def hungry() -> torch.Tensor:
         counted.add_(1)
@@ -230,7 +230,7 @@ def test_what_cannot_be_recorded_is_left_and_harms_nobody(shortage: Callable[[],
         torch.randn(4, device="cuda")  # nothing is taken for a part of a recording
         first[0].replay()
     assert counted.tolist() == [1.0] * 8, "what is recorded is not run"
-    assert all(capture(hungry) is None for _ in range(REST)), "it is not tried at once again"
+    assert all(capture(hungry) is None for _ in range(CAPTURE_BACKOFF)), "it is not tried at once again"
     again = capture(hungry)
     assert again is not None and capture.failures == 1
     again[0].replay()

@@ -24,7 +24,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.errors import RankError
 from foretell.tensor_parallel import tp_group as module
 from foretell.tensor_parallel.collectives import ProcessGroup
-from tests.parallel.world import Split, SplitHead, split
+from tests.tensor_parallel.world import Split, SplitHead, split
 from tests.tiny import HEADS, add, generate, model_drafter, tree_around
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -86,8 +86,8 @@ def test_sums_are_in_the_graphs(ranks: Split) -> None:
     add(engine, "0", [1, 2, 3])
     while engine.busy:
         engine.step()
-    recorder = engine.runner.executor.own.recorder(engine.runner.taps)  # type: ignore[attr-defined]
-    assert any(recording is not None for recording in recorder.recordings.values())
+    recorder = engine.runner.executor.executor.graph_cache(engine.runner.hidden_layers)  # type: ignore[attr-defined]
+    assert any(recording is not None for recording in recorder.graphs.values())
 
 
 def test_a_killed_rank_is_told_and_nothing_of_its_step_is_written() -> None:
@@ -112,7 +112,7 @@ def lose(folder: Path) -> dict[str, Any]:
         try:
             for step in range(100):
                 if step == 6:
-                    os.kill(lost.team.processes[0], signal.SIGKILL)
+                    os.kill(lost.team.pids[0], signal.SIGKILL)
                     began = time.monotonic()
                 engine.step()
         except RankError as error:

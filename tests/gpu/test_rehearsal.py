@@ -16,10 +16,10 @@ from foretell.engine.warmup import Warmup
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.cuda import graphs as stock
 from foretell.runner.cuda.executor import CudaExecutor
-from foretell.runner.cuda.graphs import freely
-from foretell.runner.cuda.warmup import tree
+from foretell.runner.cuda.graphs import capture_now
+from foretell.runner.cuda.warmup import dummy_tree
 from foretell.types import Draft
-from tests.engine.test_rehearsal import long_engine, of_all_sizes, pieces, write
+from tests.engine.test_warmup import generate_after, long_engine, of_all_sizes, tasks
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, run
 
@@ -30,24 +30,24 @@ def test_a_first_request_is_recorded_already() -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes), "cuda")
     executor = engine.runner.executor
     assert isinstance(executor, CudaExecutor)
-    Warmup(engine, pieces).run(120)
-    recorded = dict(executor.recorder().recordings)
-    assert recorded and None not in recorded.values() and engine.runner.pool.held == 0
-    write(engine, 256)
-    assert executor.recorder().recordings == recorded
+    Warmup(engine, tasks).run(120)
+    recorded = dict(executor.graph_cache().graphs)
+    assert recorded and None not in recorded.values() and engine.runner.pool.num_held == 0
+    generate_after(engine, 256)
+    assert executor.graph_cache().graphs == recorded
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stock, "OFTEN", 1_000_000)  # what serves well enough is not recorded at leisure
+    monkeypatch.setattr(stock, "CAPTURE_AFTER", 1_000_000)  # what serves well enough is not recorded at leisure
     engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))
     drafter.grows = True
-    Warmup(engine, partial(pieces, names=(drafter.name,))).run(120)
+    Warmup(engine, partial(tasks, names=(drafter.name,))).run(120)
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None
-    readings, drafts = head._whole_reader.recorder.recordings, head._whole.recorder.recordings  # type: ignore[attr-defined]
+    readings, drafts = head._whole_reader.graphs.graphs, head._whole.graphs.graphs  # type: ignore[attr-defined]
     assert readings and drafts and None not in [*readings.values(), *drafts.values()]
-    assert any(sizes.wide for sizes in drafts) and any(sizes.drawn for sizes in drafts)
+    assert any(sizes.width for sizes in drafts) and any(sizes.sampled for sizes in drafts)
     recorded = len(readings), len(drafts)
     for temperature in (0.0, 1.0):
         for engine.controller in (FixedController(7), FixedController(24, 5), FixedController(3)):
@@ -67,11 +67,11 @@ def test_what_serves_for_a_step_has_its_bits() -> None:
                 model, cache, layout = world(BASE, 8, dtype)
                 executor = CudaExecutor(model, cache, layout)
                 if serves:
-                    with freely():
-                        executor(step([(900, 1, tree(63))], 8), ())
+                    with capture_now():
+                        executor.forward(step([(900, 1, dummy_tree(63))], 8), ())
                     model, fresh, _ = world(BASE, 8, dtype)  # what that step wrote is not there any more
                     for mine, old in zip((*cache.keys, *cache.values), (*fresh.keys, *fresh.values), strict=True):
                         mine.copy_(old)
-                found += [executor(packed, ()).logits.clone() for _ in range(3)]
-                assert len(executor.recorder().recordings) == 1
+                found += [executor.forward(packed, ()).logits.clone() for _ in range(3)]
+                assert len(executor.graph_cache().graphs) == 1
             assert all(torch.equal(each, found[0]) for each in found), f"{dtype}, {shape[0]} cached"

@@ -87,8 +87,8 @@ def test_a_drawn_chain_is_one_graph_and_draws_as_the_target_does() -> None:
     drafted, accepted = (sum(getattr(each.speculation, kind) for each in tracks) for kind in ("drafted", "accepted"))
     assert drafted and accepted > 0.9 * drafted
     assert isinstance(runner.executor, CudaExecutor)
-    recordings = runner.executor.chains.recorder.recordings
-    assert any(recorded is not None for recorded in recordings.values()) and all(sizes.drawn for sizes in recordings)
+    recordings = runner.executor.chains.graphs.graphs
+    assert any(recorded is not None for recorded in recordings.values()) and all(sizes.sampled for sizes in recordings)
 
 
 def test_rules_that_judge_by_distributions_run() -> None:

@@ -12,8 +12,8 @@ from foretell.build.model_source import read_tokenizer
 from foretell.draft.heads.wiring_check import OPENINGS, GeneratedSample, write
 from foretell.hub import open_checkpoint
 from foretell.models.draft_heads import DraftHead, EagleHead, HeadConfig, LayerConfig, MtpHead, TargetWeights, make_head
-from foretell.models.draft_heads.dense_attention import CausalSteps
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.dense_attention import DenseChainAttention
+from foretell.models.draft_heads.layer import init_weights
 from foretell.models.load import load_model
 from foretell.runner.model_runner import ModelRunner
 
@@ -35,7 +35,7 @@ class Lesson:
 
     def head(self, config: HeadConfig) -> DraftHead[Any]:
         head = make_head(config)
-        initialise(head, torch.Generator().manual_seed(1), spread=0.15)
+        init_weights(head, torch.Generator().manual_seed(1), spread=0.15)
         if config.draft_vocab is not None:  # the tokens it is to learn, and some more
             used = {int(token) for text in self.texts for token in text.tokens}
             rest = [token for token in range(config.vocab) if token not in used]
@@ -44,7 +44,7 @@ class Lesson:
             head.draft_ids.copy_(torch.tensor(ids))
         if isinstance(head, EagleHead) and head.fc.weight is not None:
             head.fc.weight.data *= 30  # whether the feature is normed before it is added is to make a difference
-        head.borrow(self.lender)
+        head.share_weights(self.lender)
         head.prepare(128)
         return head
 
@@ -53,15 +53,15 @@ class Lesson:
         assert isinstance(head, EagleHead | MtpHead) and head.embed_norm is not None
         with torch.no_grad():
             head.embed_norm.weight.zero_()
-        parameters = [each for each in head.trained() if each is not head.embed_norm.weight]
+        parameters = [each for each in head.trainable_parameters() if each is not head.embed_norm.weight]
         optimizer = torch.optim.Adam(parameters, lr=1e-2)
         places = {int(token): i for i, token in enumerate(head.draft_ids)}
         for _ in range(steps):
             loss = torch.zeros(())
             for text in self.texts:
-                features = text.states[:, list(head.config.taps)].flatten(1)
-                turn = head.turn(torch.arange(1, len(text.tokens)))
-                look = CausalSteps(head.config.layer)
+                features = text.states[:, list(head.config.hidden_layers)].flatten(1)
+                turn = head.rope_rows(torch.arange(1, len(text.tokens)))
+                look = DenseChainAttention(head.config.layer)
                 states = head.step(text.tokens[1:], head.fuse(features)[:-1], turn, look)
                 wanted = torch.tensor([places[int(token)] for token in text.tokens[2:]])
                 loss = loss + F.cross_entropy(head.logits(states)[:-1], wanted)

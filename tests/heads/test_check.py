@@ -49,7 +49,7 @@ def test_a_head_that_is_wired_right_is_taken_as_it_is(lesson: Lesson, taught: Ea
 def test_taps_that_are_off_by_one_are_set_right(lesson: Lesson, taught: EagleHead) -> None:
     right = taught.config
     for wrong in ((0,), (2,)):
-        taught.config = replace(right, taps=wrong)
+        taught.config = replace(right, hidden_layers=wrong)
         assert accuracy(taught, lesson.texts) < 0.5
         words = examine(lesson.runner, taught, lesson.starts, "it")
         assert f"taps (1,) for {wrong}" in words
@@ -74,7 +74,7 @@ def test_an_eagle3_checkpoint_serves(
     lesson: Lesson, taught: EagleHead, folder: Path, tmp_path: Path, ranks: int
 ) -> None:
     """Written under the names its authors use, with taps as SpecForge counts them: 1 is what layer 1 gives, h[2]."""
-    state = taught.own_state()
+    state = taught.own_state_dict()
     kv, gate_up = state["layers.0.attention.kv.weight"].chunk(2), state["layers.0.ffn.gate_up.weight"].chunk(2)
     first = "midlayer"
     tensors = {
@@ -115,7 +115,7 @@ def test_a_targets_own_module_serves(lesson: Lesson, folder: Path, tmp_path: Pat
     own = write_tiny_folder(tmp_path / "own")
     with pytest.raises(ForetellError, match="no module for multi-token prediction"):
         LLM(own, drafter="mtp", quiet=True)
-    state = head.own_state()
+    state = head.own_state_dict()
     kv, gate_up = state["layers.0.attention.kv.weight"].chunk(2), state["layers.0.ffn.gate_up.weight"].chunk(2)
     first = "model.layers.2"
     module = {

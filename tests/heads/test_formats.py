@@ -25,9 +25,9 @@ from foretell.models.draft_heads import (
     make_head,
 )
 from foretell.models.draft_heads.config import BlockConfig, MedusaConfig, MtpConfig
-from foretell.models.draft_heads.dense_attention import Blocks, CausalSteps
+from foretell.models.draft_heads.dense_attention import DenseBlockAttention, DenseChainAttention
 from foretell.models.draft_heads.formats import kind_of, load_foreign
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from tests.tiny import HEADS
 
 DATA = Path(__file__).parent / "data"
@@ -43,7 +43,7 @@ def outside(name: str) -> tuple[DraftHead[Any], dict[str, Tensor]]:
     """A head as it is read here, and what speculators made of it."""
     seen = load_file(DATA / name / "expected.st")
     head = load(DATA / name)
-    head.borrow(TargetWeights(seen["embed"], seen.get("output", torch.zeros(40, 16)), torch.ones(16), 1e-5))
+    head.share_weights(TargetWeights(seen["embed"], seen.get("output", torch.zeros(40, 16)), torch.ones(16), 1e-5))
     head.prepare(64)
     return head, seen
 
@@ -52,11 +52,11 @@ def outside(name: str) -> tuple[DraftHead[Any], dict[str, Tensor]]:
 @torch.no_grad()
 def test_eagle_heads_say_what_speculators_says(name: str) -> None:
     head, seen = outside(name)
-    assert isinstance(head, EagleHead) and head.config.taps == (2, 4, 5)
-    tokens, feature, attend = seen["tokens"], head.fuse(seen["features"]), CausalSteps(head.config.layer)
+    assert isinstance(head, EagleHead) and head.config.hidden_layers == (2, 4, 5)
+    tokens, feature, attend = seen["tokens"], head.fuse(seen["features"]), DenseChainAttention(head.config.layer)
     for step, expected in enumerate(seen["logits"]):
         fed = torch.cat([tokens[step:], tokens.new_zeros(step)])
-        states = head.step(fed, feature, head.turn(torch.arange(len(tokens)) + 1 + step), attend)
+        states = head.step(fed, feature, head.rope_rows(torch.arange(len(tokens)) + 1 + step), attend)
         assert (head.logits(states) - expected).abs().max() < 1e-4
         feature = head.carry(states)
 
@@ -65,16 +65,16 @@ def test_eagle_heads_say_what_speculators_says(name: str) -> None:
 @torch.no_grad()
 def test_block_heads_say_what_speculators_says(name: str) -> None:
     head, seen = outside(name)
-    assert isinstance(head, BlockHead) and head.config.taps == (1, 3)
+    assert isinstance(head, BlockHead) and head.config.hidden_layers == (1, 3)
     anchors, places = seen["anchors"], torch.arange(len(seen["tokens"]))
-    read = head.remember(head.fuse(seen["features"]), head.turn(places))
+    read = head.context_kv(head.fuse(seen["features"]), head.rope_rows(places))
     rows = anchors[:, None] + torch.arange(head.config.block)
-    states = head(seen["tokens"][anchors], head.turn(rows), Blocks(head.config, read, anchors))
+    states = head(seen["tokens"][anchors], head.rope_rows(rows), DenseBlockAttention(head.config, read, anchors))
     before = seen["tokens"][rows]
     assert (head.logits(states, before) - seen["logits"]).abs().max() < 1e-4
     assert head.config.sample_from_anchor == (name == "dspark") == head.config.confidence
     if name == "dspark":
-        assert (head.sure(states, before) - seen["sure"]).abs().max() < 1e-4
+        assert (head.confidence_logits(states, before) - seen["sure"]).abs().max() < 1e-4
 
 
 def test_the_tokens_a_head_knows_are_read_as_offsets() -> None:
@@ -117,15 +117,18 @@ def eagle3_tensors(prefix: str = "midlayer") -> dict[str, Tensor]:
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], str, dict[str, Any]]] = {
-    "EAGLE-3": ({**LAYER, "draft_vocab_size": 20}, eagle3_tensors(), "eagle", {"taps": (2, 4, 5), "draft_vocab": 20}),
+    "EAGLE-3": (
+        {**LAYER, "draft_vocab_size": 20}, eagle3_tensors(),
+        "eagle", {"hidden_layers": (2, 4, 5), "draft_vocab": 20},
+    ),
     "SpecForge": (
         {**LAYER, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}}, eagle3_tensors("layers.0"),
-        "eagle", {"taps": (2, 4, 7), "norm_before_residual": False},
+        "eagle", {"hidden_layers": (2, 4, 7), "norm_before_residual": False},
     ),
     "NVIDIA": (
         {**LAYER, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 8], "norm_before_fc": True}},
         {**eagle3_tensors(), "input_norm.weight": torch.randn(48)}, "eagle",
-        {"taps": (2, 3, 8), "norm_before_fc": True},
+        {"hidden_layers": (2, 3, 8), "norm_before_fc": True},
     ),
     "3.1 by older names": (
         {**LAYER, "norm_output": True},
@@ -135,14 +138,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], str, dict[str, Any]]] 
     "EAGLE": (
         LAYER, {**layer_tensors("model.layers.0", norms=()), "model.fc.weight": torch.randn(16, 32),
                 "model.fc.bias": torch.randn(16)},
-        "eagle", {"generation": 1, "taps": (8,), "target_norm": True, "fc_bias": True, "own_output": False},
+        "eagle", {"generation": 1, "hidden_layers": (8,), "target_norm": True, "fc_bias": True, "own_output": False},
     ),
     "DFlash": (
         {**LAYER, "num_hidden_layers": 2, "architectures": ["DFlashDraftModel"], "block_size": 6,
          "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 4]}},
         {**layer_tensors("layers.0"), **layer_tensors("layers.1"), "fc.weight": torch.randn(16, 32),
          "hidden_norm.weight": torch.randn(16), "norm.weight": torch.randn(16)},
-        "block", {"taps": (1, 5), "block": 6, "layers": 2, "mask_token": 3, "sample_from_anchor": False},
+        "block", {"hidden_layers": (1, 5), "block": 6, "layers": 2, "mask_token": 3, "sample_from_anchor": False},
     ),
     "DSpark": (
         {**LAYER, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 4], "block_size": 7}},
@@ -150,13 +153,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], str, dict[str, Any]]] 
          "norm.weight": torch.randn(16), "markov_head.markov_w1.weight": torch.randn(40, 4),
          "markov_head.markov_w2.weight": torch.randn(40, 4), "confidence_head.proj.weight": torch.randn(1, 20),
          "confidence_head.proj.bias": torch.randn(1)},
-        "block", {"taps": (1, 5), "block": 7, "markov_rank": 4, "confidence": True, "sample_from_anchor": True},
+        "block",
+        {"hidden_layers": (1, 5), "block": 7, "markov_rank": 4, "confidence": True, "sample_from_anchor": True},
     ),
     "Medusa": (
         {"medusa_num_heads": 2, "medusa_num_layers": 1},
         {f"medusa_head.{i}.{name}": torch.randn(shape) for i in range(3)
          for name, shape in {"0.linear.weight": (16, 16), "0.linear.bias": (16,), "1.weight": (40, 16)}.items()},
-        "medusa", {"heads": 3, "layers": 1, "own_output": True, "taps": (8,)},
+        "medusa", {"heads": 3, "layers": 1, "own_output": True, "hidden_layers": (8,)},
     ),
     "Medusa in vLLM": (
         {"num_heads": 2, "hidden_size": 16},
@@ -168,7 +172,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], str, dict[str, Any]]] 
         LAYER, {"model.embed_tokens.weight": torch.randn(40, 16), **layer_tensors("mtp.layers.0"),
                 "mtp.fc.weight": torch.randn(16, 32), "mtp.norm.weight": torch.randn(16),
                 "mtp.pre_fc_norm_embedding.weight": torch.randn(16), "mtp.pre_fc_norm_hidden.weight": torch.randn(16)},
-        "mtp", {"norm_output": True, "taps": (8,), "own_embed": False},
+        "mtp", {"norm_output": True, "hidden_layers": (8,), "own_embed": False},
     ),
     "MTP of DeepSeek": (
         LAYER, {"model.embed_tokens.weight": torch.randn(40, 16), **layer_tensors("model.layers.8"),
@@ -176,7 +180,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], str, dict[str, Any]]] 
                 "model.layers.8.hnorm.weight": torch.randn(16),
                 "model.layers.8.embed_tokens.weight": torch.randn(40, 16),
                 "model.layers.8.shared_head.norm.weight": torch.randn(16)},
-        "mtp", {"norm_output": False, "taps": (8,)},
+        "mtp", {"norm_output": False, "hidden_layers": (8,)},
     ),
 }  # fmt: skip
 
@@ -231,11 +235,11 @@ def test_a_head_of_ours_is_read_as_it_was_written(tmp_path: Path) -> None:
     ]
     for i, config in enumerate(configs):
         head = make_head(config)
-        initialise(head, torch.Generator().manual_seed(i))
+        init_weights(head, torch.Generator().manual_seed(i))
         write_head(head, tmp_path / str(i))
         again = read_head(tmp_path / str(i))
         assert again.config == config == read_head_config(json.loads((tmp_path / str(i) / "config.json").read_text()))
-        assert all(again.own_state()[name].equal(tensor) for name, tensor in head.own_state().items())
+        assert all(again.own_state_dict()[name].equal(tensor) for name, tensor in head.own_state_dict().items())
 
 
 @pytest.mark.parametrize(

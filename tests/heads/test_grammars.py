@@ -15,14 +15,14 @@ from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.draft.tree_merge import MergedDrafter
 from foretell.engine.draft_guard import GRAMMAR
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.sequence_state import SequenceState
-from foretell.engine.stats import Speculation
+from foretell.engine.stats import SpeculationStats
 from foretell.models.draft_heads import HeadConfig
 from foretell.sampling_params import SamplingParams
 from foretell.structured_output import GrammarSpec
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
-from tests.laws.test_same_text import preempt_youngest
+from tests.laws.test_losslessness import preempt_youngest
 from tests.sampling.grammars import EXAMPLES, PADDING, PERSON, compiler, text_of, tokenizer
 from tests.tiny import CONFIG, CONTEXT, HEADS, OwnHead, World, run
 
@@ -45,14 +45,14 @@ def write(drafter: Drafter | None, world: World = HERE, rule: str = "match", **p
     """All prompts in one batch, each a JSON object of the schema."""
     engine: Engine = world.engine(drafter)
     engine.tokenizer = READER
-    maker = RequestBuilder(Limits(CONTEXT, READER.end_ids, TOKENS), READER, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, READER.end_ids, TOKENS), READER, engine.drafter)
     tracks = []
     for seed, prompt in enumerate(PROMPTS):
         wanted = SamplingParams(max_tokens=80, seed=seed, structured_outputs=SPEC, **params)  # type: ignore[arg-type]
         (request,) = maker.make(str(seed), prompt, wanted, SpeculationChoice(rule=rule))
         tracks.append(engine.add(request, compiler(KIND).compile(SPEC)))
     run(engine, preempt_youngest)
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
     return tracks
 
 
@@ -70,7 +70,7 @@ def texts(tracks: list[SequenceState]) -> list[list[int]]:
 
 def counts(tracks: list[SequenceState]) -> dict[str, tuple[int, int]]:
     """Guesses made and accepted, by who made them."""
-    whole = Speculation.total(track.speculation for track in tracks)
+    whole = SpeculationStats.total(track.speculation for track in tracks)
     return {name: (count.drafted, count.accepted) for name, count in whole.by_drafter.items()}
 
 

@@ -16,7 +16,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import HeadConfig, TargetWeights
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, SpeculationChoice, StepResult
-from tests.laws.test_same_text import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
+from tests.laws.test_losslessness import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import CONFIG, CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tiny_decoder, tree_around
 
 
@@ -80,7 +80,7 @@ def test_preemption_and_aborts_change_nothing(config: HeadConfig) -> None:
             engine.step()
         engine.abort("1")
         run(engine)
-        assert engine.runner.pool.held == 0
+        assert engine.runner.pool.num_held == 0
         assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
         assert not drafter.inner._trails, "nothing is kept of who has left"  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ class Scratch:
     def __init__(self, config: HeadConfig, page_size: int, packed: bool) -> None:
         model = tiny_decoder()
         head, lender = OwnHead(config, packed=packed), TargetWeights.of(model)
-        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.taps, head.beside)
+        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.hidden_layers, head.beside)
         head.bind(self.runner, lender, CONFIG.layers)
         assert isinstance(head.inner, HeadDrafter)
         self.drafter = head.inner
@@ -119,7 +119,7 @@ def remembered(drafter: HeadDrafter, seq: Sequence) -> list[torch.Tensor]:
     pages = drafter.pages
     slots = pages.slots(seq, 1, len(seq.tokens) - 1)
     found = [t.flatten(0, 1)[slots].clone() for t in (*pages.keys, *pages.values)]
-    return found if pages.kept_features is None else [*found, pages.kept_features.flatten(0, 1)[slots].clone()]
+    return found if pages.state_cache is None else [*found, pages.state_cache.flatten(0, 1)[slots].clone()]
 
 
 class Compared(OwnHead):

@@ -24,9 +24,10 @@ from foretell.models.draft_heads import (
     write_head,
 )
 from foretell.models.draft_heads import loading as opening
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.models.hf_config import read_config
 from foretell.models.load import load_model
+from foretell.vllm_config import speculation_from_vllm
 from tests.folder import write_tiny_folder
 from tests.heads.teaching import LAYER
 
@@ -45,7 +46,7 @@ def write_heads(target: Path, into: Path) -> None:
     ]
     for config in configs:
         head = make_head(config)
-        initialise(head, torch.Generator().manual_seed(0), spread=0.2)
+        init_weights(head, torch.Generator().manual_seed(0), spread=0.2)
         if config.draft_vocab is not None:
             head.draft_ids.copy_(torch.arange(100) * 2)
         write_head(head, into / config.kind)
@@ -85,7 +86,7 @@ def test_a_head_is_believed_as_good_as_it_was(
     if kind == "eagle":
         config = EagleConfig(LAYER, vocab, 32, (0, 1, 2), fc_norm=True, accuracy=accuracy)
     head = make_head(config)
-    initialise(head, torch.Generator().manual_seed(0))
+    init_weights(head, torch.Generator().manual_seed(0))
     write_head(head, tmp_path)
     arm = LLM(tiny_folder, drafter=f"{kind}:{tmp_path}", quiet=True).engine.drafter.drafters[f"{kind}:{tmp_path}"]
     assert arm.prior == believed if believed is not None else arm.prior > 0.5
@@ -104,7 +105,7 @@ def test_a_folder_is_recognised_by_what_is_in_it(heads: Path, tiny_folder: Path)
         config = SpeculationConfig(drafter=name)
         assert arms(config) == heads_wanted(config) == (f"block:{folder}",) and not models_wanted(config)
     assert models_wanted(SpeculationConfig(drafter=f"model:{tiny_folder}")) == (str(tiny_folder),)
-    theirs = SpeculationConfig.from_vllm({"method": "eagle3", "model": str(heads / "eagle")})
+    theirs = speculation_from_vllm({"method": "eagle3", "model": str(heads / "eagle")})
     assert arms(theirs) == (f"eagle:{heads / 'eagle'}",)
 
 
@@ -115,15 +116,15 @@ def test_a_name_alone_means_the_one_that_comes_with_the_package(
         LLM(tiny_folder, drafter="eagle", quiet=True)
     monkeypatch.setattr(opening, "SHIPPED", heads.parent)
     with pytest.raises(RequestError, match="no distilled comes with the package for smollm2-135m"):
-        opening.shipped("smollm2-135m", "distilled")
-    assert opening.shipped(heads.name, "eagle") == heads / "eagle"
+        opening.shipped_head("smollm2-135m", "distilled")
+    assert opening.shipped_head(heads.name, "eagle") == heads / "eagle"
 
 
 def test_what_comes_with_the_package_is_small_and_has_a_card() -> None:
     folders = sorted(each for each in (opening.SHIPPED / "smollm2-135m").iterdir() if each.is_dir())
     assert [each.name for each in folders] == ["block", "distilled", "eagle", "medusa"]
     for folder in folders:
-        assert opening.recognised(folder) == folder.name and "Licence: Apache-2.0" in (folder / "README.md").read_text()
+        assert opening.head_kind(folder) == folder.name and "Licence: Apache-2.0" in (folder / "README.md").read_text()
     files = [each for each in opening.SHIPPED.rglob("*") if each.is_file()]
     assert sum(each.stat().st_size for each in files) <= 30_000_000
     assert max(each.stat().st_size for each in files) <= 16 << 20
@@ -156,19 +157,19 @@ def test_a_distilled_model_needs_no_tokenizer_of_its_own(
 def test_auto_takes_what_comes_with_the_package_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_module, "SHIPPED", tmp_path)
     auto, named = SpeculationConfig(), SpeculationConfig(drafter="ngram")
-    assert heads_module.settled(auto, "some-model") == auto
+    assert heads_module.with_shipped_heads(auto, "some-model") == auto
     (tmp_path / "some-model").mkdir()
     (tmp_path / "some-model" / "auto").write_text("eagle block\n")
-    assert heads_module.settled(auto, "some-model").drafter == "auto,eagle,block"
-    assert heads_module.settled(named, "some-model") == named
-    assert heads_module.settled(auto, "../some-model") == auto
+    assert heads_module.with_shipped_heads(auto, "some-model").drafter == "auto,eagle,block"
+    assert heads_module.with_shipped_heads(named, "some-model") == named
+    assert heads_module.with_shipped_heads(auto, "../some-model") == auto
 
 
 def test_an_embedding_that_is_the_targets_is_not_kept_twice(tmp_path: Path, tiny_folder: Path) -> None:
     target = load_model(open_checkpoint(tiny_folder))
     config = EagleConfig(LAYER, target.config.vocab, 32, (1,), own_embed=True)
     head = make_head(config)
-    initialise(head, torch.Generator().manual_seed(0))
+    init_weights(head, torch.Generator().manual_seed(0))
     assert head.embed is not None
     for same in (True, False):
         if same:

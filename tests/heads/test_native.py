@@ -10,11 +10,11 @@ import torch
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
-from foretell.kernels.native.huge_pages import Room
+from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig, TargetWeights
-from foretell.models.draft_heads.loading import _rounded
-from foretell.models.quantize import RoundedLinear
+from foretell.models.draft_heads.loading import _quantize_for_cuda
+from foretell.models.quantize import CudaQuantizedLinear
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import remembered
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, random_head, tiny_decoder
@@ -111,7 +111,7 @@ def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> N
     drafter, seqs = waiting(HEADS["block"], temperature=0.0)
     assert isinstance(drafter, BlockDrafter) and drafter._native is not None
     expected = [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))]
-    drafter._native.most = 1
+    drafter._native.max_sequences = 1
     assert [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))] == expected
 
 
@@ -119,5 +119,5 @@ def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> N
 def test_what_reads_states_as_they_are_is_not_rounded_for_a_gpu(name: str, rounds: bool) -> None:
     """Of states without norms a few are a hundred times the others: on one grid the small ones would be lost."""
     head: Any = random_head(HEADS[name], TargetWeights.of(tiny_decoder()))
-    assert isinstance(_rounded(head.fc, head, Room()), RoundedLinear) == rounds
-    assert isinstance(_rounded(head.layers[0].ffn.down, head, Room()), RoundedLinear)
+    assert isinstance(_quantize_for_cuda(head.fc, head, HugePageArena()), CudaQuantizedLinear) == rounds
+    assert isinstance(_quantize_for_cuda(head.layers[0].ffn.down, head, HugePageArena()), CudaQuantizedLinear)

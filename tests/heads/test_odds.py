@@ -83,7 +83,7 @@ def test_a_tree_is_that_of_the_definition(name: str, asked: str, monkeypatch: py
     drafter, seqs = waiting(HEADS[name], World(), packed=True, **ASKED[asked])
     budgets = [Budget(nodes, max_depth=3) for nodes, _ in zip((2, 5, 14, 30, 9), seqs, strict=False)]
     found = drafter.propose(seqs, budgets)
-    monkeypatch.setattr(choosing, "chooser", lambda logits: None)
+    monkeypatch.setattr(choosing, "native_sampler_for", lambda logits: None)
     for mine, defined in zip(found, drafter.propose(seqs, budgets), strict=True):
         assert len(mine) > 0 and (mine.tokens, mine.parents) == (defined.tokens, defined.parents)
         assert mine.confidence == pytest.approx(defined.confidence, rel=NEARLY)

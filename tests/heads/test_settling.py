@@ -38,10 +38,10 @@ def by_levels(tree: EagleTree, grown: TreeCandidates, row: int) -> Draft:
     rows = {ROOT: 0}
     while tree.goes_on:
         depth = tree.depth
-        tokens, shares = grown.tokens[depth, row].tolist(), grown.shares[depth, row].tolist()
+        tokens, shares = grown.tokens[depth, row].tolist(), grown.probs[depth, row].tolist()
         children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in tree.level}
         tree.grow(list(children.values()))
-        followed = {at: below for below, at in enumerate(grown.followed[depth, row].tolist())}
+        followed = {at: below for below, at in enumerate(grown.expanded[depth, row].tolist())}
         parents = {node: tree.parents[node] for node in tree.level}
         rank = {node: children[parent].tokens.index(tree.tokens[node]) for node, parent in parents.items()}
         rows = {node: followed[rows[parent] * COUNT + rank[node]] for node, parent in parents.items()}
@@ -65,6 +65,6 @@ def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties:
 
 def test_a_share_that_is_rounded_up_puts_no_child_before_its_parent() -> None:
     grown = looked_at(0, 5, ties=False)
-    grown.shares[1:, :, :, 0] = np.float32(1.0000001)
+    grown.probs[1:, :, :, 0] = np.float32(1.0000001)
     settle(tree := EagleTree(Budget(16, max_depth=5)), grown, 0)
     assert all(parent < node for node, parent in enumerate(tree.draft("eagle").parents))

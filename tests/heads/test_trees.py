@@ -12,12 +12,12 @@ from torch import Tensor
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.engine.engine import Engine
-from foretell.engine.verifier import SequenceVerifier, VerifyCase, rule_of
+from foretell.engine.verifier import SequenceVerifier, VerifyCase, rule_for
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, VerifyResult
 from tests.heads.test_laws import Compared
-from tests.laws.test_same_text import SAMPLING, WORLDS, preempt_youngest, truth_for
+from tests.laws.test_losslessness import SAMPLING, WORLDS, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
 TREES = {name: replace(world, budget=14, levels=3) for name, world in WORLDS.items()}
@@ -112,15 +112,17 @@ def branch(tree: Draft, node: int) -> list[int]:
 def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, float]:
     """How likely the head finds each token behind a branch, step by step as the head's own definition has it."""
     from foretell.draft.heads.eagle import EagleDrafter
-    from foretell.runner.heads.kv import Look
+    from foretell.runner.heads.kv import DraftAttention
 
     assert isinstance(drafter, EagleDrafter)
     head, text = drafter.head, len(seq.tokens)
     with torch.inference_mode():
-        memory, feature = drafter.pages.memory([seq.pages], text + len(tokens)), drafter.features_before([seq])
+        memory, feature = drafter.pages.gather([seq.pages], text + len(tokens)), drafter.features_before([seq])
         for at, token in enumerate([seq.tokens[-1], *tokens]):
-            look = Look(memory, head.config.layer, [text - 1 + at], torch.ones(1, 1, dtype=torch.bool), hidden=1)
-            states = head.step(torch.tensor([token]), feature, head.turn(torch.tensor([text - 1 + at])), look)
+            look = DraftAttention(
+                memory, head.config.layer, [text - 1 + at], torch.ones(1, 1, dtype=torch.bool), first_position=1
+            )
+            states = head.step(torch.tensor([token]), feature, head.rope_rows(torch.tensor([text - 1 + at])), look)
             feature = head.carry(states)
         shares = head.logits(states)[0].softmax(-1)
     return dict(zip(head.draft_ids.tolist(), shares.tolist(), strict=True))
@@ -158,17 +160,17 @@ def test_chains_beside_trees_are_judged_together_and_as_by_themselves(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone: list[Draft] = []
-    judge_one = SequenceVerifier._judge_one
+    verify_one = SequenceVerifier._verify_one
 
     def counted(self: SequenceVerifier, case: VerifyCase, probs: Tensor) -> VerifyResult:
         alone.append(case.draft)
-        return judge_one(self, case, probs)
+        return verify_one(self, case, probs)
 
-    monkeypatch.setattr(SequenceVerifier, "_judge_one", counted)
+    monkeypatch.setattr(SequenceVerifier, "_verify_one", counted)
     found = []
-    for judge in (SequenceVerifier(), SequenceVerifier(lambda request: rule_of(request))):
+    for sequence_verifier in (SequenceVerifier(), SequenceVerifier(lambda request: rule_for(request))):
         engine = TREES["page 4"].engine(OwnHead(HEADS["eagle"], packed=True))
-        engine.sequence_verifier = judge
+        engine.verifier.sequence_verifier = sequence_verifier
         choices = [SpeculationChoice(rule=rule, max_draft=2 if i % 2 else None) for i in range(len(PROMPTS))]
         tracks = [add(engine, str(i), PROMPTS[i], choice, temperature=0.8)[0] for i, choice in enumerate(choices)]
         run(engine)

@@ -17,15 +17,15 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.graph_draft import grow_from
 from foretell.draft.heads.tree import EagleTree
 from foretell.models.draft_heads import HeadConfig
-from foretell.runner.cuda.graphs import GraphCache, freely
+from foretell.runner.cuda.graphs import GraphCache, capture_now
 from foretell.runner.heads import tables as head_tables
 from foretell.runner.heads.sampler import TreeCandidates, TreeTopK
 from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import Compared
-from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for
-from tests.laws.test_same_text import WORLDS as LAWS
+from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
+from tests.laws.test_losslessness import WORLDS as LAWS
 from tests.recordings import Tape
 from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
@@ -113,27 +113,30 @@ def test_a_tree_of_equals_is_that_of_the_definition(name: str) -> None:
 
 def test_what_a_text_does_not_follow_crowds_nothing_out() -> None:
     """Eight branches that it leaves out go on with likelier children than the two that it follows."""
-    table = DraftTable(DraftShape(1, 256, 3, wide=10), 21, 4, torch.device("cpu"))
-    table.send([DraftRow(0, 5, 0, [0], wide=2)])
+    table = DraftTable(DraftShape(1, 256, 3, width=10), 21, 4, torch.device("cpu"))
+    table.upload([DraftRow(0, 5, 0, [0], width=2)])
     choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, max_depth=3), wide=2)
     likely, even, two = (torch.full((30,), 1e-6) for _ in range(3))
     likely[:2], likely[2:10], even[:], two[20:22] = 0.18, 0.08, 1 / 30, 0.5
-    choice.look(likely.log()[None])
+    choice.add_level(likely.log()[None])
     for _ in range(2):
-        tokens, _ = choice.descend()
-        choice.look(torch.where(tokens[:, None] < 2, even, two).log())
-    grow_from(tree, TreeCandidates.told(choice.found), 0)
+        tokens, _ = choice.expand()
+        choice.add_level(torch.where(tokens[:, None] < 2, even, two).log())
+    grow_from(tree, TreeCandidates.from_readback(choice.output), 0)
     assert tree.depth == 3 and len(tree.tokens) == 10 + 2 * 10 + 2 * 10
 
 
 def test_a_level_stands_in_the_order_in_which_it_was_found() -> None:
     """As on the host, where the first of equals is the first that was found, not the one with the likelier parent."""
-    table = DraftTable(DraftShape(1, 256, 2, wide=2), 3, 4, torch.device("cpu"))
-    table.send([DraftRow(0, 5, 0, [0], wide=2)])
+    table = DraftTable(DraftShape(1, 256, 2, width=2), 3, 4, torch.device("cpu"))
+    table.upload([DraftRow(0, 5, 0, [0], width=2)])
     choice = TreeTopK(table, torch.arange(30), 3)
-    choice.tokens, choice.worth = torch.tensor([[7, 8, 9]]), torch.tensor([[0.25, 0.125, 0.5]], dtype=torch.float64)
-    tokens, parents = choice.descend()
-    assert (tokens.tolist(), parents.tolist(), choice.chances.tolist()) == ([7, 9], [[0, 0]], [[0.25, 0.5]])
+    choice.tokens, choice.child_probs = (
+        torch.tensor([[7, 8, 9]]),
+        torch.tensor([[0.25, 0.125, 0.5]], dtype=torch.float64),
+    )
+    tokens, parents = choice.expand()
+    assert (tokens.tolist(), parents.tolist(), choice.path_probs.tolist()) == ([7, 9], [[0, 0]], [[0.25, 0.5]])
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
@@ -224,7 +227,7 @@ class Watched(GraphCache[Any, Any]):
     """Runs all work as it would be recorded."""
 
     def __call__(self, sizes: Any, run: Callable[[], Any], keep: bool = True) -> Any:
-        self.recordings[sizes] = None
+        self.graphs[sizes] = None
         with Unlookable():
             return run()
 
@@ -234,11 +237,11 @@ class Watched(GraphCache[Any, Any]):
 def test_the_work_never_looks_at_its_values(config: HeadConfig, heat: float) -> None:
     engine = World(budget=9, levels=3).engine(drafter := OwnHead(config, whole=True))
     inner: Any = drafter.inner
-    inner._whole.recorder, inner._whole_reader.recorder = (Watched(torch.device("cpu")) for _ in range(2))
+    inner._whole.graphs, inner._whole_reader.graphs = (Watched(torch.device("cpu")) for _ in range(2))
     for i, prompt in enumerate(PROMPTS):
         add(engine, str(i), prompt, SpeculationChoice(max_draft=3) if i % 2 else SpeculationChoice(), temperature=heat)
     run(engine)
-    assert len(inner._whole.recorder.recordings) > 3 and len(inner._whole_reader.recorder.recordings) > 2
+    assert len(inner._whole.graphs.graphs) > 3 and len(inner._whole_reader.graphs.graphs) > 2
     with pytest.raises(AssertionError, match="no work for a graph"), Unlookable():
         torch.ones(3).tolist(), torch.ones(1).item()
 
@@ -261,11 +264,11 @@ def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig)
 
 @pytest.mark.parametrize("places", [[5] * 9, [3, 2000, 7, 60, 60, 5], [300, 5, 5, 5, 5, 5, 5, 5], [5000], [1]])
 def test_texts_are_cut_into_passes_of_bounded_work(places: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_tables, "MOST_PLACES", 2048)
+    monkeypatch.setattr(head_tables, "MAX_POSITIONS", 2048)
     texts = [DraftRow(1, place, place - 1, []) for place in places]
-    cut = head_tables.passes(texts)
+    cut = head_tables.split_batch(texts)
     assert [text for some in cut for text in texts[some]] == texts
-    sizes = [head_tables.sizes_of(texts[some], 1) for some in cut]
+    sizes = [head_tables.draft_shape(texts[some], 1) for some in cut]
     assert all(each.is_small or len(texts[some]) == 1 for each, some in zip(sizes, cut, strict=True))
     merged = [slice(a.start, b.stop) for a, b in zip(cut, cut[1:], strict=False)]
     assert all(len(texts[some]) > 1 for some in merged), "no pass is empty"
@@ -274,12 +277,12 @@ def test_texts_are_cut_into_passes_of_bounded_work(places: list[int], monkeypatc
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_several_passes_guess_what_the_definition_does(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     drafters, texts = waiting(config, heats=(0.0, 1.0))
-    monkeypatch.setattr(head_tables, "MOST_PLACES", 1024)  # two texts at once
+    monkeypatch.setattr(head_tables, "MAX_POSITIONS", 1024)  # two texts at once
     whole: Any = drafters[1]
     whole._whole.tables.clear()
     for budgets in ([Budget(4)] * len(LONG), [Budget(14, max_depth=3)] * len(LONG)):
         both(drafters, texts, budgets, slice(0, None))
-    assert max(sizes.texts for sizes in whole._whole.tables) == 2
+    assert max(sizes.sequences for sizes in whole._whole.tables) == 2
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -289,8 +292,8 @@ def test_what_serves_for_a_draft_guesses_the_same(config: HeadConfig, heat: floa
     drafters, texts = waiting(config, heats=(heat,))
     whole: Any = drafters[1]
     deepest = min(6, whole.deepest)
-    whole._whole.recorder = (tape := Tape()).recorder()
-    with freely():
+    whole._whole.graphs = (tape := Tape()).recorder()
+    with capture_now():
         for budget in (Budget(deepest), Budget(40, max_depth=deepest)):
             whole.propose(texts[1], [budget] * len(texts[1]))
     recorded = tape.count
@@ -302,7 +305,7 @@ def test_what_serves_for_a_draft_guesses_the_same(config: HeadConfig, heat: floa
             [Budget(8 + i, max_depth=max(2, deepest - 2), min_probability=0.001 * i) for i in range(6)],
             some,
         )
-    assert tape.count == recorded and sum(whole._whole.recorder.stock.wishes.values()) >= 2
+    assert tape.count == recorded and sum(whole._whole.graphs.pool.requests.values()) >= 2
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
@@ -313,18 +316,18 @@ def test_what_serves_for_a_reading_keeps_the_same(config: HeadConfig) -> None:
     head, seq = drafters[1], texts[1][-1]
     reader, pages = head._whole_reader, head.pages
     assert reader is not None
-    keys, values, features = pages.kept
+    keys, values, features = pages.caches
     kept = [*keys, *values, *([] if features is None else [features])]
-    states = torch.randn(30, config.read_width, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(30, config.input_width, generator=torch.Generator().manual_seed(0))
     found: list[list[torch.Tensor]] = []
     for serves in (False, True):
-        reader.recorder = (tape := Tape()).recorder()
+        reader.graphs = (tape := Tape()).recorder()
         if serves:
-            with freely():
-                reader.read([PrefillRange(seq, 1, 31, [states])], None)
+            with capture_now():
+                reader.prefill([PrefillRange(seq, 1, 31, [states])], None)
         for each in kept:
             each.zero_()
-        assert reader.read([PrefillRange(seq, 5, 8, [states[:3]])], None)
+        assert reader.prefill([PrefillRange(seq, 5, 8, [states[:3]])], None)
         assert tape.count == serves
         found.append([each.clone() for each in kept])
     for alone, filled in zip(*found, strict=True):

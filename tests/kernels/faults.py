@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from foretell.kernels.native import library as module
-from foretell.kernels.native.build import MORE_FLAGS, built_library
+from foretell.kernels.native.build import EXTRA_FLAGS_VARIABLE, build_library
 from foretell.kernels.native.library import Library
 
 FLAGS = "-O1 -DFORETELL_FAULTS -Wl,-Bsymbolic"
@@ -41,8 +41,8 @@ class FaultyLibrary(Library):
 def faulty_library() -> Iterator[FaultyLibrary]:
     """Compile this build, once for each machine's cache, and let all of foretell use it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(MORE_FLAGS, FLAGS)
-        faulty = FaultyLibrary(str(built_library()))
+        patch.setenv(EXTRA_FLAGS_VARIABLE, FLAGS)
+        faulty = FaultyLibrary(str(build_library()))
         usual = module.library
         for name, each in [*sys.modules.items()]:
             if name.startswith("foretell.") and getattr(each, "library", None) is usual:

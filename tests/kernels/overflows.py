@@ -8,9 +8,9 @@ import torch
 
 from foretell.kernels.attention import Span
 from foretell.kernels.bounds import BoundsError
-from foretell.kernels.native.library import DRAW, Library, library
+from foretell.kernels.native.library import SAMPLING_ROW, Library, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.kernels.native.records import StepRecord, record_of
+from foretell.kernels.native.records import StepRecord, pack_record
 from foretell.kv.cache import slots_of
 from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.native.head_draft import DraftRequest, NativeBlock, NativeChain
@@ -32,15 +32,15 @@ def native() -> Library:
 
 
 def draws_for_too_few_rows() -> None:
-    native().choose(SCORES, bytes(3 * DRAW.itemsize))
+    native().sample(SCORES, bytes(3 * SAMPLING_ROW.itemsize))
 
 
 def odds_of_too_few_ids() -> None:
-    native().odds(SCORES, torch.arange(99), bytes(4 * DRAW.itemsize), 5)
+    native().race_topk(SCORES, torch.arange(99), bytes(4 * SAMPLING_ROW.itemsize), 5)
 
 
 def more_than_64_of_a_row() -> None:
-    native().top(SCORES, 65)
+    native().topk(SCORES, 65)
 
 
 def rows_of_another_width() -> None:
@@ -48,7 +48,7 @@ def rows_of_another_width() -> None:
 
 
 def a_record_without_a_field() -> None:
-    record_of(StepRecord, 0)
+    pack_record(StepRecord, 0)
 
 
 def slots_past_the_pages() -> None:
@@ -63,27 +63,27 @@ def a_draft_past_the_pages() -> None:
 def a_slot_past_the_cache() -> None:
     runner = desk(PLAIN).runner
     slots = len(runner.cache.keys[0]) * runner.cache.page_size
-    runner.executor(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
+    runner.executor.forward(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_token_past_the_vocabulary() -> None:
-    desk(PLAIN).runner.executor(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
+    desk(PLAIN).runner.executor.forward(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_head_past_the_pages() -> None:
     drafter, _ = waiting(HEADS["eagle"], temperature=0.0)
     if not isinstance(drafter._native, NativeChain):
         raise TypeError("an EAGLE head runs natively")
-    asked = DraftRequest(tokens=[1], places=[3], pages=[[0]], depths=[2], floors=[0.0])
-    drafter._native.guess(asked, torch.zeros(1, drafter.head.config.layer.width))
+    asked = DraftRequest(tokens=[1], positions=[3], pages=[[0]], depths=[2], min_probabilities=[0.0])
+    drafter._native.draft(asked, torch.zeros(1, drafter.head.config.layer.width))
 
 
 def more_blocks_than_spare_slots() -> None:
     drafter, _ = waiting(HEADS["block"], temperature=0.0)
     if not isinstance(drafter._native, NativeBlock):
         raise TypeError("a block head runs natively")
-    count = drafter._native.most + 1
-    drafter._native.guess(DraftRequest([1] * count, [1] * count, [[0]] * count, [1] * count, [0.0] * count))
+    count = drafter._native.max_sequences + 1
+    drafter._native.draft(DraftRequest([1] * count, [1] * count, [[0]] * count, [1] * count, [0.0] * count))
 
 
 OVERFLOWS: dict[str, Callable[[], None]] = {

@@ -13,12 +13,12 @@ from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
 from foretell.draft.heads.sampling import draws_of
-from foretell.kernels.native.library import NO_MEMORY, library
+from foretell.kernels.native.library import OUT_OF_MEMORY, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.runner.native.head_draft import NativeBlock, NativeChain, TreeSlots
+from foretell.runner.native.head_draft import DraftOptions, NativeBlock, NativeChain
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.sampling import noise
-from foretell.sampling.native_sampler import choose_natively, draw_rows
+from foretell.sampling.native_sampler import pack_sampling_rows, sample_native
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft
 from tests.heads.test_laws import remembered
@@ -76,13 +76,13 @@ def chain(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle"], rules=("rejection",), temperature=1.0, top_k=9)
     assert isinstance(drafter, EagleDrafter) and isinstance(drafter._native, NativeChain)
     native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(4)] * len(seqs)))
-    drawing = TreeSlots(draws=draws_of(seqs, 4), tells=True)
+    drawing = DraftOptions(draws=draws_of(seqs, 4), returns_probs=True)
     features = torch.randn(len(seqs), drafter.head.config.layer.width, generator=torch.Generator().manual_seed(0))
 
     def run() -> Any:
-        found = native.guess(asked, features.clone(), drawing)
+        found = native.draft(asked, features.clone(), drawing)
         assert found.probs is not None
-        return found.tokens, found.sure, bits(found.probs)
+        return found.tokens, found.confidence, bits(found.probs)
 
     return run
 
@@ -93,8 +93,8 @@ def blocks(faulty: FaultyLibrary) -> Case:
     native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(3)] * len(seqs)))
 
     def run() -> Any:
-        found = native.guess(asked)
-        return found.tokens, found.sure
+        found = native.draft(asked)
+        return found.tokens, found.confidence
 
     return run
 
@@ -108,7 +108,7 @@ def read(faulty: FaultyLibrary) -> Case:
     readings = [PrefillRange(seq, 0, seq.cached, [torch.randn(seq.cached, width, generator=rng)]) for seq in seqs]
 
     def run() -> Any:
-        reader.read(readings)
+        reader.prefill(readings)
         return [bits(each) for seq in seqs for each in remembered(drafter, seq)]
 
     return run
@@ -121,21 +121,21 @@ def medusa(faulty: FaultyLibrary) -> Case:
     features = torch.randn(3, drafter.head.config.layer.width, generator=rng)
 
     def run() -> Any:
-        found = native.guess(features, 2)
-        return found.tokens, found.sure
+        found = native.draft(features, 2)
+        return found.tokens, found.confidence
 
     return run
 
 
 def choose(faulty: FaultyLibrary) -> Case:
     logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(0))
-    return lambda: choose_natively(faulty, logits, SAMPLING * 10, list(range(30)), list(range(30)))
+    return lambda: sample_native(faulty, logits, SAMPLING * 10, list(range(30)), list(range(30)))
 
 
 def odds(faulty: FaultyLibrary) -> Case:
     logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(0))
-    draws = draw_rows(SAMPLING * 10, [noise.key(i, 7) for i in range(30)])
-    return lambda: faulty.odds(logits, torch.arange(500), draws, 8)
+    draws = pack_sampling_rows(SAMPLING * 10, [noise.key(i, 7) for i in range(30)])
+    return lambda: faulty.race_topk(logits, torch.arange(500), draws, 8)
 
 
 CASES = [linear, step, chain, blocks, read, medusa, choose, odds]
@@ -166,7 +166,7 @@ def test_a_failure_in_a_worker_thread_reaches_the_caller(threads: int, faulty: F
     run = linear(faulty)
     truth = run()
     for _ in range(3):
-        assert faulty.hooks.foretell_fail_in_workers(threads) == NO_MEMORY
+        assert faulty.hooks.foretell_fail_in_workers(threads) == OUT_OF_MEMORY
         assert run() == truth, "the workers go on"
 
 

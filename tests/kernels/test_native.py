@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from foretell.kernels.native import build, library_file
+from foretell.kernels.native import build
 from foretell.kernels.native.library import library
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 load = library.__wrapped__  # as a fresh process would
 
@@ -86,13 +86,13 @@ def test_sources_flags_and_compiler_each_make_another_library(fresh: Path, monke
     monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", "echo > $out")))
     monkeypatch.setattr(build, "SOURCES", fresh)
     (fresh / "a.cpp").write_text("one")
-    paths = [build.built_library(), build.built_library()]
+    paths = [build.build_library(), build.build_library()]
     (fresh / "a.cpp").write_text("two")
-    paths.append(build.built_library())
+    paths.append(build.build_library())
     monkeypatch.setattr(build, "FLAGS", ("-O0",))
-    paths.append(build.built_library())
+    paths.append(build.build_library())
     (fresh / "cxx").write_text((fresh / "cxx").read_text().replace("echo 1", "echo 2"))
-    paths.append(build.built_library())
+    paths.append(build.build_library())
     assert paths[0] == paths[1] and len(set(paths)) == 4
 
 
@@ -124,7 +124,7 @@ def test_only_a_file_open_for_writing_is_locked(fresh: Path, monkeypatch: pytest
 
     monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", "echo whole > $out")))
-    assert build.built_library().read_text() == "whole\n" and locks
+    assert build.build_library().read_text() == "whole\n" and locks
 
 
 COUNTED = "echo >> $(dirname $0)/calls; echo whole > $out"
@@ -134,7 +134,7 @@ COUNTED = "echo >> $(dirname $0)/calls; echo whole > $out"
 def built(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A library that a stand-in compiler wrote; each call of the compiler is a line in `calls`."""
     monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", COUNTED)))
-    return build.built_library()
+    return build.build_library()
 
 
 def calls(fresh: Path) -> int:
@@ -142,7 +142,7 @@ def calls(fresh: Path) -> int:
 
 
 def test_a_whole_library_is_not_built_again(built: Path, fresh: Path) -> None:
-    assert build.built_library() == built and calls(fresh) == 1
+    assert build.build_library() == built and calls(fresh) == 1
     line = built.with_name(built.name + ".sha256").read_text()
     assert line == f"{hashlib.sha256(built.read_bytes()).hexdigest()}  {built.name}\n"
 
@@ -163,16 +163,16 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_or_foreign_library_is_built_again(built: Path, fresh: Path, damage: str) -> None:
     DAMAGES[damage](built)
-    assert build.built_library() == built and calls(fresh) == 2
+    assert build.build_library() == built and calls(fresh) == 2
     assert built.read_text() == "whole\n" and built.lstat().st_mode & 0o22 == 0
 
 
 def test_a_library_of_another_user_is_not_loaded(
     built: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library_file, "_ours", lambda found: stat.S_ISDIR(found.st_mode))
-    assert not library_file.is_whole(built)
-    monkeypatch.setattr(library_file, "_ours", lambda found: False)
+    monkeypatch.setattr(build, "_is_trusted_owner", lambda found: stat.S_ISDIR(found.st_mode))
+    assert not build.is_intact(built)
+    monkeypatch.setattr(build, "_is_trusted_owner", lambda found: False)
     assert load() is None
     (record,) = caplog.records
     assert "belongs to another user" in record.getMessage() and "FORETELL_HOME" in record.getMessage()
@@ -180,16 +180,16 @@ def test_a_library_of_another_user_is_not_loaded(
 
 def test_a_folder_that_others_may_write_to_is_made_private(built: Path) -> None:
     built.parent.chmod(0o777)
-    build.built_library()
+    build.build_library()
     assert built.parent.stat().st_mode & 0o22 == 0
 
 
 def test_file_and_folder_reach_the_disk(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(library_file, "_sync", lambda path: order.append(path.suffix or path.name))
+    monkeypatch.setattr(build, "_sync", lambda path: order.append(path.suffix or path.name))
     monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", COUNTED)))
     monkeypatch.setattr(Path, "replace", lambda self, goal: (order.append("rename"), os.replace(self, goal)))
-    build.built_library()
+    build.build_library()
     assert order == [".so", "checksum", "rename", "rename", "native"]
 
 
@@ -206,9 +206,9 @@ assert library() is not None
 @pytest.mark.skipif(library() is None, reason="no native kernels here")
 def test_half_a_library_does_not_end_the_process(tmp_path: Path) -> None:
     """Loaded as it is, it would end with SIGBUS. The stand-in for a compiler copies a library that is whole."""
-    compiler = write_compiler(tmp_path / "cxx", f"cp {build.built_library()} $out")
+    compiler = write_compiler(tmp_path / "cxx", f"cp {build.build_library()} $out")
     env = os.environ | {"CXX": str(compiler), "FORETELL_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", HALF], env=env, timeout=PATIENCE, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", HALF], env=env, timeout=TIMEOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -233,5 +233,5 @@ assert torch.equal(packed(x), expected)
 def test_a_child_of_fork_has_threads_of_its_own_and_exit_does_not_wait_for_them() -> None:
     if library() is None or not Path("/proc/self/task").exists():
         pytest.skip("no C++ compiler is here, or no list of threads")
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=4 * PATIENCE)
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=4 * TIMEOUT)
     assert (done.returncode, done.stderr) == (0, "")

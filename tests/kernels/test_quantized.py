@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.kernels.native.huge_pages import CHUNK, Room
+from foretell.kernels.native.huge_pages import CHUNK, HugePageArena
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear, packed_bytes
-from foretell.kernels.quant import GROUP, Int4Weights, Int8Weights, int4_linear, int8_linear, quantize_rows
+from foretell.kernels.quant import GROUP_SIZE, Int4Weights, Int8Weights, int4_linear, int8_linear, quantize_groups
 
 SHAPES = [(1, 1), (31, 33), (64, 32), (100, 70), (37, 129), (576, 48)]  # in, out: whole blocks and groups, and not
 Weights = Int8Weights | Int4Weights
@@ -33,7 +33,7 @@ def random_weights(bits: int, inputs: int, outputs: int, seed: int = 0) -> Weigh
         values = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, generator=rng)
         return Int8Weights(values, torch.rand(outputs, generator=rng) * 0.01)
     values = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8, generator=rng)
-    return Int4Weights(values, torch.randn(outputs, -(-inputs // GROUP), generator=rng).to(torch.bfloat16))
+    return Int4Weights(values, torch.randn(outputs, -(-inputs // GROUP_SIZE), generator=rng).to(torch.bfloat16))
 
 
 def random_rows(rows: int, inputs: int) -> Tensor:
@@ -51,9 +51,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def test_groups_of_a_row_are_rounded_to_the_nearest_step_of_their_own_scale() -> None:
-    x = torch.zeros(2, GROUP + 3)
-    x[0, :3], x[1, GROUP:] = torch.tensor([1.0, -0.5, 127.0]), torch.tensor([-2.54, 0.01, 0.03])
-    values, scales = quantize_rows(x)
+    x = torch.zeros(2, GROUP_SIZE + 3)
+    x[0, :3], x[1, GROUP_SIZE:] = torch.tensor([1.0, -0.5, 127.0]), torch.tensor([-2.54, 0.01, 0.03])
+    values, scales = quantize_groups(x)
     assert values[0, 0, :3].tolist() == [1, 0, 127] and values[1, 1, :3].tolist() == [-127, 0, 2]  # ties to even
     assert values[0, 1].eq(0).all() and values[1, 0].eq(0).all()
     assert torch.allclose(scales, torch.tensor([[1.0, 0.0], [0.0, 0.02]]))
@@ -62,7 +62,7 @@ def test_groups_of_a_row_are_rounded_to_the_nearest_step_of_their_own_scale() ->
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_definition_is_the_product_of_what_the_integers_stand_for(bits: int) -> None:
     x, weights = random_rows(5, 100), random_weights(bits, 100, 70)
-    values, scales = quantize_rows(x)
+    values, scales = quantize_groups(x)
     rows = (values.double() * scales.double()[:, :, None]).flatten(1)[:, :100]
     exact = rows @ weights.dequantized().double().t()
     assert ((defined(x, weights) - exact).norm(dim=1) < 1e-6 * exact.norm(dim=1)).all()
@@ -157,7 +157,7 @@ def test_the_bytes_are_those_that_were_promised(native: Library, bits: int) -> N
 
 
 def test_weights_in_large_pages_are_the_same_weights(native: Library) -> None:
-    room, x = Room(), random_rows(3, 576)
+    room, x = HugePageArena(), random_rows(3, 576)
     weights = [
         random_weights(bits, 576, outputs) for bits, outputs in ((8, 96), (4, 33), (8, CHUNK // 576 + 1), (4, 64))
     ]

@@ -16,11 +16,11 @@ from foretell.kv.cache import KVCache
 from foretell.runner.batch_layout import pack
 from foretell.runner.cuda.draft_chain import CudaChain
 from foretell.runner.cuda.forward import CudaForward
-from foretell.runner.cuda.graph_shapes import ChainSizes, fit
-from foretell.runner.cuda.graphs import GraphCache, freely
+from foretell.runner.cuda.graph_shapes import ChainShape, step_shape
+from foretell.runner.cuda.graphs import GraphCache, capture_now
 from foretell.runner.cuda.tables import PageTable
 from foretell.runner.executor import EagerExecutor
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
 from tests.kernels_triton.test_forward import BASE, DEVICE, world
@@ -48,7 +48,7 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
     seqs, sure = sequences(STEPS), [[] for _ in range(3)]  # type: ignore[var-annotated]
     before = [len(seq.tokens) for seq in seqs]
     for _ in range(STEPS):
-        logits = executor(
+        logits = executor.forward(
             pack([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE), ()
         ).logits[:, :vocab]
         for i, seq in enumerate(seqs):
@@ -59,19 +59,24 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
 
 
 def chain_of(
-    seqs: list[Sequence], ends: list[int], vocab: int, steps: int = STEPS, recorded: int = 0, draws: Draws | None = None
+    seqs: list[Sequence],
+    ends: list[int],
+    vocab: int,
+    steps: int = STEPS,
+    recorded: int = 0,
+    draws: SamplingBatch | None = None,
 ) -> tuple[tuple[list[list[int]], list[list[float]]], KVCache]:
     """The chains, and the cache they were written to. `recorded`: tokens of a chain that serves for them."""
     model, cache, layout = world(BASE, PAGE, torch.float32)
     packed = pack([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE)
     spans = [replace(span, pages=tuple(seq.pages)) for span, seq in zip(packed.spans, seqs, strict=True)]
     packed = replace(packed, spans=spans)
-    sizes, tiles = fit(packed, layout.share)
-    recorder: GraphCache[ChainSizes, torch.Tensor] = (tape := Tape()).recorder()
+    sizes, tiles = step_shape(packed, layout.queries_per_kv_head)
+    recorder: GraphCache[ChainShape, torch.Tensor] = (tape := Tape()).recorder()
     chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, recorder)
-    wanted = ChainSizes(sizes, 16, parts(64), 4, steps, vocab, draws is not None)
+    wanted = ChainShape(sizes, 16, parts(64), 4, steps, vocab, draws is not None)
     if recorded:
-        with freely():
+        with capture_now():
             none = [0] * len(seqs)  # at their ends, nothing is run
             chain(packed, tiles, replace(wanted, steps=recorded), none, draws)
     found = chain(packed, tiles, wanted, ends, draws).wait()
@@ -106,11 +111,11 @@ def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
 @pytest.mark.parametrize("drawn", [False, True])
 @torch.inference_mode()
 def test_a_longer_one_that_serves_runs_no_more_than_is_wanted(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
+    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.CAPTURE_CONTEXTS", (64,))
     seqs = sequences(STEPS)
     ends = [len(seq.pages) * PAGE for seq in seqs]
     warm = SamplingParams(temperature=1.0, top_p=0.9)
-    draws = Draws([warm] * 3, [1, 2, 3], [len(seq.tokens) for seq in seqs]) if drawn else None
+    draws = SamplingBatch([warm] * 3, [1, 2, 3], [len(seq.tokens) for seq in seqs]) if drawn else None
     (alone, sure), cache = chain_of(seqs, ends, 32, 1, draws=draws)
     (served, as_sure), other = chain_of(seqs, ends, 32, 1, recorded=2, draws=draws)
     assert served == alone and as_sure == sure

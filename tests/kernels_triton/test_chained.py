@@ -14,7 +14,7 @@ from foretell.draft.model import ModelDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.sampling import restricts
+from foretell.sampling.sampling import truncates
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 from tests.kernels_triton.test_executor import stand_still
@@ -37,7 +37,7 @@ MIXES: dict[str, tuple[SamplingParams, ...]] = {
 @pytest.fixture(autouse=True)
 def small_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
-    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
+    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.CAPTURE_CONTEXTS", (64,))
 
 
 def texts(params: tuple[SamplingParams, ...], rule: str = "match") -> list[Sequence]:
@@ -65,7 +65,7 @@ def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
     assert (
         mine.sampled is None and mine.probs is None and mine.confidence is not None and defined.confidence is not None
     )
-    if restricts(params):
+    if truncates(params):
         assert all(0 < own <= sure * 1.001 for own, sure in zip(mine.confidence, defined.confidence, strict=True))
     else:
         assert mine.confidence == pytest.approx(defined.confidence, rel=1e-3)
@@ -74,7 +74,7 @@ def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_guesses_are_those_made_token_by_token(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: in between some guesses stood, and the text went on otherwise behind them."""
-    monkeypatch.setattr("foretell.draft.model_graph.FEW", 32)  # what is new is in the chain, too
+    monkeypatch.setattr("foretell.draft.model_graph.MAX_CHAIN_PREFILL", 32)  # what is new is in the chain, too
     (drafter, executor), definition = chained(), by_steps()
     seqs, budgets = texts(MIXES[mix]), [Budget(3), Budget(2), Budget(1)][: len(MIXES[mix])]
     for stood in (1, 0):
@@ -82,8 +82,8 @@ def test_guesses_are_those_made_token_by_token(mix: str, monkeypatch: pytest.Mon
         for mine, defined, seq in zip(drafter.propose(seqs, budgets), expected, seqs, strict=True):
             check(mine, defined, seq.request.params)
             seq.tokens += [*defined.tokens[:stood], 7]
-    assert executor.chains.recorder.recordings and all(each.drawn for each in executor.chains.recorder.recordings)
-    assert not executor.recorder().recordings, "no step was made by itself"
+    assert executor.chains.graphs.graphs and all(each.sampled for each in executor.chains.graphs.graphs)
+    assert not executor.graph_cache().graphs, "no step was made by itself"
 
 
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "drawn"])
@@ -92,7 +92,7 @@ def test_a_vocabulary_may_be_shorter_or_longer_than_the_drafts(vocab: int, param
     (drafter, executor), seqs, budgets = chained(vocab), texts((params, params)), [Budget(2)] * 2
     for mine, defined in zip(drafter.propose(seqs, budgets), by_steps(vocab).propose(seqs, budgets), strict=True):
         check(mine, defined, params)
-    assert {each.drawn for each in executor.chains.recorder.recordings} == {params.temperature > 0}
+    assert {each.sampled for each in executor.chains.graphs.graphs} == {params.temperature > 0}
 
 
 def test_a_chain_ends_where_it_is_no_longer_likely() -> None:
@@ -111,9 +111,9 @@ def test_what_needs_distributions_goes_by_steps(rule: str, temperature: str) -> 
     mixed = [*texts((GREEDY,)), replace(texts((WARM,), rule)[0], id=1)]
     for draft in drafter.propose(mixed, [Budget(1)] * 2):
         assert draft.probs is not None and draft.sampled is not None
-    assert not executor.chains.recorder.recordings
+    assert not executor.chains.graphs.graphs
     assert all(len(draft) for draft in drafter.propose(texts((GREEDY,), rule), [Budget(1)]))
-    assert [each.drawn for each in executor.chains.recorder.recordings] == [False], "greedy texts need none"
+    assert [each.sampled for each in executor.chains.graphs.graphs] == [False], "greedy texts need none"
 
 
 @pytest.mark.parametrize("mix", ["greedy and drawn", "alone"])

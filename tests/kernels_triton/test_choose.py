@@ -8,8 +8,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.sampling.cuda_sampler import Draws, choose_there
-from foretell.sampling.sampling import Row, choose
+from foretell.sampling.cuda_sampler import SamplingBatch, sample_on_device
+from foretell.sampling.sampling import SamplingRow, sample
 from foretell.sampling_params import SamplingParams
 from tests.kernels_triton.test_forward import DEVICE
 
@@ -32,8 +32,8 @@ def both(logits: torch.Tensor, params: list[SamplingParams]) -> tuple[list[int],
     """By the kernel and by the definition."""
     seeds = [-(7**i) for i in range(len(params))]
     positions = [3 * i for i in range(len(params))]
-    rows = [Row(*each) for each in zip(params, seeds, positions, strict=True)]
-    return choose_there(logits.to(DEVICE), Draws(params, seeds, positions)), choose(logits.cpu(), rows)
+    rows = [SamplingRow(*each) for each in zip(params, seeds, positions, strict=True)]
+    return sample_on_device(logits.to(DEVICE), SamplingBatch(params, seeds, positions)), sample(logits.cpu(), rows)
 
 
 @pytest.mark.parametrize("vocab", [32, 300, 5000])

@@ -15,8 +15,8 @@ import torch
 from foretell.engine.warmup import Warmup
 from foretell.kernels.triton.scatter_tokens import take_up
 from foretell.runner.cuda.executor import CudaExecutor
-from foretell.runner.cuda.graphs import Capture, freely
-from foretell.runner.cuda.warmup import GUESSED, PLAIN, DummyStep, go_on, rehearse, tree
+from foretell.runner.cuda.graphs import GraphCapture, capture_now
+from foretell.runner.cuda.warmup import DRAFT_STEPS, PLAIN_STEPS, DummyStep, dummy_tree, run_dummy_steps, warm_up_chain
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Draft
@@ -59,18 +59,22 @@ def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
-        monkeypatch.setattr(Capture, "__call__", lambda _, run: recorded(run))
+        monkeypatch.setattr(GraphCapture, "__call__", lambda _, run: recorded(run))
 
 
 def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
     runner = ModelRunner(tiny_decoder(config=BASE).to(DEVICE), 8, 16, 128, (0, 2))
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
-    small = [step for step in PLAIN + GUESSED if step.texts <= 2 and step.take == 1 and step.length < 25]
-    assert rehearse(runner, small) == len(small) > 4
+    small = [
+        step
+        for step in PLAIN_STEPS + DRAFT_STEPS
+        if step.sequences <= 2 and step.num_new_tokens == 1 and step.length < 25
+    ]
+    assert run_dummy_steps(runner, small) == len(small) > 4
     for drawn in (False, True):
-        go_on(runner, drawn)
-    assert [sizes.drawn for sizes in executor.chains.recorder.recordings] == [False, True]
+        warm_up_chain(runner, drawn)
+    assert [sizes.sampled for sizes in executor.chains.graphs.graphs] == [False, True]
 
 
 def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +82,9 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
     engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
     runner = engine.runner
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
-    steps = [DummyStep(cached=3), DummyStep(cached=3, draft=tree(2))]
+    steps = [DummyStep(cached=3), DummyStep(cached=3, draft=dummy_tree(2))]
     Warmup(engine, lambda rehearsal: (partial(rehearsal.step, step) for step in steps)).run(600)
-    recordings = executor.recorder().recordings
+    recordings = executor.graph_cache().graphs
     assert len(recordings) == len(steps) and None not in recordings.values()
     (track,) = add(engine, "0", [4], max_tokens=2)
     run(engine)
@@ -91,21 +95,21 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
 def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree behind a longer text serves for a plain step, a chain, a smaller tree, and two texts."""
     stand_still(monkeypatch)
-    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64, 128))
+    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.CAPTURE_CONTEXTS", (64, 128))
     model, cache, layout = world(BASE, 4, torch.float32)
     executor, definition = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
-    with freely():
-        executor(step([(100, 1, tree(7))], 4), (1,))
-    recorded = dict(executor.recorder((1,)).recordings)
+    with capture_now():
+        executor.forward(step([(100, 1, dummy_tree(7))], 4), (1,))
+    recorded = dict(executor.graph_cache((1,)).graphs)
     chain = Draft.chain([3, 4])
     for shapes in ([(30, 1, Draft())], [(20, 1, chain)], [(70, 1, TREE)], [(9, 1, chain), (30, 1, Draft())]):
-        mine = executor(packed := step(shapes, 4), (1,))
+        mine = executor.forward(packed := step(shapes, 4), (1,))
         defined = definition(packed, (1,))
         assert mine.hidden_states is not None and defined.hidden_states is not None and mine.argmax is not None
         torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)
         torch.testing.assert_close(mine.hidden_states, defined.hidden_states, rtol=2e-4, atol=2e-4)
         assert mine.argmax() == defined.logits.argmax(-1).tolist()
-    assert executor.recorder((1,)).recordings == recorded and len(recorded) == 1
+    assert executor.graph_cache((1,)).graphs == recorded and len(recorded) == 1
 
 
 @pytest.mark.parametrize("read", [[(0, 12, Draft())], [(0, 12, Draft()), (4, 18, Draft())]], ids=["few", "many"])
@@ -115,7 +119,7 @@ def test_a_step_of_several_passes_equals_its_definition(
 ) -> None:
     stand_still(monkeypatch)
     for module in ("cuda", "cuda_sizes"):
-        monkeypatch.setattr(f"foretell.runner.{module}.ROWS", (1, 2, 4, 8, 16))
+        monkeypatch.setattr(f"foretell.runner.{module}.CAPTURE_ROWS", (1, 2, 4, 8, 16))
     packed = step([(20, 1, TREE), (9, 1, Draft.chain([3, 4])), *read], 4)
     model, cache, layout = world(BASE, 4, torch.float32)
     mine = CudaExecutor(model, cache, layout)(packed, (1, 2))
@@ -163,7 +167,7 @@ def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_s
     runner.executor = CudaExecutor(runner.model, runner.cache, runner.layout)
     settings: dict[str, object] = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 4}
     truth = generate(prompts=[[4], [7], [9]], world=World(config=BASE), **settings)
-    with freely():
+    with capture_now():
         for texts in ((0,), (0, 1, 2), (0,)):
             tracks = [add(engine, str(i), [[4], [7], [9]][i], **settings)[0] for i in texts]
             run(engine)
@@ -184,10 +188,10 @@ def test_what_the_likeliest_were_is_told_of_the_step_before(monkeypatch: pytest.
     stand_still(monkeypatch)
     model, cache, layout = world(BASE, 4, torch.float32)
     executor = CudaExecutor(model, cache, layout)
-    first = executor(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
+    first = executor.forward(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
     likeliest, best = first.logits.argmax(-1).tolist(), first.logits.topk(3).indices.tolist()
     sent = executor.forward_async(replace(packed, tokens=[-2, -1]), (), None, 3)
     assert sent is not None and sent.wait_previous_tokens() == (likeliest, best)
     found = sent.output.logits.clone()
-    again = executor(replace(packed, tokens=likeliest[::-1]), ())
+    again = executor.forward(replace(packed, tokens=likeliest[::-1]), ())
     assert torch.equal(found, again.logits) and not torch.equal(found, found[[1, 0]])

@@ -9,8 +9,17 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.kernels.triton.row_tables import NO_PARTS, parts
-from foretell.runner.cuda.graph_shapes import FEW, HIGH, LOW, ROWS, ChainSizes, fit, fit_chain
-from foretell.runner.cuda.split_prefill import passes, readers
+from foretell.runner.cuda.graph_shapes import (
+    CAPTURE_ROWS,
+    LARGE_TILE,
+    MAX_CHAIN_PREFILL,
+    SMALL_TILE,
+    ChainShape,
+    chain_shape,
+    prefill_spans,
+    split_step,
+    step_shape,
+)
 from foretell.runner.executor import EagerExecutor
 from foretell.types import Draft
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
@@ -27,8 +36,8 @@ MIXES = {
 
 
 def test_prompts_are_told_from_drafts() -> None:
-    assert readers(step([*WRITTEN, *READ], 4)) == [False] * 3 + [True] * 2
-    assert readers(step([(100, 1, Draft.chain([1] * 60))], 4)) == [False], "many rows, and all of them guesses"
+    assert prefill_spans(step([*WRITTEN, *READ], 4)) == [False] * 3 + [True] * 2
+    assert prefill_spans(step([(100, 1, Draft.chain([1] * 60))], 4)) == [False], "many rows, and all of them guesses"
 
 
 @pytest.mark.parametrize("most", [256, 8, 3])
@@ -38,8 +47,8 @@ def test_prompts_are_told_from_drafts() -> None:
 @torch.inference_mode()
 def test_the_passes_of_a_step_give_what_the_step_gives(shapes: list[tuple[int, int, Draft]], most: int) -> None:
     whole = step(shapes, 4)
-    some = passes(whole, most)
-    kinds = [set(readers(each)) for each in some]
+    some = split_step(whole, most)
+    kinds = [set(prefill_spans(each)) for each in some]
     assert all(len(kind) == 1 for kind in kinds)
     assert all(
         each.rows <= most or len(each.spans) == 1 or kind == {True} for each, kind in zip(some, kinds, strict=True)
@@ -51,44 +60,44 @@ def test_the_passes_of_a_step_give_what_the_step_gives(shapes: list[tuple[int, i
 
 
 def test_steps_of_one_size_share_a_graph() -> None:
-    one, _ = fit(step([(40, 1, Draft.chain([3, 4, 5, 6]))], 4), 3)
-    other, _ = fit(step([(300, 1, Draft.chain([9] * 4))], 4), 3)
+    one, _ = step_shape(step([(40, 1, Draft.chain([3, 4, 5, 6]))], 4), 3)
+    other, _ = step_shape(step([(300, 1, Draft.chain([9] * 4))], 4), 3)
     assert one == other
-    longer, _ = fit(step([(600, 1, Draft.chain([9] * 4))], 4), 3)
+    longer, _ = step_shape(step([(600, 1, Draft.chain([9] * 4))], 4), 3)
     assert longer.splits == parts(1024) != one.splits
 
 
 @pytest.mark.parametrize(
     ("shape", "height"),
     [
-        ((500, 1, Draft.chain([3] * 3)), LOW),
-        ((500, 1, Draft.chain([3] * 20)), HIGH),
-        ((500, 1, Draft.chain([3] * 60)), LOW),
-        ((1000, 1, Draft.chain([3] * 60)), HIGH),
-        ((500, 1, Draft(tuple(range(60)), (-1,) * 60)), HIGH),
+        ((500, 1, Draft.chain([3] * 3)), SMALL_TILE),
+        ((500, 1, Draft.chain([3] * 20)), LARGE_TILE),
+        ((500, 1, Draft.chain([3] * 60)), SMALL_TILE),
+        ((1000, 1, Draft.chain([3] * 60)), LARGE_TILE),
+        ((500, 1, Draft(tuple(range(60)), (-1,) * 60)), LARGE_TILE),
     ],
 )
 def test_tiles_are_low_for_few_rows_and_where_each_has_its_keys_to_itself(
     shape: tuple[int, int, Draft], height: int
 ) -> None:
-    sizes, _ = fit(step([shape], 4, 4800), 3)
+    sizes, _ = step_shape(step([shape], 4, 4800), 3)
     assert sizes.height == height
 
 
 def test_a_prompt_alone_runs_whole_and_never_in_few_rows() -> None:
-    sizes, tiles = fit(step(READ, 4), 3)
-    assert (sizes.rows, sizes.splits) == (ROWS[-1], NO_PARTS)
-    assert tiles.together[:, 1].sum() == 70
+    sizes, tiles = step_shape(step(READ, 4), 3)
+    assert (sizes.rows, sizes.splits) == (CAPTURE_ROWS[-1], NO_PARTS)
+    assert tiles.shared[:, 1].sum() == 70
 
 
 @pytest.mark.parametrize("texts", [1, 3, 64, 65, 96, 100, 129, 192, 256])
 def test_a_chain_has_as_many_sequences_as_its_first_step_has_rows_at_most(texts: int) -> None:
     """Else the second step would run what lay in its tables from before."""
     packed = step([(2, 1, Draft())] * texts, 4)
-    sizes, _ = fit(packed, 3)
-    chain = fit_chain(packed, sizes, 3, 4, 32)
+    sizes, _ = step_shape(packed, 3)
+    chain = chain_shape(packed, sizes, 3, 4, 32)
     assert texts <= chain.sequences <= chain.first.rows
-    assert 2 * texts > ROWS[-1] or chain.first.rows >= 2 * texts, "room for a guess that stood"
+    assert 2 * texts > CAPTURE_ROWS[-1] or chain.first.rows >= 2 * texts, "room for a guess that stood"
 
 
 @pytest.mark.parametrize("share", [1, 3, 4, 8, 16, 64])
@@ -96,12 +105,12 @@ def test_a_chain_has_as_many_sequences_as_its_first_step_has_rows_at_most(texts:
 def test_what_a_text_has_to_catch_up_with_makes_no_other_chain(texts: int, share: int) -> None:
     """Others guess for it meanwhile, any number of tokens: each would be a recording that a text waits for."""
 
-    def chain(pending: list[int]) -> ChainSizes:
+    def chain(pending: list[int]) -> ChainShape:
         packed = step([(100, rows, Draft()) for rows in pending], 4)
-        return fit_chain(packed, fit(packed, share)[0], share, 4, 32)
+        return chain_shape(packed, step_shape(packed, share)[0], share, 4, 32)
 
     recorded = chain([1] * texts)
-    for behind in range(2, FEW + 1):
+    for behind in range(2, MAX_CHAIN_PREFILL + 1):
         assert recorded.covers(chain([behind] + [1] * (texts - 1))), behind
-    assert not any(readers(step([(100, FEW, Draft())], 4))), "it is no prompt yet"
-    assert all(readers(step([(100, FEW + 1, Draft())], 4))), "more is one, and read by itself"
+    assert not any(prefill_spans(step([(100, MAX_CHAIN_PREFILL, Draft())], 4))), "it is no prompt yet"
+    assert all(prefill_spans(step([(100, MAX_CHAIN_PREFILL + 1, Draft())], 4))), "more is one, and read by itself"

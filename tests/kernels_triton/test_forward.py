@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout, group_spans
+from foretell.kernels.attention import AttentionLayout, group_spans
 from foretell.kernels.attention import attend as attend_by_torch
 from foretell.kernels.triton import attention
 from foretell.kernels.triton.attention import Way, attend
@@ -22,8 +22,8 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.cuda.forward import CudaForward
-from foretell.runner.cuda.graph_shapes import fit
-from foretell.runner.cuda.tables import PageTable, fill, make_tiles
+from foretell.runner.cuda.graph_shapes import step_shape
+from foretell.runner.cuda.tables import PageTable, make_tiles, write_tables
 from foretell.runner.executor import EagerExecutor
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
@@ -59,7 +59,7 @@ def step(shapes: list[tuple[int, int, Draft]], page_size: int, room: int = ROOM)
 
 def world(
     config: ModelConfig, page_size: int, dtype: torch.dtype, seed: int = 0, room: int = ROOM
-) -> tuple[Decoder, KVCache, Layout]:
+) -> tuple[Decoder, KVCache, AttentionLayout]:
     """A decoder and a cache full of an earlier life's keys."""
     model = tiny_decoder(seed, config).to(DEVICE, dtype)
     model.prepare(config.context)
@@ -67,7 +67,11 @@ def world(
     torch.manual_seed(1 + seed)
     for tensor in (*cache.keys, *cache.values):
         tensor.copy_(torch.randn(tensor.shape).to(dtype))
-    return model, cache, Layout(page_size, config.heads // config.kv_heads, frozenset(config.windows), dtype, DEVICE)
+    return (
+        model,
+        cache,
+        AttentionLayout(page_size, config.heads // config.kv_heads, frozenset(config.windows), dtype, DEVICE),
+    )
 
 
 def run(
@@ -75,23 +79,23 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """The step as the executor runs it when nothing is recorded."""
     most = sizes.height // (model.config.heads // model.config.kv_heads)
-    tiles = make_tiles(packed, most, whole=sizes.splits == NO_PARTS)
+    tiles = make_tiles(packed, most, unsplit=sizes.splits == NO_PARTS)
     numbers = np.full(sizes.numbers, -77, np.int32)  # what an earlier step left
-    fill(numbers, packed, tiles, sizes)
+    write_tables(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     with torch.inference_mode():
         logits, features = CudaForward(model, cache)(rows, rows.wanted, taps)
     assert features is not None
-    return logits[: len(packed.wanted)].float(), features[: packed.rows]
+    return logits[: len(packed.logits_indices)].float(), features[: packed.rows]
 
 
 def exact_fit(packed: BatchLayout, share: int, whole: bool = False) -> Sizes:
     """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
-    sizes, tiles = fit(packed, share)
+    sizes, tiles = step_shape(packed, share)
     if whole:
-        tiles = make_tiles(packed, 16 // share, whole=True)
-        return replace(sizes, rows=packed.rows, tiles=len(tiles.together), height=16, splits=NO_PARTS)
+        tiles = make_tiles(packed, 16 // share, unsplit=True)
+        return replace(sizes, rows=packed.rows, tiles=len(tiles.shared), height=16, splits=NO_PARTS)
     return replace(sizes, splits=parts(max(span.stop for span in packed.spans)))
 
 
@@ -99,7 +103,7 @@ def compare(
     config: ModelConfig, packed: BatchLayout, page_size: int, dtype: torch.dtype, whole: bool, within: float
 ) -> None:
     model, cache, layout = world(config, page_size, dtype)
-    sizes = exact_fit(packed, layout.share, whole)
+    sizes = exact_fit(packed, layout.queries_per_kv_head, whole)
     mine, features = run(model, cache, packed, sizes, (1, config.layers))
     fast = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
     model, cache, layout = world(config, page_size, dtype)
@@ -162,10 +166,10 @@ def attended(
     """Attention of a step's rows over a first layer's keys and values; `more`: what tables have beyond them."""
     share = q.shape[1] // cache.keys[0].shape[2]
     tiles = make_tiles(packed, height // share)
-    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.together) + more)
+    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.shared) + more)
     sizes = replace(sizes, rows=sizes.rows + 5 * more, splits=sizes.splits + more)
     numbers = np.full(sizes.numbers, -77, np.int32)
-    fill(numbers, packed, tiles, sizes)
+    write_tables(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 800, DEVICE).update(packed.spans)
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     filled = torch.zeros(sizes.rows, *q.shape[1:], dtype=q.dtype, device=DEVICE)

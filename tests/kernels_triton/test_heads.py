@@ -22,11 +22,18 @@ from foretell.kernels.triton.eagle_inputs import Side, read_pairs
 from foretell.kernels.triton.tree_topk import Noise, best_children, descend
 from foretell.models.draft_heads import DraftHead, EagleHead, HeadConfig
 from foretell.models.draft_heads.loading import pack_head
-from foretell.models.quantize import RoundedLinear, round_linear
+from foretell.models.quantize import CudaQuantizedLinear, quantize_linear_cuda
 from foretell.runner.heads.fused_draft import FusedDraft, is_fused
 from foretell.runner.heads.kv import attend
-from foretell.runner.heads.sampler import DraftOutput, ExponentialRace, ProbsBuffer, TreeTopK, likeliest, pick
-from foretell.runner.heads.tables import WIDE, DraftRow, DraftShape, DraftTable
+from foretell.runner.heads.sampler import (
+    DraftOutput,
+    ExponentialRace,
+    ProbsBuffer,
+    TreeTopK,
+    sample_tokens,
+    top_children,
+)
+from foretell.runner.heads.tables import WIDTH, DraftRow, DraftShape, DraftTable
 from foretell.types import Budget
 from tests.heads.test_whole import LONG, both, waiting
 from tests.kernels_triton.test_forward import DEVICE
@@ -47,7 +54,7 @@ def texts_at(heats: list[float], depth: int, wide: int = 0, own: int = 1) -> Dra
     """A table of as many texts."""
     table = DraftTable(DraftShape(len(heats), 256, depth, wide, any(heats)), 1 + (depth - 1) * max(1, wide), 4, DEVICE)
     noise = [np.arange(depth) * 7919 + 31 * i for i in range(len(heats))]
-    table.send([DraftRow(1, 5, 4, [0, 1], own, heat, keys) for heat, keys in zip(heats, noise, strict=True)])
+    table.upload([DraftRow(1, 5, 4, [0, 1], own, heat, keys) for heat, keys in zip(heats, noise, strict=True)])
     return table
 
 
@@ -59,13 +66,13 @@ def test_a_token_is_that_of_the_definition(outputs: int, heats: list[float]) -> 
     logits = random(len(heats), outputs) * 3
     logits[0, 5] = logits[0, 17] = logits.max() + 1  # of equals the first
     told = [torch.empty(2, 3, len(heats), device=DEVICE) for _ in range(2)]
-    defined, mine = (DraftOutput(each, ProbsBuffer(outputs, DEVICE)(table.sizes)) for each in told)
-    truth = pick(logits, ExponentialRace(table, ids), defined, depth)
+    defined, mine = (DraftOutput(each, ProbsBuffer(outputs, DEVICE)(table.shape)) for each in told)
+    truth = sample_tokens(logits, ExponentialRace(table, ids), defined, depth)
     tokens = torch.empty_like(truth)
-    draw = None if mine.probs is None else Draw(table.heats, table.keys[:, depth], mine.probs[depth])
-    guess(logits, ids, draw, tokens, mine.told[:, depth])
-    assert tokens.tolist() == truth.tolist() == mine.told[0, depth].tolist()
-    torch.testing.assert_close(mine.told[1, depth], defined.told[1, depth], rtol=1e-5, atol=1e-7)
+    draw = None if mine.probs is None else Draw(table.temperatures, table.noise_keys[:, depth], mine.probs[depth])
+    guess(logits, ids, draw, tokens, mine.readback[:, depth])
+    assert tokens.tolist() == truth.tolist() == mine.readback[0, depth].tolist()
+    torch.testing.assert_close(mine.readback[1, depth], defined.readback[1, depth], rtol=1e-5, atol=1e-7)
     if mine.probs is not None and defined.probs is not None:
         torch.testing.assert_close(mine.probs[depth], defined.probs[depth], rtol=1e-4, atol=1e-7)
 
@@ -138,8 +145,8 @@ def test_the_children_are_those_of_the_definition(outputs: int, count: int, heat
     logits = random(texts * rows, outputs) * 2
     told = torch.zeros(2, texts, wide, count, device=DEVICE)
     best_children(logits, ids, noise_of(table, depth), told[0], told[1])
-    tokens, shares = likeliest(
-        logits.view(texts, rows, -1), ExponentialRace(table, ids), depth, table.sizes.drawn, count
+    tokens, shares = top_children(
+        logits.view(texts, rows, -1), ExponentialRace(table, ids), depth, table.shape.sampled, count
     )
     told_of = shares > 0  # where nothing is left to tell them by any will do
     assert torch.equal(told[0, :, :rows][told_of], tokens.float()[told_of])
@@ -148,7 +155,7 @@ def test_the_children_are_those_of_the_definition(outputs: int, count: int, heat
 
 
 def noise_of(table: DraftTable, depth: int) -> Noise | None:
-    return Noise(table.heats, table.keys[:, depth]) if table.sizes.drawn else None
+    return Noise(table.temperatures, table.noise_keys[:, depth]) if table.shape.sampled else None
 
 
 def test_of_equal_children_the_first_are_taken() -> None:
@@ -168,7 +175,7 @@ def test_of_equal_logits_noise_tells() -> None:
     for heat in (1e-5, 0.01, 1.0):
         table, told = texts_at([heat], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
         best_children(logits, ids, noise_of(table, 0), told[0], told[1])
-        tokens, shares = likeliest(logits[None], ExponentialRace(table, ids), 0, True, 4)
+        tokens, shares = top_children(logits[None], ExponentialRace(table, ids), 0, True, 4)
         assert told[0].tolist() == tokens.tolist() and len(set(shares[0, 0].tolist())) == 4
         torch.testing.assert_close(told[1], shares, rtol=1e-5, atol=1e-8)
 
@@ -180,21 +187,21 @@ def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> Non
     table = texts_at([0.0] * texts, depth, wide, own)
     ids = torch.arange(outputs, device=DEVICE)
     choice, above = TreeTopK(table, ids, count), None
-    seen = torch.zeros(texts, 1, table.guesses, dtype=torch.bool, device=DEVICE)
+    seen = torch.zeros(texts, 1, table.draft_rows, dtype=torch.bool, device=DEVICE)
     seen[..., 0] = True
     for level in range(depth - 1):
         rows = 1 if above is None else wide
         logits = random(texts * rows, outputs, seed=level) * 2
-        choice.look(logits.round() if equals else logits)
-        told, first = choice.found[level].clone(), 1 + level * wide
-        tokens, parents = choice.descend()
-        above = descend(told, table.field(WIDE), above, first, table.guesses)
-        assert torch.equal(told, choice.found[level]) and torch.equal(above.chances, choice.chances)
+        choice.add_level(logits.round() if equals else logits)
+        told, first = choice.output[level].clone(), 1 + level * wide
+        tokens, parents = choice.expand()
+        above = descend(told, table.field(WIDTH), above, first, table.draft_rows)
+        assert torch.equal(told, choice.output[level]) and torch.equal(above.chances, choice.path_probs)
         assert above.tokens.tolist() == tokens.tolist()
         hung = parents + torch.arange(texts, device=DEVICE)[:, None] * rows
         assert above.before.tolist() == hung.flatten().tolist()
-        itself = torch.arange(table.guesses, device=DEVICE) == first + torch.arange(wide, device=DEVICE)[:, None]
-        seen = seen.gather(1, parents[..., None].expand(-1, -1, table.guesses)) | itself
+        itself = torch.arange(table.draft_rows, device=DEVICE) == first + torch.arange(wide, device=DEVICE)[:, None]
+        seen = seen.gather(1, parents[..., None].expand(-1, -1, table.draft_rows)) | itself
         assert torch.equal(above.ways.bool().view_as(seen), seen)
 
 
@@ -227,17 +234,18 @@ def test_a_drawn_draft_is_too() -> None:
 def test_other_heads_are_not_served() -> None:
     for name in ("eagle 1", "mtp", "distilled"):
         drafter: Any = waiting(HEADS[name])[0][1]
-        assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.kept_features)
+        assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.state_cache)
 
 
 def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: DraftHead[Any]) -> None:
     """As they are packed for a GPU, with all that is multiplied by rows."""
     monkeypatch.setattr(
-        "foretell.models.draft_heads.loading._way_to_pack", lambda *_: functools.partial(round_linear, rounding="int8")
+        "foretell.models.draft_heads.loading._head_packer",
+        lambda *_: functools.partial(quantize_linear_cuda, rounding="int8"),
     )
     for head in heads:
         pack_head(head, tiny_decoder())
-        assert isinstance(head, EagleHead) and isinstance(head.fc, RoundedLinear)
+        assert isinstance(head, EagleHead) and isinstance(head.fc, CudaQuantizedLinear)
 
 
 @interpreted

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.kernels.triton.chain_step import BLOCK, pick_next
 from foretell.kernels.triton.row_tables import RowTables, Sizes
-from foretell.sampling.cuda_sampler import Draws, choose_there, settings
+from foretell.sampling.cuda_sampler import SamplingBatch, pack_settings, sample_on_device
 from foretell.sampling_params import SamplingParams
 from tests.kernels_triton.test_forward import DEVICE
 
@@ -23,7 +23,7 @@ def tables(sizes: Sizes, pages: Tensor) -> RowTables:
     return RowTables.over(torch.full((sizes.numbers,), -7, dtype=torch.int32, device=DEVICE), sizes, pages)
 
 
-def picked(logits: Tensor, vocab: int, draws: Draws | None = None) -> tuple[Tensor, RowTables]:
+def picked(logits: Tensor, vocab: int, draws: SamplingBatch | None = None) -> tuple[Tensor, RowTables]:
     """Tokens and shares, and the rows that follow; before them the second sequence has two rows."""
     pages = torch.arange(SEQUENCES * 5, dtype=torch.int32, device=DEVICE).view(SEQUENCES, 5).flip(0)
     rows, following = (tables(Sizes(count, count, 16, 1), pages) for count in (4, SEQUENCES))
@@ -31,7 +31,7 @@ def picked(logits: Tensor, vocab: int, draws: Draws | None = None) -> tuple[Tens
     rows.positions[:] = torch.tensor([PLACES[0], PLACES[1] - 1, PLACES[1], PLACES[2]], device=DEVICE)
     found = torch.zeros(2, SEQUENCES, device=DEVICE)
     ends = torch.tensor(ENDS, dtype=torch.int32, device=DEVICE)
-    words = None if draws is None else torch.from_numpy(settings(draws)).to(DEVICE)
+    words = None if draws is None else torch.from_numpy(pack_settings(draws)).to(DEVICE)
     pick_next(logits.to(DEVICE)[:, :vocab], rows, ends, following, found, PAGE, words)
     return found.cpu(), following
 
@@ -55,9 +55,11 @@ def test_what_is_drawn_is_what_is_chosen_and_its_share_is_of_all_tokens(vocab: i
     logits = 3 * torch.randn(SEQUENCES, vocab + 9)
     logits[:, vocab:] = 90.0
     for heats in ((1.0, 0.0, 0.3), (1e-9, 2.0, 1.0)):
-        draws = Draws([SamplingParams(temperature=heat, top_k=40) for heat in heats], [7, -1, 1 << 62], [0, 5, 9])
+        draws = SamplingBatch(
+            [SamplingParams(temperature=heat, top_k=40) for heat in heats], [7, -1, 1 << 62], [0, 5, 9]
+        )
         (tokens, sure), following = picked(logits, vocab, draws)
-        assert tokens.tolist() == choose_there(logits[:, :vocab].to(DEVICE), draws) == following.tokens.tolist()
+        assert tokens.tolist() == sample_on_device(logits[:, :vocab].to(DEVICE), draws) == following.tokens.tolist()
         warmth = torch.tensor([[max(heat, 1e-6) if heat else 1.0] for heat in heats], dtype=torch.float64)
         shares = (logits[:, :vocab].double() / warmth).softmax(-1).gather(1, tokens.long()[:, None])[:, 0]
         torch.testing.assert_close(sure.double(), shares, rtol=1e-5, atol=0)

@@ -76,7 +76,7 @@ class Reader:
     def __init__(self, config: HeadConfig, kind: type[GraphPrefill], dtype: torch.dtype) -> None:
         lender = TargetWeights.of(tiny_decoder().to(DEVICE))
         head: Any = random_head(config, lender).to(dtype)
-        head.borrow(lender)  # in this type
+        head.share_weights(lender)  # in this type
         head.prepare(64)
         for i, norm in enumerate(each for each in head.modules() if isinstance(each, Norm)):
             norm.weight.data.copy_(random(len(norm.weight), seed=i))
@@ -99,7 +99,9 @@ def places_of(number: int, start: int, stop: int, pages: list[int], like: Reader
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, stop)
     seq.pages = pages
     config = like.head.config
-    states = random(stop - start, len(config.taps) * config.target_width, seed=number, dtype=like.features.dtype)
+    states = random(
+        stop - start, len(config.hidden_layers) * config.target_width, seed=number, dtype=like.features.dtype
+    )
     return PrefillRange(seq, start, stop, [part for part in (states[:2], states[2:]) if len(part)])
 
 

@@ -11,24 +11,24 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.kernels import quant as definition
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.kernels.triton import launch_limits as room
 from foretell.kernels.triton import quant_linear as rounded
 from foretell.kernels.triton.swiglu import gate
 from foretell.models.decoder import Decoder
-from foretell.models.variants import round_weights
+from foretell.models.quantize import quantize_weights_cuda
 from foretell.runner.executor import EagerExecutor
 from tests.kernels_triton.test_forward import CONFIGS, DEVICE, STEPS, exact_fit, run, step, world
 
 # Where there is no device: the interpreter loses a carry when it rounds to 8-bit floats (31.5 becomes 16).
-ROUNDINGS: tuple[Rounding, ...] = ("int8", "fp8") if DEVICE.type == "cuda" else ("int8",)
+ROUNDINGS: tuple[QuantFormat, ...] = ("int8", "fp8") if DEVICE.type == "cuda" else ("int8",)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_rows_are_rounded_as_defined(rounding: Rounding) -> None:
+def test_rows_are_rounded_as_defined(rounding: QuantFormat) -> None:
     torch.manual_seed(0)
     x = (torch.randn(5, 300) * torch.tensor([1e-3, 1, 30, 0, 1e4])[:, None]).to(torch.bfloat16).to(DEVICE)
-    mine, defined = rounded.round_rows(x, rounding), definition.round_rows(x.cpu(), rounding)
+    mine, defined = rounded.round_rows(x, rounding), definition.quantize_rows(x.cpu(), rounding)
     assert torch.equal(mine.values.float().cpu(), defined.values.float())
     assert torch.equal(mine.scales.cpu(), defined.scales)
     assert not mine.values[3].float().any(), "zeros stay zeros"
@@ -36,15 +36,15 @@ def test_rows_are_rounded_as_defined(rounding: Rounding) -> None:
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 40), (1200, 72)])
-def test_a_product_equals_its_definition_in_any_batch(rounding: Rounding, inputs: int, outputs: int) -> None:
+def test_a_product_equals_its_definition_in_any_batch(rounding: QuantFormat, inputs: int, outputs: int) -> None:
     torch.manual_seed(1)
-    weights = definition.round_rows(torch.randn(outputs, inputs), rounding)
-    weights = definition.Rounded(weights.values.to(DEVICE), weights.scales.to(DEVICE))
+    weights = definition.quantize_rows(torch.randn(outputs, inputs), rounding)
+    weights = definition.QuantizedRows(weights.values.to(DEVICE), weights.scales.to(DEVICE))
     x, bias = torch.randn(20, inputs, device=DEVICE), torch.randn(outputs, device=DEVICE)
     rows = rounded.round_rows(x, rounding)
     whole = rounded.product(rows, weights, bias, torch.float32)
-    there = definition.Rounded(weights.values.cpu(), weights.scales.cpu())
-    truth = definition.rounded_linear(x.cpu(), there, bias.cpu())
+    there = definition.QuantizedRows(weights.values.cpu(), weights.scales.cpu())
+    truth = definition.quantized_linear(x.cpu(), there, bias.cpu())
     torch.testing.assert_close(whole.cpu(), truth, rtol=1e-4, atol=1e-3)
     sums = rounded.sums(rows, weights)
     for some in (1, 3, 17):
@@ -52,7 +52,7 @@ def test_a_product_equals_its_definition_in_any_batch(rounding: Rounding, inputs
         assert torch.equal(rounded.product(few, weights, bias, torch.float32), whole[:some])
         assert torch.equal(rounded.sums(few, weights), sums[:, :some])
     if rounding == "int8":
-        totals = definition.rounded_sums(rows, weights)
+        totals = definition.unscaled_matmul(rows, weights)
         assert torch.equal(sums.sum(0), totals), "sums of integers are exact"
         assert torch.equal(rounded.scaled(totals, rows, weights, bias, torch.float32), whole)
 
@@ -60,10 +60,12 @@ def test_a_product_equals_its_definition_in_any_batch(rounding: Rounding, inputs
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 96, 20), (17, 300, 1030)])
-def test_gates_on_the_way_change_no_bit(rows: int, inputs: int, outputs: int, gelu: bool, rounding: Rounding) -> None:
+def test_gates_on_the_way_change_no_bit(
+    rows: int, inputs: int, outputs: int, gelu: bool, rounding: QuantFormat
+) -> None:
     torch.manual_seed(2)
-    weights = definition.round_rows(torch.randn(2 * outputs, inputs) * inputs**-0.5, rounding)
-    weights = definition.Rounded(weights.values.to(DEVICE), weights.scales.to(DEVICE))
+    weights = definition.quantize_rows(torch.randn(2 * outputs, inputs) * inputs**-0.5, rounding)
+    weights = definition.QuantizedRows(weights.values.to(DEVICE), weights.scales.to(DEVICE))
     bias = torch.randn(2 * outputs, device=DEVICE)
     x = rounded.round_rows(torch.randn(rows, inputs, device=DEVICE), rounding)
     apart = gate(rounded.product(x, weights, bias, torch.float16), gelu)
@@ -72,21 +74,21 @@ def test_gates_on_the_way_change_no_bit(rows: int, inputs: int, outputs: int, ge
     assert torch.equal(together, apart)
     later = rounded.round_rows(together, rounding)
     at_once = gate(rounded.product(x, weights, bias, torch.float16), gelu, rounding)
-    assert isinstance(at_once, definition.Rounded)
+    assert isinstance(at_once, definition.QuantizedRows)
     assert torch.equal(later.values.float(), at_once.values.float())
     assert torch.equal(later.scales, at_once.scales)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("name", ["three to a head", "all norms"])
-def test_a_step_in_8_bits_equals_its_definition(name: str, rounding: Rounding) -> None:
+def test_a_step_in_8_bits_equals_its_definition(name: str, rounding: QuantFormat) -> None:
     packed, config = step(STEPS["trees"], 4), replace(CONFIGS[name], layers=1)
     outputs = []
     for fast in (True, False):
         model, cache, layout = world(config, 4, torch.float32)
         model = in_8_bits(model, rounding)
         if fast:
-            outputs.append(run(model, cache, packed, exact_fit(packed, layout.share), (1,))[0])
+            outputs.append(run(model, cache, packed, exact_fit(packed, layout.queries_per_kv_head), (1,))[0])
         else:
             with torch.inference_mode():
                 outputs.append(EagerExecutor(model, cache, layout)(packed, (1,)).logits)
@@ -95,11 +97,11 @@ def test_a_step_in_8_bits_equals_its_definition(name: str, rounding: Rounding) -
     assert error < (0.02 if rounding == "int8" else 0.05), float(error)
 
 
-def in_8_bits(model: Decoder, rounding: Rounding) -> Decoder:
+def in_8_bits(model: Decoder, rounding: QuantFormat) -> Decoder:
     """The model of a world, which may have packed its weights away on a CPU."""
     from tests.tiny import tiny_decoder
 
-    fresh = round_weights(tiny_decoder(config=model.config).to(DEVICE, model.dtype), rounding)
+    fresh = quantize_weights_cuda(tiny_decoder(config=model.config).to(DEVICE, model.dtype), rounding)
     fresh.prepare(model.config.context)
     return fresh
 
@@ -119,9 +121,9 @@ def test_no_more_is_on_its_way_than_there_is_room_for(monkeypatch: pytest.Monkey
 def test_large_products_have_room(outputs: int, inputs: int, rows: int) -> None:
     """Those of a large target's head, for as many rows as are read at once; the library's among them."""
     torch.manual_seed(0)
-    x, weights = (definition.round_rows(torch.randn(n, inputs, device=DEVICE), "int8") for n in (rows, outputs))
+    x, weights = (definition.quantize_rows(torch.randn(n, inputs, device=DEVICE), "int8") for n in (rows, outputs))
     truth = (x.values.double() @ weights.values.double().T).to(torch.int32)
     assert torch.equal(rounded.sums(x, weights).sum(0), truth)
-    assert torch.equal(definition.rounded_sums(x, weights), truth)
+    assert torch.equal(definition.unscaled_matmul(x, weights), truth)
     product = rounded.product(x, weights, None, torch.float32)
     torch.testing.assert_close(product, truth.float() * x.scales[:, None] * weights.scales)

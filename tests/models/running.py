@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout, Span, group_spans
+from foretell.kernels.attention import AttentionLayout, Span, group_spans
 from foretell.kv.cache import KVCache, slots_of
-from foretell.models.batch import Batch
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, ForwardBatch
 
 PAGE = 4
 
@@ -23,7 +22,7 @@ class Reader:
         self.decoder, self.read = decoder, 0
         self.pages = tuple(reversed(range(count)))
         self.cache = KVCache(decoder.layer_shapes, count, PAGE, decoder.dtype, decoder.embed.device)
-        self.layout = Layout(PAGE, config.heads // config.kv_heads, frozenset(config.windows), decoder.dtype)
+        self.layout = AttentionLayout(PAGE, config.heads // config.kv_heads, frozenset(config.windows), decoder.dtype)
 
     @torch.inference_mode()
     def feed(self, tokens: list[int]) -> Tensor:
@@ -32,7 +31,7 @@ class Reader:
         span = Span(0, len(tokens), start, self.pages[: -(-stop // PAGE)])
         slots = torch.tensor(slots_of(self.pages, PAGE, start, stop))
         groups = group_spans([span], self.layout)
-        batch = Batch(torch.tensor(tokens), torch.arange(start, stop), slots, groups)
+        batch = ForwardBatch(torch.tensor(tokens), torch.arange(start, stop), slots, groups)
         states, _ = self.decoder(batch, self.cache)
         self.read = stop
         return self.decoder.logits(states)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foretell.errors import ModelError
 from foretell.models.config import ModelConfig
-from foretell.models.hf_config import end_ids, read_config, sampling_defaults
+from foretell.models.hf_config import eos_token_ids, read_config, sampling_defaults
 
 from .checkpoints import GEMMA, LLAMA, folder, gguf, gguf_values
 
@@ -62,7 +62,7 @@ def test_gguf(arch: str, change: dict[str, Any]) -> None:
 def read_or_refused(checkpoint: Any) -> None:
     try:
         assert isinstance(read_config(checkpoint), ModelConfig)
-        end_ids(checkpoint)
+        eos_token_ids(checkpoint)
         sampling_defaults(checkpoint)
     except ModelError as error:
         assert "\n" not in str(error)

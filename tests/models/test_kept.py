@@ -14,22 +14,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.build.model_source import CacheSize, ModelSource, open_model, say_nothing
+from foretell.build.model_source import CacheSize, ModelSource, no_progress, open_model
 from foretell.config import EngineConfig
-from foretell.hub.folder import CONFIG as CONFIG_FILE
-from foretell.hub.folder import WEIGHTS
-from foretell.hub.home import packed_folder
+from foretell.hub.catalog import packed_folder
+from foretell.hub.checkpoint import CONFIG as CONFIG_FILE
+from foretell.hub.checkpoint import WEIGHTS
 from foretell.hub.mapped_file import read_mapped, write_mapped
-from foretell.kernels.native.huge_pages import in_large_pages
+from foretell.kernels.native.huge_pages import in_huge_pages
 from foretell.kernels.native.library import library
 from foretell.llm import LLM
 from foretell.models import packed_weights_cache as kept
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.packed_weights_cache import parts, restored, tidy
-from foretell.models.quantize import Bits
-from foretell.models.tied_weights import lend
-from foretell.models.variants import quantize_weights
+from foretell.models.packed_weights_cache import packed_tensors, remove_stale_files, restore_model
+from foretell.models.quantize import Bits, quantize_weights
+from foretell.models.tied_weights import share_target_weights
 from foretell.sampling_params import SamplingParams
 from tests.models.test_quantize import BIASED
 from tests.tiny import CONFIG, tiny_decoder
@@ -44,7 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if library() is None:
         pytest.skip("no C++ compiler is here")
     monkeypatch.setenv("FORETELL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(kept, "WORTH", 0)
+    monkeypatch.setattr(kept, "MIN_CACHED_BYTES", 0)
 
 
 @pytest.fixture
@@ -53,18 +52,20 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, quantization: str = "int8") -> ModelSource:
-    return open_model(str(folder), EngineConfig(quantization=quantization), say_nothing)
+    return open_model(str(folder), EngineConfig(quantization=quantization), no_progress)
 
 
 def start(model: ModelSource) -> tuple[bool, dict[str, bytes]]:
     """Whether a start took what was kept, and what it runs with."""
     loaded = model.load_packed()
     was_kept = loaded.is_packed
-    return was_kept, all_bytes(model.runner(loaded, ROOM).model)
+    return was_kept, all_bytes(model.make_runner(loaded, ROOM).model)
 
 
 def all_bytes(model: Decoder) -> dict[str, bytes]:
-    return {name: tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name, tensor in parts(model)}
+    return {
+        name: tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name, tensor in packed_tensors(model)
+    }
 
 
 def only_file() -> Path:
@@ -91,8 +92,8 @@ def test_heads_borrow_the_same_of_what_was_kept(folder: Path) -> None:
     model = opened(folder)
     start(model)
     packed, floats = model.load_packed(), model.load()
-    assert floats.lends and not packed.lends
-    lent, defined = lend(model.checkpoint, packed), lend(model.checkpoint, floats)
+    assert floats.can_share_weights and not packed.can_share_weights
+    lent, defined = share_target_weights(model.checkpoint, packed), share_target_weights(model.checkpoint, floats)
     for mine, theirs in zip(
         (lent.embed, lent.output, lent.norm), (defined.embed, defined.output, defined.norm), strict=True
     ):
@@ -105,18 +106,18 @@ def test_heads_borrow_the_same_of_what_was_kept(folder: Path) -> None:
 def test_every_part_comes_back_where_kernels_want_it(
     config: ModelConfig, bits: Bits | None, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "in_large_pages", lambda _: large)
+    monkeypatch.setattr(kept, "in_huge_pages", lambda _: large)
     native, made = library(), tiny_decoder(config=config)
     assert native is not None
     made = made if bits is None else quantize_weights(made, bits)
     made.prepare(64)
-    write_mapped(tmp_path / "file", {}, dict(parts(made)))
-    found = restored(native, config, bits, read_mapped(tmp_path / "file", {}))
+    write_mapped(tmp_path / "file", {}, dict(packed_tensors(made)))
+    found = restore_model(native, config, bits, read_mapped(tmp_path / "file", {}))
     assert all_bytes(found) == all_bytes(made)
     assert {name: type(module) for name, module in found.named_modules()} == {
         name: type(module) for name, module in made.named_modules()
     }
-    assert all(tensor.data_ptr() % 64 == 0 for _, tensor in parts(found))
+    assert all(tensor.data_ptr() % 64 == 0 for _, tensor in packed_tensors(found))
     states = torch.randn(3, config.width)
     assert torch.equal(found.logits(states), made.logits(states))
 
@@ -126,7 +127,7 @@ def test_a_tied_embedding_is_kept_once(folder: Path) -> None:
     if not model.config.tied:
         model = tiny_decoder()
     assert model.config.tied
-    names = {name for name, _ in parts(quantize_weights(model, 8))}
+    names = {name for name, _ in packed_tensors(quantize_weights(model, 8))}
     assert {name for name in names if "embed" in name or "head" in name} == {"embed", "head.values", "head.scales"}
 
 
@@ -172,7 +173,7 @@ def test_tensors_that_do_not_fit_are_logged_with_the_traceback(
     """The cause may be a bug of the code, not of the file."""
     model = opened(folder)
     _, bytes_before = start(model)
-    monkeypatch.setattr(kept, "restored", lambda *_: {}["embed"])
+    monkeypatch.setattr(kept, "restore_model", lambda *_: {}["embed"])
     assert start(model) == (False, bytes_before)
     (record,) = caplog.records
     assert "does not fit the model" in record.getMessage() and record.exc_info and record.exc_info[0] is KeyError
@@ -220,15 +221,15 @@ def test_what_nobody_needs_is_tidied_away(folder: Path) -> None:
     for each in (old, young):
         each.mkdir()
     os.utime(old, (1, 1))
-    tidy(packed_folder())
+    remove_stale_files(packed_folder())
     assert young.exists() and not old.exists() and len(list(packed_folder().iterdir())) == 2
     shutil.rmtree(folder)
-    tidy(packed_folder())
+    remove_stale_files(packed_folder())
     assert list(packed_folder().iterdir()) == [young]
 
 
 def test_small_models_are_not_kept_and_who_says_no_is_heeded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(open_model(str(folder), EngineConfig(keep_packed=False), say_nothing))
+    start(open_model(str(folder), EngineConfig(keep_packed=False), no_progress))
     monkeypatch.undo()
     monkeypatch.setenv("FORETELL_HOME", str(folder / "home"))
     start(opened(folder))
@@ -255,5 +256,5 @@ def test_whether_pages_are_large_is_read_from_the_system(large: int, said: bool,
         "0-10 r--p 00000000 00:00 0\nRss:    7 kB\nFilePmdMapped:    0 kB\n"
         f"{around} rw-p 00000000 00:00 0  /file\nRss:    1000 kB\nFilePmdMapped:    {large} kB\n"
     )
-    assert in_large_pages(tensor, tmp_path) is said
-    assert in_large_pages(tensor, tmp_path / "none")
+    assert in_huge_pages(tensor, tmp_path) is said
+    assert in_huge_pages(tensor, tmp_path / "none")

@@ -9,21 +9,27 @@ from torch import Tensor, nn
 from foretell.control.controller import FixedController
 from foretell.draft.self_draft import SelfDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.stats import Speculation
+from foretell.engine.stats import SpeculationStats
 from foretell.hub import open_checkpoint, resolve
-from foretell.kernels.native.huge_pages import Room
+from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.kernels.native.library import library
-from foretell.kernels.quant import GROUP
+from foretell.kernels.quant import GROUP_SIZE
 from foretell.kv.prefix import PrefixIndex
 from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import Bits, QuantizedLinear, quantize_int4, quantize_int8
-from foretell.models.variants import quantized, quantized_bytes
+from foretell.models.quantize import (
+    Bits,
+    QuantizedLinear,
+    quantize_int4,
+    quantize_int8,
+    quantized_bytes,
+    quantized_copy,
+)
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
@@ -57,18 +63,18 @@ def test_eight_bits_are_off_by_half_a_step_at_most() -> None:
     assert ((rounded.dequantized() - weight).abs() <= rounded.scales[:, None] * 0.5001).all()
 
 
-@pytest.mark.parametrize("inputs", [GROUP, 70, 576])
+@pytest.mark.parametrize("inputs", [GROUP_SIZE, 70, 576])
 def test_four_bits_err_less_than_with_the_largest_weight_at_the_end_of_the_grid(inputs: int) -> None:
     weight = numbers(300, inputs) * torch.logspace(-3, 3, 300)[:, None]
-    weight[7, :GROUP] = 0
+    weight[7, :GROUP_SIZE] = 0
     rounded = quantize_int4(weight)
-    groups = nn.functional.pad(weight, (0, -inputs % GROUP)).view(300, -1, GROUP)
+    groups = nn.functional.pad(weight, (0, -inputs % GROUP_SIZE)).view(300, -1, GROUP_SIZE)
     simple = groups.abs().amax(-1, keepdim=True) / 7
     naive = ((groups / simple.clamp(min=1e-9)).round() * simple - groups).square().sum((1, 2))
     error = (rounded.dequantized() - weight).square().sum(1)
     assert (error / naive.clamp(min=1e-30)).mean() < 0.75
     assert rounded.values.shape == weight.shape and rounded.values.amin() == -8 and rounded.values.amax() <= 7
-    assert rounded.scales.shape == (300, -(-inputs // GROUP)) and rounded.dequantized()[7, :GROUP].eq(0).all()
+    assert rounded.scales.shape == (300, -(-inputs // GROUP_SIZE)) and rounded.dequantized()[7, :GROUP_SIZE].eq(0).all()
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -78,7 +84,7 @@ def test_a_layer_computes_what_its_weights_say(bits: Bits, way: str) -> None:
         parameter.copy_(numbers(*parameter.shape))
     for dtype in (torch.float32, torch.bfloat16):
         layer = layer.to(dtype)
-        small, x = quantize.quantize_linear(layer, bits, Room()), numbers(9, 70).to(dtype)
+        small, x = quantize.quantize_linear(layer, bits, HugePageArena()), numbers(9, 70).to(dtype)
         assert isinstance(small, QuantizedLinear) == (way == "native")
         off = (small(x).float() - layer(x).float()).norm() / layer(x).float().norm()
         assert small(x).dtype == dtype and 0 < off < (0.02 if bits == 8 else 0.15)
@@ -88,20 +94,22 @@ def test_a_layer_computes_what_its_weights_say(bits: Bits, way: str) -> None:
 @pytest.mark.parametrize("config", [CONFIG, BIASED])
 def test_the_copy_has_matrices_of_its_own_and_shares_the_rest(bits: Bits, config: ModelConfig, way: str) -> None:
     model = tiny_decoder(config=config)
-    small = quantized(model, bits)
+    small = quantized_copy(model, bits)
     own = {id(tensor) for tensor in small.parameters()} - {id(tensor) for tensor in model.parameters()}
     layers = [module for module in small.modules() if isinstance(module, Linear)]
     assert len(layers) == 4 * config.layers + 1
     assert own == {id(layer.weight) for layer in layers if layer.weight is not None}
     assert small.embed is model.embed and all(layer.weight is not small.embed for layer in layers)
     model.prepare(16)
-    assert small.tables is model.tables and len(small.tables) == 1
+    assert small.rope_tables is model.rope_tables and len(small.rope_tables) == 1
 
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("config", [CONFIG, BIASED])
 def test_the_bytes_are_known_before_anything_is_loaded(bits: Bits, config: ModelConfig, way: str) -> None:
-    layers = [module for module in quantized(tiny_decoder(config=config), bits).modules() if isinstance(module, Linear)]
+    layers = [
+        module for module in quantized_copy(tiny_decoder(config=config), bits).modules() if isinstance(module, Linear)
+    ]
     assert sum(bytes_of(layer) for layer in layers) == quantized_bytes(config, bits)
 
 
@@ -113,7 +121,7 @@ def bytes_of(layer: Linear) -> int:
 
 
 def self_drafting(model: Decoder, bits: Bits) -> Engine:
-    draft = quantized(model, bits)
+    draft = quantized_copy(model, bits)
     runner = ModelRunner(model, 256, 4, CONTEXT)
     drafter = SelfDrafter(runner.with_variant(draft), model.config.vocab, f"self:int{bits}")
     return Engine(runner, drafter, FixedController(4), Scheduler(runner, PrefixIndex(runner.pool), 16, 64))
@@ -129,7 +137,7 @@ def test_a_quantized_draft_leaves_the_text_as_it_is(bits: Bits, temperature: flo
     run(engine)
     texts = [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
     assert texts == generate(temperature=temperature)
-    record = Speculation.total(track.speculation for track in tracks)
+    record = SpeculationStats.total(track.speculation for track in tracks)
     assert record.accepted_per_step > (3.5 if bits == 8 else 2), "it guesses as the model would"
 
 
@@ -147,11 +155,11 @@ def test_copies_of_a_real_model_guess_well(bits: Bits, least: float) -> None:
     checkpoint = open_checkpoint(resolve("smollm2-135m", lambda line: None))
     tokenizer = Tokenizer.from_gguf(checkpoint.config)
     engine = self_drafting(load_model(checkpoint), bits)
-    maker = RequestBuilder(Limits(CONTEXT, tokenizer.end_ids, tokenizer.vocab_size), tokenizer, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, tokenizer.end_ids, tokenizer.vocab_size), tokenizer, engine.drafter)
     for i, question in enumerate(QUESTIONS):
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True)
         for request in maker.make(str(i), prompt, SamplingParams(max_tokens=64, temperature=0)):
             engine.add(request)
     tracks = list(engine.states.values())
     run(engine)
-    assert Speculation.total(track.speculation for track in tracks).accepted_per_step >= least
+    assert SpeculationStats.total(track.speculation for track in tracks).accepted_per_step >= least

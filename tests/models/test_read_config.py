@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from foretell.errors import ModelError
 from foretell.models.config import ModelConfig, Rope
-from foretell.models.hf_config import end_ids, from_hf, read_config, sampling_defaults
+from foretell.models.hf_config import eos_token_ids, from_hf, read_config, sampling_defaults
 
 from .checkpoints import GEMMA, GGUF, LLAMA, folder, gguf, gguf_values
 
@@ -163,11 +163,11 @@ def test_gguf_rope_factors() -> None:
 
 
 def test_end_ids() -> None:
-    assert end_ids(folder({"eos_token_id": 2}, generation={"eos_token_id": [3, 4]})) == {2, 3, 4}
-    assert end_ids(folder({"eos_token_id": None})) == frozenset()
+    assert eos_token_ids(folder({"eos_token_id": 2}, generation={"eos_token_id": [3, 4]})) == {2, 3, 4}
+    assert eos_token_ids(folder({"eos_token_id": None})) == frozenset()
     tokens = ["a", "<|im_end|>", "b", "<end_of_turn>", "c", "d"]
     values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 4, "tokenizer.ggml.eot_token_id": 5}
-    assert end_ids(gguf(values)) == {1, 3, 4, 5}
+    assert eos_token_ids(gguf(values)) == {1, 3, 4, 5}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, LazyTensor, open_checkpoint
 from foretell.models.decoder import Decoder
 from foretell.models.hf_config import from_hf
-from foretell.models.load import load_model, sketch, take_memory
-from foretell.models.weights import make_slots
+from foretell.models.load import load_model, materialize, meta_model
+from foretell.models.weights import map_parameters
 from tests.hub.files import encoded, write_gguf
 
 from . import families
@@ -27,13 +27,13 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 
 def empty(config: Any) -> Decoder:
-    return take_memory(sketch(from_hf(config), torch.float32), torch.device("cpu"))
+    return materialize(meta_model(from_hf(config), torch.float32), torch.device("cpu"))
 
 
 def tensors_for(config: dict[str, Any], is_gguf: bool = False) -> dict[str, torch.Tensor]:
     decoder = empty(config)
     prefix = "" if is_gguf else "model."
-    return {f"{prefix}{name}": torch.randn(slot.rows.shape) for name, slot in make_slots(decoder, is_gguf).items()}
+    return {f"{prefix}{name}": torch.randn(slot.rows.shape) for name, slot in map_parameters(decoder, is_gguf).items()}
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])
@@ -42,7 +42,7 @@ def test_slots_cover_every_parameter_once(name: str, is_gguf: bool) -> None:
     decoder = empty(MODELS[name][1].to_dict())
     for parameter in decoder.parameters():
         parameter.zero_()
-    for slot in make_slots(decoder, is_gguf).values():
+    for slot in map_parameters(decoder, is_gguf).values():
         slot.rows.add_(1)
     assert all((parameter == 1).all() for parameter in decoder.parameters())
 
@@ -53,7 +53,7 @@ def test_names_are_transformers_own() -> None:
         decoder = empty(model.config.to_dict())
         theirs = {key.removeprefix("model.") for key in model.state_dict()}
         tied = {"lm_head.weight"} if decoder.config.tied else set()
-        assert theirs - tied == make_slots(decoder, False).keys()
+        assert theirs - tied == map_parameters(decoder, False).keys()
 
 
 @pytest.mark.parametrize("name", list(tensors_for(LLAMA)))

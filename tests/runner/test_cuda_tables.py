@@ -7,8 +7,8 @@ import pytest
 
 from foretell.kernels.triton.row_tables import Sizes
 from foretell.runner.batch_layout import BatchLayout, pack
-from foretell.runner.cuda.split_prefill import passes, single
-from foretell.runner.cuda.tables import fill, make_tiles
+from foretell.runner.cuda.graph_shapes import is_plain_decode, split_step
+from foretell.runner.cuda.tables import make_tiles, write_tables
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
@@ -29,14 +29,14 @@ def test_one_row_each_is_laid_out_alike(lengths: list[int]) -> None:
     packed = step(lengths)
     sizes = Sizes(8, 8, 16, 4)
     tables = [np.full(sizes.numbers, -77, np.int32) for _ in range(2)]
-    fill(tables[0], packed, None, sizes)
-    fill(tables[1], packed, make_tiles(packed, 5), sizes)
+    write_tables(tables[0], packed, None, sizes)
+    write_tables(tables[1], packed, make_tiles(packed, 5), sizes)
     assert np.array_equal(*tables)
 
 
 def test_which_steps_are_plain() -> None:
-    assert single(step([3, 9]))
-    assert not single(step([3, 9], Draft.chain([1])))
+    assert is_plain_decode(step([3, 9]))
+    assert not is_plain_decode(step([3, 9], Draft.chain([1])))
     packed = step([3, 9, 4])
-    assert passes(packed, 3) == [packed], "one pass"
-    assert [some.rows for some in passes(packed, 2)] == [2, 1]
+    assert split_step(packed, 3) == [packed], "one pass"
+    assert [some.rows for some in split_step(packed, 2)] == [2, 1]

@@ -18,8 +18,9 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.kernels.native.library import library
 from foretell.kernels.native.records import StepRecord
 from foretell.models.config import ModelConfig, Rope
+from foretell.models.decoder import first_layers
 from foretell.models.hf_config import from_hf
-from foretell.models.variants import first_layers, quantized
+from foretell.models.quantize import quantized_copy
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.native.executor import NativeExecutor
 from foretell.types import Draft, ScheduledSequence
@@ -48,7 +49,7 @@ BITS = [None, 8, 4]
 
 def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> Desk:
     model = random_model(config)
-    made = Desk(model if bits is None else quantized(model, 8 if bits == 8 else 4), page_size)
+    made = Desk(model if bits is None else quantized_copy(model, 8 if bits == 8 else 4), page_size)
     assert isinstance(made.runner.executor, NativeExecutor)
     return made
 
@@ -61,7 +62,7 @@ def test_a_step_that_does_not_fit_in_memory_is_an_error_and_the_next_one_runs() 
     native, executor = library(), desk(PLAIN).runner.executor
     assert native is not None and isinstance(executor, NativeExecutor)
     with pytest.raises(MemoryError, match="max_num_batched_tokens"):
-        native.step(executor._record, array("q", bytes(StepRecord(rows=1 << 50))))
+        native.forward(executor._record, array("q", bytes(StepRecord(rows=1 << 50))))
     assert desk(PLAIN).read(text(9, PLAIN.vocab)).isfinite().all()
 
 

@@ -15,13 +15,20 @@ from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
 from foretell.kernels import linear
 from foretell.kernels.native.library import library
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
-from foretell.models.quantize import Bits, QuantizedLinear, round_linear, rounded_bytes
-from foretell.models.variants import prepared_bytes, quantize_weights, quantized
-from foretell.runner.memory_plan import GIB, Needs, plan_memory
+from foretell.models.quantize import (
+    Bits,
+    QuantizedLinear,
+    cuda_linear_bytes,
+    prepared_bytes,
+    quantize_linear_cuda,
+    quantize_weights,
+    quantized_copy,
+)
+from foretell.runner.memory_plan import GIB, MemoryNeeds, plan_memory
 from foretell.runner.native import executor as native
 from foretell.runner.native.executor import NativeExecutor
 
@@ -50,7 +57,7 @@ def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pyt
     for module in (quantize, linear, native):
         monkeypatch.setattr(module, "library", lambda: None)
     lines: list[str] = []
-    monkeypatch.setattr("foretell.llm.say_on_stderr", lines.append)
+    monkeypatch.setattr("foretell.llm.print_progress", lines.append)
     params = SamplingParams(max_tokens=20, temperature=0)
     outputs = [
         LLM(str(tiny_folder), quantization="int8", drafter=drafter).generate(PROMPTS[0], params)[0]
@@ -67,7 +74,7 @@ def test_a_model_rounded_in_place_is_its_rounded_copy(config: ModelConfig, bits:
     model = quantize_weights(random_model(config), bits)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     assert len(layers) == 4 * config.layers + 1
-    assert same_bits(Desk(model).read(tokens), Desk(quantized(random_model(config), bits)).read(tokens))
+    assert same_bits(Desk(model).read(tokens), Desk(quantized_copy(random_model(config), bits)).read(tokens))
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -84,9 +91,9 @@ def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, bits
 
 
 def test_floats_must_fit_until_they_are_rounded() -> None:
-    needs = Needs(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
+    needs = MemoryNeeds(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
     assert plan_memory(needs, 5 * GIB, None).weights == GIB
-    with pytest.raises(CapacityError, match="before they are rounded"):
+    with pytest.raises(CapacityError, match="before they are quantized"):
         plan_memory(needs, 3 * GIB, None)
 
 
@@ -122,13 +129,13 @@ def test_a_decoder_in_8_bits_of_a_cuda_device_says_nearly_the_same() -> None:
     layer.weight.data.normal_()
     layer.bias.data.normal_()
     exact = layer(x)
-    bounds: dict[Rounding, float] = {"int8": 0.02, "fp8": 0.06}
+    bounds: dict[QuantFormat, float] = {"int8": 0.02, "fp8": 0.06}
     for rounding, within in bounds.items():
-        rounded = round_linear(layer, rounding)
-        assert rounded.rounded.nbytes == rounded_bytes(64, 48)
+        rounded = quantize_linear_cuda(layer, rounding)
+        assert rounded.quantized_copy.nbytes == cuda_linear_bytes(64, 48)
         error = (rounded(x) - exact).norm() / exact.norm()
         assert 0 < error < within, f"{rounding}: {float(error)}"
-    alone = round_linear(layer, "int8")
+    alone = quantize_linear_cuda(layer, "int8")
     assert torch.equal(alone(x[2:3]), alone(x)[2:3]), "sums of integers are exact: a row's result is its own"
 
 
@@ -158,7 +165,7 @@ def test_weights_are_rounded_where_the_file_rounds_them(
 @pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 def test_no_drafter_changes_what_the_target_is(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr("foretell.llm.say_on_stderr", lines.append)
+    monkeypatch.setattr("foretell.llm.print_progress", lines.append)
     alone, copied = (LLM("smollm2-135m", drafter=name) for name in ("none", "self:int8"))
     assert alone.assembly.memory.weights == copied.assembly.memory.weights
     assert any("is the target itself" in line for line in lines)

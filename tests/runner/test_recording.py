@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretell.runner.cuda import graphs as recording
-from foretell.runner.cuda.graphs import REST, Capture, GraphCache
+from foretell.runner.cuda.graphs import CAPTURE_BACKOFF, GraphCache, GraphCapture
 
 
 class Still:
@@ -44,7 +44,7 @@ class Graph:
 
 
 @pytest.fixture
-def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
+def capture(monkeypatch: pytest.MonkeyPatch) -> GraphCapture:
     pools = iter(range(100))
     for name, stand_in in {
         "Stream": Still,
@@ -57,7 +57,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(Graph, "recording", None)
     monkeypatch.setattr(Graph, "given_up", False)
-    return Capture(torch.device("cuda"))
+    return GraphCapture(torch.device("cuda"))
 
 
 def hungry() -> None:
@@ -66,33 +66,33 @@ def hungry() -> None:
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_what_cannot_be_recorded_is_ended_and_tried_again_later(
-    capture: Capture, given_up: bool, monkeypatch: pytest.MonkeyPatch
+    capture: GraphCapture, given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         monkeypatch.setattr(torch._C, name, lambda *given: told.append(given), raising=False)
     pool, Graph.given_up = capture._pool, given_up
-    assert capture(hungry) is None
+    assert capture.capture(hungry) is None
     assert Graph.recording is None, "what comes next is no part of it"
     assert told == ([(0, pool), (0, pool)] if given_up else [])
     assert (capture._pool == pool) != given_up
     Graph.given_up = False
-    assert all(capture(lambda: 5) is None for _ in range(REST))
-    found = capture(lambda: 5)
+    assert all(capture.capture(lambda: 5) is None for _ in range(CAPTURE_BACKOFF))
+    found = capture.capture(lambda: 5)
     assert found is not None and found[1] == 5 and capture.failures == 1
 
 
-def test_another_failure_is_told_and_the_recording_ended(capture: Capture) -> None:
+def test_another_failure_is_told_and_the_recording_ended(capture: GraphCapture) -> None:
     def broken() -> None:
         raise RuntimeError("a shape is wrong")
 
     with pytest.raises(RuntimeError, match="a shape"):
-        capture(broken)
+        capture.capture(broken)
     assert Graph.recording is None
 
 
-def test_work_that_cannot_be_recorded_runs_plainly(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "REST", 0)
+def test_work_that_cannot_be_recorded_runs_plainly(capture: GraphCapture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "CAPTURE_BACKOFF", 0)
     recorder: GraphCache[int, int] = GraphCache(torch.device("cuda"))
     runs: list[int] = []
 
@@ -103,4 +103,4 @@ def test_work_that_cannot_be_recorded_runs_plainly(capture: Capture, monkeypatch
         return len(runs)
 
     assert [recorder(3, work) for _ in range(3)] == [1, 2, 4], "tried each time after the first, and given up"
-    assert recorder.recordings == {3: None}
+    assert recorder.graphs == {3: None}

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 import pytest
 
 from foretell.kernels.triton.row_tables import CHEAP_ROWS, NO_PARTS, Sizes
-from foretell.runner.cuda.graph_shapes import ChainSizes
-from foretell.runner.cuda.graphs import OFTEN, SHARE, GraphPool, Paddable, TimingGuard, freely, plainly
+from foretell.runner.cuda.graph_shapes import ChainShape
+from foretell.runner.cuda.graphs import (
+    CAPTURE_AFTER,
+    MAX_CAPTURE_TIME,
+    GraphPool,
+    Paddable,
+    TimingGuard,
+    capture_now,
+    no_capture,
+)
 from foretell.runner.heads.prefill import PrefillShape
 from foretell.runner.heads.tables import DraftShape
 from tests.recordings import Tape
@@ -21,7 +29,7 @@ STEPS = [
 DRAFTS = [DraftShape(*each) for each in itertools.product((1, 8), (512, 2048), (1, 2, 3, 8), (0, 1, 10), (False, True))]
 READINGS = [PrefillShape(*each) for each in itertools.product((1, 64, 256), (0, 2), (0, 8), (0, 512))]
 CHAINS = [
-    ChainSizes(first, 16, *each)
+    ChainShape(first, 16, *each)
     for first in STEPS[::14]
     for each in itertools.product((8, 20), (1, 4), (2, 5), (9, 32), (False, True))
 ]
@@ -34,7 +42,7 @@ def test_what_covers_has_room_and_costs_no_less(sizes: list[Paddable]) -> None:
         assert mine.covers(mine)
         for other in sizes:
             if mine != other and mine.covers(other):
-                assert not other.covers(mine) and mine.price > other.price
+                assert not other.covers(mine) and mine.cost > other.cost
 
 
 def test_what_is_not_alike_covers_nothing() -> None:
@@ -42,13 +50,13 @@ def test_what_is_not_alike_covers_nothing() -> None:
     assert not Sizes(256, 8, 64, 8).covers(Sizes(256, 8, 64, NO_PARTS))
     assert Sizes(CHEAP_ROWS, 8, 16, 8).covers(Sizes(1, 1, 16, 8))
     assert not Sizes(256, 8, 16, 8).covers(Sizes(CHEAP_ROWS, 8, 16, 8)), "rows that cost"
-    greedy, drawn = (ChainSizes(Sizes(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
+    greedy, drawn = (ChainShape(Sizes(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
     assert not greedy.covers(drawn) and not drawn.covers(greedy), "one takes longer, the other draws nothing"
-    tree = DraftShape(1, 512, 4, wide=10)
-    assert not tree.covers(DraftShape(1, 512, 4)) and not DraftShape(1, 512, 4, drawn=True).covers(
+    tree = DraftShape(1, 512, 4, width=10)
+    assert not tree.covers(DraftShape(1, 512, 4)) and not DraftShape(1, 512, 4, sampled=True).covers(
         DraftShape(1, 512, 4)
     )
-    assert tree.covers(DraftShape(1, 512, 2, wide=10)) and not tree.covers(DraftShape(1, 512, 1, wide=10))
+    assert tree.covers(DraftShape(1, 512, 2, width=10)) and not tree.covers(DraftShape(1, 512, 1, width=10))
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class Length:
         return self.number >= other.number
 
     @property
-    def price(self) -> tuple[int, ...]:
+    def cost(self) -> tuple[int, ...]:
         return (self.number,)
 
 
@@ -72,18 +80,25 @@ class World:
         self.now, self.tape = 1000.0, Tape()
         monkeypatch.setattr("foretell.runner.cuda.graphs.perf_counter", lambda: self.now)
         self.recorder = self.tape.recorder()
-        self.recorder.stock = GraphPool(clock=lambda: self.now)
-        self.recorder._capture = self.record  # type: ignore[assignment]
+        self.recorder.pool = GraphPool(clock=lambda: self.now)
+        self.recorder._capture = self  # type: ignore[assignment]
 
-    def record(self, run: Callable[[], int]) -> object:
+    def capture(self, run: Callable[[], int]) -> object:
         self.now += 1
-        return self.tape(run)
+        return self.tape.capture(run)
 
     def __call__(self, number: int) -> int:
         """What work of this size was filled up to."""
-        sizes = self.recorder.serving(Length(number))
+        sizes = self.recorder.select(Length(number))
         self.recorder(sizes, lambda: None)
         return sizes.number
+
+
+class NoMemory:
+    """A capture that fails for lack of memory."""
+
+    def capture(self, run: Callable[[], int]) -> None:
+        return None
 
 
 @pytest.fixture
@@ -97,45 +112,47 @@ def test_where_nothing_serves_it_is_recorded_when_it_comes_again(world: World) -
 
 
 def test_the_cheapest_that_is_there_serves(world: World) -> None:
-    with freely():
+    with capture_now():
         assert [world(number) for number in (9, 5, 7)] == [9, 5, 7] and world.tape.count == 3
     assert [world(number) for number in (1, 5, 6, 8, 9)] == [5, 5, 7, 9, 9] and world.tape.count == 3
-    with freely():
+    with capture_now():
         world(6)
     assert world(6) == world(6) == 6, "and a closer one from when it is there"
 
 
 def test_what_is_wished_for_often_is_recorded_and_seldom_more_than_one(world: World) -> None:
-    with freely():
+    with capture_now():
         world(9)
-    assert {world(number) for number in (1, 2) for _ in range(2 * OFTEN)} == {9}, "it has just recorded something"
-    world.now += 1 / SHARE
+    assert {world(number) for number in (1, 2) for _ in range(2 * CAPTURE_AFTER)} == {9}, (
+        "it has just recorded something"
+    )
+    world.now += 1 / MAX_CAPTURE_TIME
     assert (world(1), world(2), world(1)) == (1, 9, 1)
-    world.now += 0.9 / SHARE
+    world.now += 0.9 / MAX_CAPTURE_TIME
     assert world(2) == 9
-    world.now += 0.2 / SHARE
+    world.now += 0.2 / MAX_CAPTURE_TIME
     assert world(3) == 9 and world(2) == 2, "what came once is not worth it"
     assert world.tape.count == 3
 
 
 def test_in_a_text_of_usual_length_nothing_is_recorded(world: World) -> None:
-    with freely():
+    with capture_now():
         world(9)
-    world.now += 10 / SHARE
-    assert {world(number) for number in range(1, 9) for _ in range(OFTEN - 1)} == {9} and world.tape.count == 1
+    world.now += 10 / MAX_CAPTURE_TIME
+    assert {world(number) for number in range(1, 9) for _ in range(CAPTURE_AFTER - 1)} == {9} and world.tape.count == 1
 
 
 def test_what_could_not_be_recorded_is_served(world: World) -> None:
-    with freely():
+    with capture_now():
         world(9)
-    world.recorder._capture = lambda run: None  # type: ignore[assignment]
-    world.now += 1 / SHARE
-    assert [world(2) for _ in range(OFTEN + 1)] == [9] * (OFTEN - 1) + [2, 9]
+    world.recorder._capture = NoMemory()  # type: ignore[assignment]
+    world.now += 1 / MAX_CAPTURE_TIME
+    assert [world(2) for _ in range(CAPTURE_AFTER + 1)] == [9] * (CAPTURE_AFTER - 1) + [2, 9]
 
 
 def test_recordings_that_do_not_share_serve_nobody_else_and_come_when_all_know(world: World) -> None:
-    world.recorder.stock = GraphPool(shares=False)
-    with freely():
+    world.recorder.pool = GraphPool(allow_larger=False)
+    with capture_now():
         world(9)
         assert world.tape.count == 0, "other ranks do not know that nobody waits"
         world(9)
@@ -148,26 +165,26 @@ def test_who_watches_hears_of_all_that_will_not_take_as_long_again(world: World)
     for number in (3, 3, 3, 2):
         with TimingGuard() as outer, TimingGuard() as watch:
             world(number)
-        heard.append(watch.odd)
-        assert not outer.odd, "the nearest alone"
+        heard.append(watch.is_outlier)
+        assert not outer.is_outlier, "the nearest alone"
     assert heard == [True, True, False, False], "run plainly, recorded, replayed, and served by another"
 
 
 def test_what_goes_on_without_a_recording_is_odd_once(world: World) -> None:
-    world.recorder._capture = lambda run: None  # type: ignore[assignment]
+    world.recorder._capture = NoMemory()  # type: ignore[assignment]
     heard = []
     for _ in range(4):
         with TimingGuard() as watch:
             world(3)
-        heard.append(watch.odd)
+        heard.append(watch.is_outlier)
     assert heard == [True, False, False, False], "else nobody would learn what steps take where memory is short"
 
 
 def test_what_is_never_recorded_is_not_odd(world: World) -> None:
     with TimingGuard() as watch:
         world.recorder(Length(4), lambda: None, keep=False)
-    assert not watch.odd
+    assert not watch.is_outlier
     world.recorder._capture = None
-    with TimingGuard() as watch, plainly():
+    with TimingGuard() as watch, no_capture():
         world(4)
-    assert not watch.odd
+    assert not watch.is_outlier

@@ -16,18 +16,26 @@ from foretell.draft.heads.warmup import DummyHeads
 from foretell.models.config import Rope
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
-from foretell.models.load import sketch, take_memory
-from foretell.runner.cuda.graphs import PLAINLY, Capture
-from foretell.runner.cuda.warmup import EVEN, GROWN, GUESSED, PLAIN, BackgroundWarmup, few_layers, rehearse
+from foretell.models.load import materialize, meta_model
+from foretell.runner.cuda.graphs import _NO_CAPTURE, GraphCapture
+from foretell.runner.cuda.warmup import (
+    DRAFT_STEPS,
+    DUMMY_WEIGHT,
+    PLAIN_STEPS,
+    TREE_STEPS,
+    BackgroundWarmup,
+    one_layer_per_kind,
+    run_dummy_steps,
+)
 from foretell.runner.model_runner import ModelRunner
 from tests.tiny import CONFIG, HEADS, tiny_decoder
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 TURNS, SLOW = Rope(), Rope(theta=5e5)
 
 
 def blank() -> Decoder:
-    return take_memory(sketch(few_layers(CONFIG), torch.float32), torch.device("cpu"))
+    return materialize(meta_model(one_layer_per_kind(CONFIG), torch.float32), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +48,7 @@ def blank() -> Decoder:
 )
 def test_each_kind_of_layer_is_there_once(ropes: tuple[Rope, ...], windows: tuple[int | None, ...], kinds: int) -> None:
     config = replace(CONFIG, layers=4, ropes=ropes, windows=windows)
-    few = few_layers(config)
+    few = one_layer_per_kind(config)
     found = set(zip(few.ropes, few.windows, strict=True))
     assert found == set(zip(ropes, windows, strict=True)) and few.layers == len(few.ropes) == len(found) == kinds
     assert replace(few, layers=4, ropes=ropes, windows=windows) == config
@@ -48,10 +56,10 @@ def test_each_kind_of_layer_is_there_once(ropes: tuple[Rope, ...], windows: tupl
 
 def test_steps_that_fit_are_run_and_others_left_out() -> None:
     runner = ModelRunner(tiny_decoder(), 8, 16, 128, (0, 2))
-    fitting = [step for step in PLAIN + GUESSED if step.length <= 128]
-    assert rehearse(runner, PLAIN + GUESSED) == len(fitting) < len(PLAIN + GUESSED)
-    assert rehearse(runner, PLAIN, lambda: True) == 0
-    assert runner.pool.held == 0
+    fitting = [step for step in PLAIN_STEPS + DRAFT_STEPS if step.length <= 128]
+    assert run_dummy_steps(runner, PLAIN_STEPS + DRAFT_STEPS) == len(fitting) < len(PLAIN_STEPS + DRAFT_STEPS)
+    assert run_dummy_steps(runner, PLAIN_STEPS, lambda: True) == 0
+    assert runner.pool.num_held == 0
 
 
 def few(context: int = 256) -> ModelRunner:
@@ -65,7 +73,7 @@ CPU = torch.device("cpu")
 def test_it_is_done_when_the_load_is_over(guesses: bool) -> None:
     with BackgroundWarmup(lambda: few(4096), CPU, guesses) as warming:
         pass
-    assert warming.steps == len(PLAIN) + guesses * len(GUESSED) and not warming.drafts
+    assert warming.steps == len(PLAIN_STEPS) + guesses * len(DRAFT_STEPS) and not warming.drafts
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
@@ -75,16 +83,16 @@ def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monk
     def make() -> ModelRunner:
         model = blank()
         for weight in model.parameters():
-            weight.fill_(EVEN)
-        heads.borrow(model, 1024)
-        return ModelRunner(model, 64, 16, 1024, (0, 1), heads.beside)
+            weight.fill_(DUMMY_WEIGHT)
+        heads.share_weights(model, 1024)
+        return ModelRunner(model, 64, 16, 1024, (0, 1), heads.extra_layers)
 
-    monkeypatch.setattr("foretell.runner.cuda.warmup.BEYOND", math.inf)
+    monkeypatch.setattr("foretell.runner.cuda.warmup.HEAD_GRACE", math.inf)
     with BackgroundWarmup(make, CPU, True, heads) as warming:
         pass
-    assert warming.steps == len([step for step in PLAIN + GUESSED + GROWN if step.length <= 1024])
+    assert warming.steps == len([step for step in PLAIN_STEPS + DRAFT_STEPS + TREE_STEPS if step.length <= 1024])
     assert warming.drafts == 2 * len(heads.wanted)
-    monkeypatch.setattr("foretell.runner.cuda.warmup.BEYOND", -math.inf)
+    monkeypatch.setattr("foretell.runner.cuda.warmup.HEAD_GRACE", -math.inf)
     with BackgroundWarmup(make, CPU, True, heads) as warming:
         pass
     assert warming.steps and not warming.drafts
@@ -94,7 +102,7 @@ def test_a_failed_load_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPat
     go_on = Event()
 
     def slow() -> ModelRunner:
-        go_on.wait(PATIENCE)
+        go_on.wait(TIMEOUT)
         return few()
 
     def wait() -> None:
@@ -114,7 +122,7 @@ def test_what_fails_is_left_to_the_first_requests(caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level(logging.ERROR), BackgroundWarmup(fails, CPU, True) as warming:
         pass
-    assert warming.steps == 0 and "the first requests wait" in caplog.text
+    assert warming.steps == 0 and "kernel warm-up failed" in caplog.text
 
 
 def test_all_of_it_happens_on_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +148,7 @@ def test_all_of_it_happens_on_the_device_that_was_asked_for(monkeypatch: pytest.
 def test_nothing_is_recorded_beside_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("graph_pool_handle", "Stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    capture, found = Capture(CPU), []
+    capture, found = GraphCapture(CPU), []
 
     def make() -> ModelRunner:
         found.append(capture(lambda: found.append("run")))
@@ -148,4 +156,4 @@ def test_nothing_is_recorded_beside_a_load(monkeypatch: pytest.MonkeyPatch) -> N
 
     with BackgroundWarmup(make, CPU, False) as warming:
         pass
-    assert warming.steps and found == [None] and not PLAINLY.get()
+    assert warming.steps and found == [None] and not _NO_CAPTURE.get()

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from foretell.sampling.grammar import GrammarCompiler
-from foretell.sampling.grammar_matcher import Matcher
+from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.structured_output import GrammarSpec
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft
@@ -132,7 +132,7 @@ def compiler(kind: str) -> GrammarCompiler:
     return GrammarCompiler(tokenizer(kind), tokenizer(kind).vocab_size + PADDING)
 
 
-def matcher(kind: str, name: str) -> Matcher:
+def matcher(kind: str, name: str) -> GrammarMatcher:
     """At the start of a text that the tokenizer's own end tokens end."""
     return compiler(kind).compile(EXAMPLES[name].spec).matcher(tokenizer(kind).end_ids)
 
@@ -142,7 +142,7 @@ def text_of(reader: Tokenizer, tokens: list[int]) -> str:
     return b"".join(reader.token_bytes(token) for token in tokens if token not in reader.end_ids).decode()
 
 
-def allowed(follower: Matcher) -> list[int]:
+def allowed(follower: GrammarMatcher) -> list[int]:
     tokens: list[int] = follower.masks()[0].nonzero()[:, 0].tolist()
     return tokens
 
@@ -161,7 +161,7 @@ def pick(reader: Tokenizer, mask: Tensor, rng: random.Random) -> int:
     return int(tokens[rng.randrange(len(tokens))])
 
 
-def write(reader: Tokenizer, follower: Matcher, rng: random.Random, longest: int = 600) -> list[int]:
+def write(reader: Tokenizer, follower: GrammarMatcher, rng: random.Random, longest: int = 600) -> list[int]:
     """A random text under the mask, to its end."""
     tokens: list[int] = []
     while not follower.finished and len(tokens) < longest:
@@ -170,7 +170,7 @@ def write(reader: Tokenizer, follower: Matcher, rng: random.Random, longest: int
     return tokens
 
 
-def random_tree(reader: Tokenizer, make: Callable[[], Matcher], start: list[int], rng: random.Random) -> Draft:
+def random_tree(reader: Tokenizer, make: Callable[[], GrammarMatcher], start: list[int], rng: random.Random) -> Draft:
     """Guesses behind `start`, mostly allowed ones; siblings may repeat."""
     tokens: list[int] = []
     parents: list[int] = []
@@ -192,7 +192,7 @@ def path_to(tokens: list[int], parents: list[int], node: int) -> list[int]:
     return path
 
 
-def follow(make: Callable[[], Matcher], start: list[int], path: list[int]) -> Matcher | None:
+def follow(make: Callable[[], GrammarMatcher], start: list[int], path: list[int]) -> GrammarMatcher | None:
     """A fresh matcher behind `start` and `path`, each token held against the mask; None where one is forbidden."""
     twin = make()
     twin.advance(start)

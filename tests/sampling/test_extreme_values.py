@@ -12,9 +12,16 @@ from torch import Tensor
 from foretell.draft.heads.sampling import draft_params
 from foretell.kernels.native.library import library
 from foretell.sampling import noise
-from foretell.sampling.logits_processors import History
-from foretell.sampling.native_sampler import draw_rows
-from foretell.sampling.sampling import Row, adjusted, as_defined, choose, likeliest, probabilities
+from foretell.sampling.logits_processors import TokenHistory
+from foretell.sampling.native_sampler import pack_sampling_rows
+from foretell.sampling.sampling import (
+    SamplingRow,
+    argmax_tokens,
+    probabilities,
+    process_logits,
+    sample,
+    sample_reference,
+)
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request
 
@@ -78,19 +85,19 @@ def with_penalties(chance: random.Random, params: SamplingParams, vocab: int) ->
     )
 
 
-def some_rows(chance: random.Random, count: int, width: int) -> tuple[Tensor, list[Row]]:
+def some_rows(chance: random.Random, count: int, width: int) -> tuple[Tensor, list[SamplingRow]]:
     rows = []
     for position in range(count):
         params, history, seed = some_params(chance), None, chance.getrandbits(62)
         if chance.random() < 0.3:
             params = with_penalties(chance, params, width)
             tokens = [chance.randrange(width) for _ in range(12)]
-            history = History(Request("r", tuple(tokens[:4]), params, seed, 9), tokens, width)
-        rows.append(Row(params, seed, position, history))
+            history = TokenHistory(Request("r", tuple(tokens[:4]), params, seed, 9), tokens, width)
+        rows.append(SamplingRow(params, seed, position, history))
     return torch.stack([some_scores(chance, width) for _ in range(count)]), rows
 
 
-def same_or_a_tie(mine: int, theirs: int, probs: Tensor, row: Row) -> bool:
+def same_or_a_tie(mine: int, theirs: int, probs: Tensor, row: SamplingRow) -> bool:
     """Whether two tokens are the same, or so close in their exponential race that rounding decides."""
     if mine == theirs:
         return True
@@ -106,8 +113,8 @@ def test_the_library_samples_what_the_definition_samples(seed: int) -> None:
     chance = random.Random(seed)
     for width in WIDTHS:
         logits, rows = some_rows(chance, 24, width)
-        found, scores = choose(logits, rows), adjusted(logits, rows)
-        defined, probs = as_defined(scores, rows), probabilities(scores, [row.params for row in rows])
+        found, scores = sample(logits, rows), process_logits(logits, rows)
+        defined, probs = sample_reference(scores, rows), probabilities(scores, [row.params for row in rows])
         for i, row in enumerate(rows):
             assert same_or_a_tie(found[i], defined[i], probs[i], row), (width, i, row.params, scores[i])
 
@@ -118,11 +125,11 @@ def test_every_distribution_is_one_and_holds_the_sampled_token(seed: int) -> Non
     chance = random.Random(seed)
     for width in WIDTHS:
         logits, rows = some_rows(chance, 24, width)
-        scores = adjusted(logits, rows)
+        scores = process_logits(logits, rows)
         probs = probabilities(scores, [row.params for row in rows])
         assert bool(((probs >= 0) & (probs <= 1)).all())
         assert probs.sum(-1).tolist() == pytest.approx([1.0] * len(rows), rel=1e-4)
-        tokens, best = choose(logits, rows), likeliest(scores)
+        tokens, best = sample(logits, rows), argmax_tokens(scores)
         for i, row in enumerate(rows):
             assert probs[i, tokens[i]] > 0, (width, i, row.params, scores[i])
             finite = bool(scores[i].isfinite().any())
@@ -135,8 +142,8 @@ def test_every_distribution_is_one_and_holds_the_sampled_token(seed: int) -> Non
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     logits = torch.randn(2, 1000, generator=torch.Generator().manual_seed(1)) * 5
     logits[:, 777] = 200.0
-    rows = [Row(SamplingParams(temperature=temperature), seed, 5) for seed in range(2)]
-    assert choose(logits, rows) == as_defined(logits, rows) == [777, 777]
+    rows = [SamplingRow(SamplingParams(temperature=temperature), seed, 5) for seed in range(2)]
+    assert sample(logits, rows) == sample_reference(logits, rows) == [777, 777]
 
 
 @needs_native
@@ -149,7 +156,7 @@ def test_the_odds_of_a_head_are_those_of_the_definition(seed: int) -> None:
         logits = torch.stack([some_scores(chance, width) for _ in range(16)])
         params, keys = [some_params(chance) for _ in range(16)], [noise.key(i, 3) for i in range(16)]
         ids, count = torch.arange(width), min(8, width)
-        tokens, shares = native.odds(logits, ids, draw_rows(params, keys), count)
+        tokens, shares = native.race_topk(logits, ids, pack_sampling_rows(params, keys), count)
         probs = probabilities(
             logits, [each if each.temperature else SamplingParams(temperature=1.0) for each in params]
         )

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from foretell.sampling.grammar_matcher import GrammarError, Matcher
+from foretell.sampling.grammar_matcher import GrammarError, GrammarMatcher
 from foretell.structured_output import GrammarSpec
 from foretell.types import Draft
 from tests.sampling.grammars import (
@@ -37,7 +37,7 @@ def starts(kind: str, name: str, count: int, rng: random.Random) -> list[list[in
     return [text[: rng.randrange(len(text))] for text in texts]
 
 
-def behind(make: Callable[[], Matcher], start: list[int]) -> Matcher:
+def behind(make: Callable[[], GrammarMatcher], start: list[int]) -> GrammarMatcher:
     follower = make()
     follower.advance(start)
     return follower
@@ -73,8 +73,8 @@ def test_looking_ahead_changes_nothing(kind: str, name: str) -> None:
     while not plain.finished and len(tokens) < 40:
         draft = random_tree(tokenizer(kind), make, tokens, rng)
         looking.masks(draft)
-        looking.forced(rng.randrange(1, 9))
-        looking.allows(draft.tokens)
+        looking.forced_tokens(rng.randrange(1, 9))
+        looking.count_allowed(draft.tokens)
         assert torch.equal(looking.masks(), plain.masks())
         tokens.append(pick(tokenizer(kind), plain.masks()[0], rng))
         looking.advance(tokens[-1:])
@@ -87,8 +87,8 @@ def test_forced_tokens_are_the_only_ones_allowed(kind: str, name: str) -> None:
     rng, make = random.Random(name), partial(matcher, kind, name)
     for start in starts(kind, name, 12, rng):
         follower = behind(make, start)
-        forced = follower.forced(9)
-        assert forced[:2] == follower.forced(2)
+        forced = follower.forced_tokens(9)
+        assert forced[:2] == follower.forced_tokens(2)
         for token in forced:
             assert allowed(follower) == [token]
             follower.advance([token])
@@ -102,28 +102,28 @@ def test_a_chain_is_allowed_as_far_as_the_masks_say(kind: str, name: str) -> Non
         tokens += rng.choices(range(tokenizer(kind).vocab_size), k=2)
         follower = behind(make, start)
         legal = [follow(make, start, tokens[:count]) is not None for count in range(len(tokens) + 1)]
-        assert follower.allows(tokens) == sum(legal) - 1
+        assert follower.count_allowed(tokens) == sum(legal) - 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_most_of_a_one_line_object_is_forced(kind: str) -> None:
     follower = matcher(kind, "one-line person")
-    assert text_of(tokenizer(kind), follower.forced(99)).startswith('{"name"')
+    assert text_of(tokenizer(kind), follower.forced_tokens(99)).startswith('{"name"')
 
 
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if "s>" not in choice])
 def test_a_choice_can_be_written_as_the_model_would_write_it(choice: str) -> None:
     tokens = tokenizer("byte-level").encode(choice, add_special=False)
     ends = tokenizer("byte-level").end_ids
-    assert matcher("byte-level", "choice").allows([*tokens, *ends]) == len(tokens) + 1
+    assert matcher("byte-level", "choice").count_allowed([*tokens, *ends]) == len(tokens) + 1
 
 
 def test_forced_text_has_one_spelling() -> None:
     reader = tokenizer("byte-level")
     follower = compiler("byte-level").compile(GrammarSpec.choice(["name"])).matcher([2])
     letters = [token for token in range(reader.vocab_size) if reader.token_bytes(token) in (b"n", b"na", b"nam")]
-    assert follower.forced(9) == [*reader.encode("name", add_special=False), 2]
-    assert follower.allows(letters) == 0 and not follower.masks()[0, letters].any()
+    assert follower.forced_tokens(9) == [*reader.encode("name", add_special=False), 2]
+    assert follower.count_allowed(letters) == 0 and not follower.masks()[0, letters].any()
 
 
 def test_of_tokens_with_the_same_bytes_only_the_usual_one_is_allowed() -> None:
@@ -131,12 +131,12 @@ def test_of_tokens_with_the_same_bytes_only_the_usual_one_is_allowed() -> None:
     fallback, usual = (token for token in range(reader.vocab_size) if reader.token_bytes(token) == b"e")
     follower = compiler("metaspace").compile(GrammarSpec.regex("e+x")).matcher([2])
     assert usual in allowed(follower) and fallback not in allowed(follower)
-    assert follower.allows([usual]) == 1 and follower.allows([fallback]) == 0
+    assert follower.count_allowed([usual]) == 1 and follower.count_allowed([fallback]) == 0
 
 
 def test_text_behind_a_sentencepiece_prompt_has_no_space_put_before_it() -> None:
     reader = tokenizer("metaspace")
-    forced = compiler("metaspace").compile(GrammarSpec.choice(["ounceal"])).matcher(reader.end_ids).forced(99)
+    forced = compiler("metaspace").compile(GrammarSpec.choice(["ounceal"])).matcher(reader.end_ids).forced_tokens(99)
     assert [*reader.encode("\x03", add_special=False), *forced[:-1]] == reader.encode("\x03ounceal", add_special=False)
     assert [reader.token_bytes(token) for token in forced[:-1]] == [b"o", b"un", b"ce", b"al"]
 
@@ -166,7 +166,7 @@ def test_every_end_token_is_allowed_exactly_where_the_text_may_stop() -> None:
     follower.advance(x)
     assert allowed(follower) == ends
     assert follower.advance([2, 5, 6]) == 1 and follower.finished
-    assert follower.forced(3) == [] and follower.allows([2]) == 0
+    assert follower.forced_tokens(3) == [] and follower.count_allowed([2]) == 0
 
 
 def test_text_that_is_an_end_token_waits_until_the_text_may_stop() -> None:
@@ -174,7 +174,7 @@ def test_text_that_is_an_end_token_waits_until_the_text_may_stop() -> None:
     follower = compiler("byte-level").compile(GrammarSpec.regex("y?x+")).matcher([x])
     masks = follower.masks(Draft.chain([x, x]))
     assert not masks[0, x] and masks[1:].all()
-    assert follower.allows([x]) == 0
+    assert follower.count_allowed([x]) == 0
 
 
 def test_without_end_tokens_the_text_ends_with_the_grammar() -> None:
@@ -188,9 +188,9 @@ def test_without_end_tokens_the_text_ends_with_the_grammar() -> None:
 def test_a_lone_end_token_is_forced_too() -> None:
     grammar = compiler("byte-level").compile(GrammarSpec.regex("xyz"))
     tokens = tokenizer("byte-level").encode("xyz", add_special=False)
-    assert grammar.matcher([2]).forced(9) == [*tokens, 2]
-    assert grammar.matcher([2]).forced(len(tokens)) == tokens
-    assert grammar.matcher([1, 2]).forced(9) == tokens
+    assert grammar.matcher([2]).forced_tokens(9) == [*tokens, 2]
+    assert grammar.matcher([2]).forced_tokens(len(tokens)) == tokens
+    assert grammar.matcher([1, 2]).forced_tokens(9) == tokens
 
 
 def test_a_token_that_is_not_allowed_is_an_error_that_stays() -> None:

@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[Callable[[], GrammarSpec], str]] = {
     "remote reference": (lambda: GrammarSpec.json_schema({"$ref": "https://example.com/a"}), "example.com"),
     "bad spacing": (lambda: GrammarSpec.json_schema({"x-guidance": 3}), "x-guidance|invalid type"),
     "object with text": (lambda: GrammarSpec("json_object", "{}"), "takes no text"),
-    "no regex": (lambda: GrammarSpec.regex(""), "must be a text that is not empty"),
+    "no regex": (lambda: GrammarSpec.regex(""), "must be a string that is not empty"),
     "open bracket": (lambda: GrammarSpec.regex("[a-"), "unclosed character class"),
     "look-ahead": (lambda: GrammarSpec.regex("(?=a)b"), "look-around"),
     "empty text only": (lambda: GrammarSpec.regex("(a{0})"), "allows no text but the empty one"),

@@ -51,7 +51,7 @@ def test_a_text_as_the_model_writes_it_is_followed_and_forced_where_it_can_be(mo
     follower = grammar.matcher(reader(model).end_ids)
     forced = 0
     while tokens:
-        run = follower.forced(8)
+        run = follower.forced_tokens(8)
         assert tokens[: len(run)] == run
         taken = max(1, len(run))
         forced += len(run)

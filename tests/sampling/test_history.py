@@ -10,8 +10,8 @@ import torch
 
 from foretell.build.engine_builder import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
-from foretell.sampling.logits_processors import History, adjust, looks_back
-from foretell.sampling.sampling import Row, adjusted
+from foretell.sampling.logits_processors import TokenHistory, changes_logits, process_row
+from foretell.sampling.sampling import SamplingRow, process_logits
 from foretell.sampling_params import SamplingParams
 
 WORDS = ["fox", "the quick", " brown fox", "quick", "quick brown", "o", "lazy dog"]
@@ -53,7 +53,7 @@ def test_scores_are_those_of_the_plain_definition(assembly: Assembly, seed: int)
         cut = rng.randrange(len(run))  # some of the run stands in the text, the rest on the path to a guess
         text, path = [*prompt, *run[:-1][:cut]], tuple(run[:-1][cut:])
         scores = torch.randn(vocab)
-        found = adjust(scores, History(request, text, vocab), path, None)
+        found = process_row(scores, TokenHistory(request, text, vocab), path, None)
         assert torch.equal(found, plainly(scores, [*text, *path], params, spelt))
         hits += bool(found[run[-1]] == float("-inf"))
     assert hits == len(spelt)
@@ -68,11 +68,11 @@ def test_ends_are_kept_out_until_enough_is_written_and_looked_at_no_longer(assem
     for written in range(8):
         for guessed in range(3):
             text, path = [1, 2, 3, *[7] * written], (7,) * guessed
-            found = adjust(scores, History(request, text, vocab), path, None)
+            found = process_row(scores, TokenHistory(request, text, vocab), path, None)
             barred = set((found == float("-inf")).nonzero()[:, 0].tolist())
             assert barred == (ends if written + guessed < least else set())
-            assert not barred or looks_back(request, written)
-        assert looks_back(request, written) == (written < least)
+            assert not barred or changes_logits(request, written)
+        assert changes_logits(request, written) == (written < least)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -90,7 +90,7 @@ def test_rows_are_adjusted_together_as_each_alone(assembly: Assembly, seed: int)
         (request,) = assembly.requests.make("a", [1, 2, 3], params)
         text, path = [1, 2, 3, *rng.choices(range(vocab), k=rng.randrange(4))], (7,) * rng.randrange(3)
         allowed = torch.rand(vocab) < 0.5 if rng.random() < 0.3 else None
-        rows.append(Row(params, 0, len(text), History(request, text, vocab), path, allowed))
+        rows.append(SamplingRow(params, 0, len(text), TokenHistory(request, text, vocab), path, allowed))
     logits = torch.randn(len(rows), vocab)
-    alone = [adjust(each, row.history, row.path, row.allowed) for each, row in zip(logits, rows, strict=True)]
-    assert torch.equal(adjusted(logits, rows), torch.stack(alone))
+    alone = [process_row(each, row.history, row.path, row.allowed) for each, row in zip(logits, rows, strict=True)]
+    assert torch.equal(process_logits(logits, rows), torch.stack(alone))

@@ -11,8 +11,8 @@ from torch import Tensor
 from foretell.kernels.native.library import library
 from foretell.sampling import native_sampler as native_choice
 from foretell.sampling import sampling
-from foretell.sampling.native_sampler import choose_natively
-from foretell.sampling.sampling import Row, as_defined, choose
+from foretell.sampling.native_sampler import sample_native
+from foretell.sampling.sampling import SamplingRow, sample, sample_reference
 from foretell.sampling_params import SamplingParams
 
 native = library()
@@ -38,10 +38,10 @@ def scores(rows: int, vocab: int, seed: int = 0) -> Tensor:
     return made
 
 
-def drawn(logits: Tensor, rows: list[Row]) -> list[int]:
+def drawn(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
     assert native is not None
     settings = [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows]
-    return choose_natively(native, logits, *settings)
+    return sample_native(native, logits, *settings)
 
 
 @needs_native
@@ -50,8 +50,8 @@ def drawn(logits: Tensor, rows: list[Row]) -> list[int]:
 def test_it_draws_what_the_definition_draws(params: SamplingParams, vocab: int) -> None:
     count = 24 if vocab > 1000 else 200
     logits = scores(count, vocab)
-    rows = [Row(params, seed=i % 5, position=i) for i in range(count)]
-    found, truth = drawn(logits, rows), as_defined(logits, rows)
+    rows = [SamplingRow(params, seed=i % 5, position=i) for i in range(count)]
+    found, truth = drawn(logits, rows), sample_reference(logits, rows)
     assert len(set(truth)) > (1 if params.top_k == 1 or params.top_p < 0.1 else 2)
     assert sum(a != b for a, b in zip(found, truth, strict=True)) == 0
 
@@ -62,15 +62,17 @@ def test_equal_scores_share_the_edge_and_are_all_drawn() -> None:
     logits = torch.zeros(60, 100)
     logits[:, [3, 50, 99]] = 5.0
     for params in (SamplingParams(temperature=1.0, top_k=1), SamplingParams(temperature=1.0, top_p=0.05)):
-        rows = [Row(params, seed=1, position=i) for i in range(60)]
+        rows = [SamplingRow(params, seed=1, position=i) for i in range(60)]
         assert set(drawn(logits, rows)) == {3, 50, 99}
-        assert drawn(logits, rows) == as_defined(logits, rows)
+        assert drawn(logits, rows) == sample_reference(logits, rows)
 
 
 @needs_native
 def test_a_row_draws_the_same_alone_in_a_batch_and_with_any_number_of_threads() -> None:
     logits = scores(30, 3000)
-    rows = [Row(each, seed=i, position=i) for i, each in enumerate([*SETTINGS.values(), SamplingParams()] * 3)][:30]
+    rows = [SamplingRow(each, seed=i, position=i) for i, each in enumerate([*SETTINGS.values(), SamplingParams()] * 3)][
+        :30
+    ]
     together, threads = drawn(logits, rows), torch.get_num_threads()
     order = random.Random(0).sample(range(30), 30)
     assert [drawn(logits[i : i + 1], [rows[i]])[0] for i in range(30)] == together
@@ -90,19 +92,19 @@ def test_a_row_without_finite_scores_leaves_the_other_rows_to_the_library(
 ) -> None:
     """The definition may round differently: no row may change because of its neighbour."""
     logits = scores(6, 50)
-    rows = [Row(SETTINGS["all"], 0, position) for position in range(6)]
-    alone = choose(logits, rows)
+    rows = [SamplingRow(SETTINGS["all"], 0, position) for position in range(6)]
+    alone = sample(logits, rows)
     logits[3] = score
-    defined = as_defined(logits, rows)
-    monkeypatch.setattr(sampling, "as_defined", lambda *given: pytest.fail("a row went by the definition"))
-    found = choose(logits, rows)
+    defined = sample_reference(logits, rows)
+    monkeypatch.setattr(sampling, "sample_reference", lambda *given: pytest.fail("a row went by the definition"))
+    found = sample(logits, rows)
     assert found == defined and found[3] == 0
     assert [*found[:3], *found[4:]] == [*alone[:3], *alone[4:]]
 
 
 def test_without_the_library_the_definition_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = scores(3, 50)
-    rows = [Row(SETTINGS["top p"], 0, position) for position in range(3)]
-    with_it = choose(logits, rows)
+    rows = [SamplingRow(SETTINGS["top p"], 0, position) for position in range(3)]
+    with_it = sample(logits, rows)
     monkeypatch.setattr(native_choice, "library", lambda: None)
-    assert choose(logits, rows) == with_it == as_defined(logits, rows)
+    assert sample(logits, rows) == with_it == sample_reference(logits, rows)

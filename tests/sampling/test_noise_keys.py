@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from foretell.kernels.native.library import DRAW
+from foretell.kernels.native.library import SAMPLING_ROW
 from foretell.sampling import noise
-from foretell.sampling.cuda_sampler import Draws, settings
-from foretell.sampling.native_sampler import draw_rows
+from foretell.sampling.cuda_sampler import SamplingBatch, pack_settings
+from foretell.sampling.native_sampler import pack_sampling_rows
 from foretell.sampling_params import SamplingParams
 
 
@@ -26,15 +26,15 @@ def test_rows_are_written_down_as_the_library_reads_them() -> None:
     one, other = SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1), SamplingParams(temperature=1)
     params, keys = [one, one, other, one], noise.keys([3, 3, 4, 3], [10, 11, 11, 12]).tolist()
     assert min(keys) < 0 < max(keys), "both signs"
-    found = draw_rows(params, keys)
-    for row, each, key in zip(np.frombuffer(found, DRAW), params, keys, strict=True):
+    found = pack_sampling_rows(params, keys)
+    for row, each, key in zip(np.frombuffer(found, SAMPLING_ROW), params, keys, strict=True):
         assert row.tolist() == (each.temperature, each.top_p, each.min_p, each.top_k, key)
-    assert draw_rows(params, noise.words([3, 3, 4, 3], [10, 11, 11, 12])) == found
+    assert pack_sampling_rows(params, noise.words([3, 3, 4, 3], [10, 11, 11, 12])) == found
 
 
 def test_settings_are_laid_out_as_the_kernel_reads_them() -> None:
     params = [SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1), SamplingParams(temperature=0.0)]
-    words = settings(Draws(params, [3, 4], [10, 11]))
+    words = pack_settings(SamplingBatch(params, [3, 4], [10, 11]))
     assert words.shape == (2, 3)
     assert words[:, 0].tolist() == noise.keys([3, 4], [10, 11]).tolist()
     floats = torch.from_numpy(words).view(torch.float32)[:, 2:]

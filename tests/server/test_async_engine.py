@@ -12,23 +12,23 @@ import pytest
 
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.engine.async_engine import FAILURES, AsyncEngine
+from foretell.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.streams import QueueFull, StepFailed, StepReport, Unavailable
 from foretell.errors import CapacityError
 from foretell.runner.executor import StepOutput
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence
 from tests.tiny import CONTEXT, VOCAB, World, add, run
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 PROMPT = [4, 5, 6, 7, 4, 5, 6, 7, 4, 5]
 WORLD = World(max_num_seqs=4)
 
 
 def requests(engine: Engine, name: str, tokens: int = 24, **params: Any) -> list[Request]:
-    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1, **params)
     return maker.make(name, PROMPT, wanted)
 
@@ -52,19 +52,19 @@ def go(
         engine = AsyncEngine(world.engine(drafter or NGramDrafter()), most)
         engine.start()
         try:
-            await asyncio.wait_for(play(engine), PATIENCE)
+            await asyncio.wait_for(play(engine), TIMEOUT)
         finally:
             await engine.stop()
         return engine
 
     engine = asyncio.run(scene())
-    assert engine.engine.runner.pool.held == 0 and engine.texts == 0
+    assert engine.engine.runner.pool.num_held == 0 and engine.num_sequences == 0
     return engine
 
 
 async def written(engine: AsyncEngine, name: str, tokens: int = 24) -> list[int]:
     stream = engine.submit(requests(engine.engine, name, tokens))
-    return [token async for piece in stream.pieces() for token in piece.delta.tokens]
+    return [token async for piece in stream.items() for token in piece.delta.tokens]
 
 
 def test_texts_are_those_of_an_engine_without_a_thread() -> None:
@@ -78,9 +78,9 @@ def test_texts_are_those_of_an_engine_without_a_thread() -> None:
 def test_the_choices_of_a_request_come_mixed_and_whole() -> None:
     async def play(engine: AsyncEngine) -> None:
         stream = engine.submit(requests(engine.engine, "a", n=3, temperature=1.0))
-        pieces = [piece async for piece in stream.pieces()]
+        pieces = [piece async for piece in stream.items()]
         assert sorted(piece.delta.choice for piece in pieces if piece.delta.finish_reason) == [0, 1, 2]
-        assert sorted(piece.delta.choice for piece in pieces if piece.first) == [0, 1, 2]
+        assert sorted(piece.delta.choice for piece in pieces if piece.is_first) == [0, 1, 2]
 
     go(play)
 
@@ -91,9 +91,9 @@ def test_every_step_is_reported_before_its_pieces() -> None:
     async def play(engine: AsyncEngine) -> None:
         engine.observe = reports.append
         text = await written(engine, "a")
-        told = [token for report in reports for piece in report.pieces for token in piece.delta.tokens]
+        told = [token for report in reports for piece in report.items for token in piece.delta.tokens]
         assert told == text and reports[-1].load.pages_held == 0
-        assert sum(report.clock.rows for report in reports) >= len(PROMPT) + len(text) - 1
+        assert sum(report.timing.rows for report in reports) >= len(PROMPT) + len(text) - 1
 
     go(play)
 
@@ -111,12 +111,12 @@ def test_who_leaves_frees_the_pages_before_the_next_step() -> None:
             return step()
 
         engine.engine.step = watched  # type: ignore[method-assign]
-        pieces = engine.submit(requests(engine.engine, "a", 200)).pieces()
+        pieces = engine.submit(requests(engine.engine, "a", 200)).items()
         await anext(pieces)
         await pieces.aclose()
         left.set()
         assert await written(engine, "b") == alone()
-        assert engine.engine.runner.pool.held == 0
+        assert engine.engine.runner.pool.num_held == 0
 
     go(play)
     assert len(late) > 2 and not any("a" in names for names in late[1:])
@@ -127,9 +127,9 @@ def test_a_text_that_takes_too_long_is_ended() -> None:
         release = hold(engine.engine, after=1)
         stream = engine.submit(requests(engine.engine, "a", 200), timeout=0.1)
         with pytest.raises(TimeoutError):
-            async for _ in stream.pieces():
+            async for _ in stream.items():
                 pass
-        assert engine.texts == 0
+        assert engine.num_sequences == 0
         release.set()
 
     go(play)
@@ -141,7 +141,7 @@ def hold(engine: Engine, after: int = 0) -> threading.Event:
 
     def held() -> Any:
         if next(left, None) is None:
-            release.wait(PATIENCE)
+            release.wait(TIMEOUT)
         return step()
 
     engine.step = held  # type: ignore[method-assign]
@@ -205,7 +205,7 @@ def break_step(engine: Engine, texts: int, times: int) -> None:
 def test_an_engine_that_always_fails_is_given_up() -> None:
     async def play(engine: AsyncEngine) -> None:
         break_step(engine.engine, texts=1, times=1000)
-        for i in range(FAILURES):
+        for i in range(MAX_FAILED_STEPS):
             with pytest.raises((StepFailed, Unavailable)):
                 await written(engine, str(i))
         while engine.failure is None:
@@ -232,7 +232,7 @@ def test_a_stuck_step_shows() -> None:
 def test_stuck_work_between_steps_shows_too() -> None:
     async def play(engine: AsyncEngine) -> None:
         release = threading.Event()
-        asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
         release.set()
         assert await asked
@@ -247,7 +247,7 @@ def test_stuck_work_between_steps_shows_too() -> None:
 
 async def fails_soon(asked: asyncio.Future[Any]) -> None:
     """Expect `Unavailable`; the limit only keeps a test that fails from waiting for ever."""
-    done, _ = await asyncio.wait([asked], timeout=PATIENCE)
+    done, _ = await asyncio.wait([asked], timeout=TIMEOUT)
     assert done, "it waits for a thread that has ended"
     with pytest.raises(Unavailable):
         asked.result()
@@ -271,7 +271,7 @@ def test_work_between_steps_fails_when_the_engine_has_failed() -> None:
 def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
     async def play(engine: AsyncEngine) -> None:
         release = threading.Event()
-        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
         stopping = asyncio.ensure_future(engine.stop())
         await asyncio.sleep(0)
@@ -280,7 +280,7 @@ def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
         release.set()
         assert await first
         await stopping
-        await asyncio.wait([left], timeout=PATIENCE)
+        await asyncio.wait([left], timeout=TIMEOUT)
         assert left.done()
         await fails_soon(asyncio.ensure_future(engine.between_steps(lambda: None)))
 
@@ -290,13 +290,13 @@ def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
 def test_a_cancelled_caller_of_between_steps_costs_nothing() -> None:
     async def play(engine: AsyncEngine) -> None:
         release, ran = threading.Event(), list[int]()
-        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
         second = asyncio.ensure_future(engine.between_steps(lambda: ran.append(1)))
         await asyncio.sleep(0)
         first.cancel()
         second.cancel()
-        await asyncio.wait([first, second], timeout=PATIENCE)
+        await asyncio.wait([first, second], timeout=TIMEOUT)
         release.set()
         assert await written(engine, "a") == alone()
         assert engine.failure is None and not ran
@@ -326,8 +326,8 @@ def test_the_step_a_text_has_to_wait_for_counts_as_waiting() -> None:
         stream = engine.submit(requests(engine.engine, "b", 1))
         asked = time.perf_counter()
         release.set()
-        (piece,) = [piece async for piece in stream.pieces()]
-        assert piece.track.timings.added <= asked
+        (piece,) = [piece async for piece in stream.items()]
+        assert piece.state.timings.added <= asked
         await other
 
     go(play)
@@ -337,7 +337,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     async def play(engine: AsyncEngine) -> None:
         text = asyncio.ensure_future(written(engine, "a"))
         await asyncio.sleep(0)
-        draining = asyncio.ensure_future(engine.drain(PATIENCE))
+        draining = asyncio.ensure_future(engine.drain(TIMEOUT))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             engine.submit(requests(engine.engine, "b"))
@@ -386,5 +386,5 @@ def test_idle_time_is_used_for_work_that_yields_to_requests_and_may_fail() -> No
         finally:
             await engine.stop()
 
-    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+    asyncio.run(asyncio.wait_for(scene(), TIMEOUT))
     assert not any(pieces), "never while there is something to write"

@@ -15,13 +15,13 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
-from foretell.engine.async_engine import FAILURES, AsyncEngine
-from foretell.engine.async_step import InFlightStep
+from foretell.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine
+from foretell.engine.async_scheduling import InFlightStep
 from foretell.engine.engine import Engine
-from foretell.engine.fault_isolation import PartialCommit, rescue
+from foretell.engine.fault_isolation import PartialCommit, recover
 from foretell.engine.sequence_state import PendingDelta, SequenceState
 from foretell.engine.streams import StepFailed
-from foretell.sampling.grammar_matcher import Matcher
+from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 from tests.outruns import Outruns
 from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
@@ -55,15 +55,15 @@ def fail_running(engine: Engine, after: int = AFTER) -> None:
     engine.runner.forward = broken  # type: ignore[method-assign]
 
 
-def fail_judging(engine: Engine) -> None:
-    court = engine.verifier
+def fail_verifying(engine: Engine) -> None:
+    verify = engine.verifier.verify
 
-    def broken(flight: InFlightStep) -> Any:
-        if any(is_bad(share) for share in flight.plan):
+    def broken(step: InFlightStep) -> Any:
+        if any(is_bad(scheduled) for scheduled in step.scheduled):
             raise RuntimeError("planted")
-        return court(flight)
+        return verify(step)
 
-    engine.verifier = broken  # type: ignore[assignment]
+    engine.verifier.verify = broken  # type: ignore[method-assign]
 
 
 def fail_committing(engine: Engine) -> None:
@@ -72,7 +72,7 @@ def fail_committing(engine: Engine) -> None:
 
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
         if is_bad(outcome.scheduled):
-            engine.states[outcome.scheduled.seq.id].writer.take((1,))
+            engine.states[outcome.scheduled.seq.id].detokenizer.append((1,))
             raise RuntimeError("planted")
         return commit(outcome, news)
 
@@ -85,14 +85,14 @@ def fail_telling(engine: Engine) -> None:
 
     def adding(request: Any, *given: Any) -> SequenceState:
         track = add(request, *given)
-        tell = track.writer.tell
+        tell = track.detokenizer.pop_text
 
         def broken() -> str:
             if request.id == BAD and track.seq.num_output_tokens >= AFTER:
                 raise RuntimeError("planted")
             return tell()
 
-        track.writer.tell = broken  # type: ignore[method-assign]
+        track.detokenizer.pop_text = broken  # type: ignore[method-assign]
         return track
 
     engine.add = adding  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ def fail_telling(engine: Engine) -> None:
 
 PLACES = {
     "running": fail_running,
-    "judging": fail_judging,
+    "judging": fail_verifying,
     "committing": fail_committing,
     "telling": fail_telling,
 }
@@ -131,7 +131,7 @@ def bad_among_good(drafter: Drafter, place: Callable[[Engine], None]) -> AsyncEn
 def test_a_request_that_fails_takes_nobody_along(drafter: str) -> None:
     engine = bad_among_good(DRAFTERS[drafter](), fail_running).engine
     if isinstance(engine.drafter, ModelDrafter):
-        assert engine.drafter.runner.pool.held == 0, "nor does the draft model lose a page"
+        assert engine.drafter.runner.pool.num_held == 0, "nor does the draft model lose a page"
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -168,7 +168,7 @@ def test_a_bad_request_may_come_as_often_as_it_likes() -> None:
 
     async def play(engine: AsyncEngine) -> None:
         fail_running(engine.engine, after=0)
-        for _ in range(2 * FAILURES):
+        for _ in range(2 * MAX_FAILED_STEPS):
             assert isinstance(await outcome_of(engine, BAD), StepFailed)
         assert await written(engine, "good") == alone() and engine.failure is None
 
@@ -188,17 +188,17 @@ def finish(engine: Engine, tracks: list[SequenceState]) -> tuple[dict[str, list[
         try:
             deltas = engine.step()
         except Exception as error:
-            found = rescue(engine, tracks, error)
+            found = recover(engine, tracks, error)
             deltas = found.deltas
-            lost |= set(found.lost)
-            for name in found.lost:
+            lost |= set(found.failed)
+            for name in found.failed:
                 engine.abort(name)
         check_pages(engine)
         for delta in deltas:
             told[f"{delta.request_id}{delta.choice}"] += delta.tokens
         for track in tracks:
             track.outbox.clear()
-    assert not engine.busy and engine.runner.pool.held == 0
+    assert not engine.busy and engine.runner.pool.num_held == 0
     return told, lost
 
 
@@ -212,14 +212,14 @@ def test_a_text_that_ends_and_cannot_be_told_is_lost_in_words(beside: bool) -> N
     if beside:
         engine.runner.executor = Outruns(engine.runner.executor)
     tracks = start(engine, "a", "b") + start(engine, BAD, stop_token_ids=(alone()[AFTER],))
-    tell = tracks[-1].writer.tell
+    tell = tracks[-1].detokenizer.pop_text
 
     def broken() -> str:
         if tracks[-1].seq.finish_reason is not None:
             raise RuntimeError("planted")
         return tell()
 
-    tracks[-1].writer.tell = broken  # type: ignore[method-assign]
+    tracks[-1].detokenizer.pop_text = broken  # type: ignore[method-assign]
     told, lost = finish(engine, tracks)
     assert lost == {BAD} and told["a0"] == told["b0"] == alone()
 
@@ -247,7 +247,7 @@ def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
         if left and is_bad(outcome.scheduled):
             left.pop()
-            engine.states[outcome.scheduled.seq.id].writer.take((1,))
+            engine.states[outcome.scheduled.seq.id].detokenizer.append((1,))
             raise RuntimeError("planted")
         return commit(outcome, news)
 
@@ -261,27 +261,27 @@ def test_a_text_whose_grammar_went_ahead_of_it_is_lost() -> None:
     tracks = start(engine, "a", BAD)
     for _ in range(AFTER):
         engine.step()
-    matcher = Matcher(None, 1, ())  # type: ignore[arg-type]
-    matcher.followed, tracks[1].matcher = tracks[1].seq.num_output_tokens + 1, matcher
+    matcher = GrammarMatcher(None, 1, ())  # type: ignore[arg-type]
+    matcher.num_tokens, tracks[1].matcher = tracks[1].seq.num_output_tokens + 1, matcher
     for track in tracks:
         track.outbox.clear()
-    found = rescue(engine, tracks, RuntimeError("planted"))
-    assert {name: type(error) for name, error in found.lost.items()} == {BAD: PartialCommit}
+    found = recover(engine, tracks, RuntimeError("planted"))
+    assert {name: type(error) for name, error in found.failed.items()} == {BAD: PartialCommit}
     assert [delta.request_id for delta in found.deltas] == ["a"]
 
 
 def test_a_text_that_cannot_be_taken_up_is_lost_and_those_behind_it_are_not() -> None:
     async def play(engine: AsyncEngine) -> None:
         scheduler = engine.engine.scheduler
-        enter = scheduler._enter
+        try_admit = scheduler._try_admit
 
         def broken(seq: Sequence, force: bool) -> bool:
             if seq.request.id == BAD:
                 raise RuntimeError("planted")
-            return enter(seq, force)
+            return try_admit(seq, force)
 
-        scheduler._enter = broken  # type: ignore[method-assign]
-        for _ in range(FAILURES + 1):
+        scheduler._try_admit = broken  # type: ignore[method-assign]
+        for _ in range(MAX_FAILED_STEPS + 1):
             lost, *texts = await asyncio.gather(*(outcome_of(engine, name) for name in (BAD, "b", "c")))
             assert isinstance(lost, StepFailed) and texts == [alone(), alone()]
         assert engine.failure is None
@@ -325,12 +325,12 @@ def test_a_text_that_finds_no_page_alone_waits_and_goes_on() -> None:
     tracks = start(engine, "a", "b")
     for _ in range(len(PROMPT) % WORLD.page_size + 1):  # up to a page's end
         engine.step()
-    taken = engine.runner.pool.take(engine.runner.pool.available)
+    taken = engine.runner.pool.allocate(engine.runner.pool.num_available)
     assert taken
     for track in tracks:
         track.outbox.clear()
-    found = rescue(engine, tracks, RuntimeError("planted"))
-    assert not found.lost and [delta.request_id for delta in found.deltas] == ["a"]
+    found = recover(engine, tracks, RuntimeError("planted"))
+    assert not found.failed and [delta.request_id for delta in found.deltas] == ["a"]
     assert [seq.request.id for seq in engine.scheduler.waiting] == ["b"], "the youngest gave its pages to the other"
     engine.runner.pool.release(taken)
     finish(engine, tracks)

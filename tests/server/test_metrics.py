@@ -16,15 +16,13 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.backoff import Supervisor
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.async_engine import AsyncEngine
-from foretell.engine.streams import StepClock
+from foretell.engine.streams import StepTiming
 from foretell.sampling_params import SamplingParams
 from foretell.server.choice_state import ChoiceState
 from foretell.server.config import ServerConfig
 from foretell.server.memory_report import ProcessMemory
-from foretell.server.metric_definitions import PREFIX
-from foretell.server.metrics import Metrics, Undecided
+from foretell.server.metrics import PREFIX, Metrics, NoControllerStats, Speedup
 from foretell.server.service import Service
-from foretell.server.speedup import Speedup
 from foretell.server.usage import spec_metrics
 from foretell.types import Budget, Draft, Sequence, StepTimes
 from tests.server.process import MODEL_LABEL
@@ -80,14 +78,14 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
 
 def served() -> tuple[Metrics, ChoiceState]:
     """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
-    metrics = Metrics("m", controller=Undecided(DECIDED))
+    metrics = Metrics("m", controller=NoControllerStats(DECIDED))
 
     async def scene() -> ChoiceState:
         engine = AsyncEngine(World(max_num_seqs=4, budget=NODES).engine(half_right()), 4, metrics.observe)
         engine.start()
         made = requests(engine.engine, "a", TOKENS)
         answer = ChoiceState(made[0], 0)
-        async for piece in engine.submit(made).pieces():
+        async for piece in engine.submit(made).items():
             answer.add(piece)
         await engine.stop()
         return answer
@@ -126,7 +124,7 @@ def test_counters_have_the_values_of_the_definitions() -> None:
 
 def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> None:
     decided = dict(DECIDED)
-    metrics = Metrics("m", controller=Undecided(decided, (False, "why"), 3))
+    metrics = Metrics("m", controller=NoControllerStats(decided, (False, "why"), 3))
     before = samples(metrics)
     assert (before[PREFIX + "drafting_on"], before[PREFIX + "drafting_switches_total"]) == (0, 3)
     assert samples(metrics) == before, "what is followed is not counted twice"
@@ -192,7 +190,7 @@ def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = N
     pieces = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
     rows = len(tokens) * (1 + drafted) if rows is None else rows
     times = StepTimes(0.0, seconds - host)
-    clock = StepClock(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context=100)
+    clock = StepTiming(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context_tokens=100)
     return SimpleNamespace(pieces=pieces, clock=clock)
 
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from foretell.build.engine_builder import Assembly
-from foretell.engine.async_engine import MOST_WAITING, AsyncEngine, LoopCalls
+from foretell.engine.async_engine import MAX_PENDING_CALLS, AsyncEngine, LoopCalls
 from foretell.engine.streams import StreamItem
-from foretell.server.http_protocol import CONNECTION
-from foretell.server.metrics import MOST_UNCOUNTED, Metrics
+from foretell.server.http_protocol import CONNECTION_KEY
+from foretell.server.metrics import MAX_PENDING_REPORTS, Metrics
 from foretell.server.openai.response_builder import ResponseBuilder
 from foretell.server.service import Service
-from foretell.server.sse import BLANK, DONE, ChunkTemplate, event
+from foretell.server.sse import DONE, PLACEHOLDER, ChunkTemplate, sse_event
 from tests.server.scene import go as go_served
 from tests.server.test_async_engine import alone, go, requests
 
@@ -49,16 +49,16 @@ def test_a_loop_is_woken_once_and_not_for_what_has_time() -> None:
     calls = LoopCalls()
     calls.open(loop)  # type: ignore[arg-type]
     for number in range(3):
-        calls.put(partial(made.append, number), hurry=False)
+        calls.put(partial(made.append, number), urgent=False)
     assert loop.woken == 0
     for number in range(3, 6):
         calls.put(partial(made.append, number))
     assert loop.woken == 1
     calls.deliver()
     assert made == list(range(6))
-    for number in range(MOST_WAITING):
+    for number in range(MAX_PENDING_CALLS):
         assert loop.woken == 1
-        calls.put(partial(made.append, number), hurry=False)
+        calls.put(partial(made.append, number), urgent=False)
     assert loop.woken == 2, "in the end it is"
 
 
@@ -76,15 +76,15 @@ def test_a_call_that_fails_keeps_no_other_from_being_made() -> None:
 
 
 def test_who_waits_for_the_end_is_woken_for_it_alone_and_counted_all_the_same() -> None:
-    metrics, tokens = Metrics("m"), 2 * MOST_WAITING
+    metrics, tokens = Metrics("m"), 2 * MAX_PENDING_CALLS
 
     async def play(engine: AsyncEngine) -> None:
         engine.observe = metrics.observe
-        stream = engine.submit(requests(engine.engine, "a", tokens, n=2), patient=True)
-        came = await stream.some()
+        stream = engine.submit(requests(engine.engine, "a", tokens, n=2), wants_deltas=False)
+        came = await stream.next_items()
         assert len({piece.delta.choice for piece in came if piece.delta.finish_reason}) == 2, "both have ended"
         first = [token for piece in came if piece.delta.choice == 0 for token in piece.delta.tokens]
-        assert first == alone(tokens) and not await stream.some()
+        assert first == alone(tokens) and not await stream.next_items()
         assert metrics.totals.tokens == 2 * tokens
 
     go(play)
@@ -95,10 +95,10 @@ def test_one_can_catch_up_with_steps_nobody_was_woken_for() -> None:
 
     async def play(engine: AsyncEngine) -> None:
         engine.observe = metrics.observe
-        stream = engine.submit(requests(engine.engine, "a", 200), patient=True)
+        stream = engine.submit(requests(engine.engine, "a", 200), wants_deltas=False)
         while (written := await engine.between_steps(lambda: engine.engine.stats.speculation.steps)) < 3:
             pass
-        engine.catch_up()
+        engine.deliver_pending()
         assert metrics.totals.tokens >= written
         stream.close()
 
@@ -106,13 +106,13 @@ def test_one_can_catch_up_with_steps_nobody_was_woken_for() -> None:
 
 
 def test_steps_are_counted_however_many_wait() -> None:
-    for tokens in (MOST_UNCOUNTED - 1, 3 * MOST_UNCOUNTED):
+    for tokens in (MAX_PENDING_REPORTS - 1, 3 * MAX_PENDING_REPORTS):
         metrics = Metrics("m")
 
         async def play(engine: AsyncEngine, metrics: Metrics = metrics, tokens: int = tokens) -> None:
             engine.observe = metrics.observe
             asked = requests(engine.engine, "a", tokens)
-            async for _ in engine.submit(asked).pieces():
+            async for _ in engine.submit(asked).items():
                 pass
 
         go(play)
@@ -132,11 +132,11 @@ def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
             raise ValueError("not this one")
 
         bad, good = (engine.submit(requests(engine.engine, name)) for name in "ab")
-        bad.take = take
+        bad.on_item = take
         with pytest.raises(ValueError, match="not this one"):
-            async for _ in bad.pieces():
+            async for _ in bad.items():
                 pass
-        assert [token async for piece in good.pieces() for token in piece.delta.tokens] == alone()
+        assert [token async for piece in good.items() for token in piece.delta.tokens] == alone()
 
     go(play)
 
@@ -144,9 +144,9 @@ def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
 @pytest.mark.parametrize("words", ["word", ' "quoted"\n', "\0", "\u2028 é 火 \U0001f600", '\\u0000"'])
 def test_a_form_is_the_event_itself(words: str) -> None:
     def chunk(content: str) -> dict[str, Any]:
-        return {"id": BLANK, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
+        return {"id": PLACEHOLDER, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
 
-    assert ChunkTemplate(chunk(BLANK)).event(words) == event(chunk(words))
+    assert ChunkTemplate(chunk(PLACEHOLDER)).sse_event(words) == sse_event(chunk(words))
 
 
 class Line:
@@ -182,7 +182,7 @@ async def stream_of(app: Any, body: dict[str, Any], line: Line | None) -> list[b
         "path": "/v1/chat/completions",
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
-        "state": {} if line is None else {CONNECTION: line},
+        "state": {} if line is None else {CONNECTION_KEY: line},
     }
     await app(scope, receive, send)
     return parts
@@ -242,7 +242,7 @@ def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, m
     written = ResponseBuilder.events
 
     def events(reply: ResponseBuilder, piece: StreamItem) -> bytes:
-        if len(reply.answers[0].tokens) > 4:
+        if len(reply.choices[0].tokens) > 4:
             raise ValueError("a fault")
         return written(reply, piece)
 
@@ -253,7 +253,7 @@ def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, m
         parts = await stream_of(client._transport.app, {}, Line())  # type: ignore[attr-defined]
         lines = b"".join(parts).decode().split("\n\n")
         assert "error" in json.loads(lines[-3].removeprefix("data: ")) and lines[-2] == "data: [DONE]"
-        while service.engine.texts:
+        while service.engine.num_sequences:
             await asyncio.sleep(0.01)
 
     go_served(assembly, play)

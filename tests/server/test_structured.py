@@ -8,7 +8,7 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.server.structured import behind_thoughts, or_calls
+from foretell.server.structured import after_reasoning, or_tool_calls
 from foretell.structured_output import GrammarSpec
 
 SCHEMA = {
@@ -23,9 +23,9 @@ Embed = Callable[[GrammarSpec], GrammarSpec]
 # How a grammar is embedded, and the output that precedes its answer.
 EMBEDDINGS: dict[str, tuple[Embed, str]] = {
     "plain": (lambda spec: spec, ""),
-    "thinking": (behind_thoughts, THOUGHT),
-    "tools": (lambda spec: or_calls(spec, CALLS, thinking=False), ""),
-    "thinking and tools": (lambda spec: or_calls(spec, CALLS, thinking=True), THOUGHT),
+    "thinking": (after_reasoning, THOUGHT),
+    "tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=False), ""),
+    "thinking and tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=True), THOUGHT),
 }
 
 
@@ -33,7 +33,7 @@ def accepts(assembly: Assembly, spec: GrammarSpec, text: str) -> bool:
     """Return whether the grammar allows all tokens of `text`."""
     matcher = assembly.grammars.compile(spec).matcher(())
     tokens = assembly.tokenizer.encode(text, add_special=False)
-    return matcher.allows(tokens) == len(tokens)
+    return matcher.count_allowed(tokens) == len(tokens)
 
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS)

@@ -1,4 +1,4 @@
-"""Pages and prefixes."""
+"""The page pool, the prefix cache and the KV cache."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
 
 
-def test_a_pool_gives_all_or_nothing() -> None:
+def test_a_pool_allocates_all_pages_or_none() -> None:
     pool = PagePool(4, 16)
-    held = pool.take(3)
+    held = pool.allocate(3)
     assert held == [0, 1, 2]
-    assert pool.take(2) is None
-    assert pool.available == 1
+    assert pool.allocate(2) is None
+    assert pool.num_available == 1
     pool.release([0, 1, 2])
-    assert pool.take(4) == [0, 1, 2, 3]
+    assert pool.allocate(4) == [0, 1, 2, 3]
 
 
-def test_a_shared_page_goes_back_with_its_last_holder() -> None:
+def test_a_shared_page_is_freed_by_its_last_holder() -> None:
     pool = PagePool(2, 16)
-    (page,) = pool.take(1) or []
-    pool.share(page)
+    (page,) = pool.allocate(1) or []
+    pool.acquire(page)
     pool.release([page])
-    assert pool.held == 1
+    assert pool.num_held == 1
     pool.release([page])
-    assert pool.held == 0
+    assert pool.num_held == 0
     with pytest.raises(AssertionError):
         pool.release([page])
 
 
-def test_the_longest_idle_page_is_given_up_first() -> None:
-    gone: list[int] = []
-    pool = PagePool(3, 16, gone.append)
-    for page in pool.take(3) or []:
-        pool.keep(page)
+def test_the_least_recently_used_cached_page_is_evicted_first() -> None:
+    evicted: list[int] = []
+    pool = PagePool(3, 16, evicted.append)
+    for page in pool.allocate(3) or []:
+        pool.mark_cached(page)
     pool.release([1])
     pool.release([0, 2])
-    assert pool.take(3) is not None
-    assert gone == [1, 2, 0]
+    assert pool.allocate(3) is not None
+    assert evicted == [1, 2, 0]
 
 
-def test_any_course_of_events_leaves_every_page_in_one_state() -> None:
+def test_random_operations_leave_every_page_in_one_state() -> None:
     rng = random.Random(1)
     pool = PagePool(12, 2)
     index = PrefixIndex(pool)
@@ -55,12 +55,12 @@ def test_any_course_of_events_leaves_every_page_in_one_state() -> None:
             tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
             pages = index.match(tokens, "")
             assert all(index_holds(index, tokens, pages))
-            fresh = pool.take(pool.pages_for(len(tokens)) - len(pages))
+            fresh = pool.allocate(pool.pages_for(len(tokens)) - len(pages))
             if fresh is None:
                 pool.release(pages)
                 continue
             full = len(tokens) // 2
-            index.publish(tokens, (pages + fresh)[:full], "", len(pages))
+            index.insert(tokens, (pages + fresh)[:full], "", len(pages))
             held.append((tokens, pages + fresh))
         elif held:
             pool.release(held.pop(rng.randrange(len(held)))[1])
@@ -73,32 +73,32 @@ def test_any_course_of_events_leaves_every_page_in_one_state() -> None:
 
 
 def index_holds(index: PrefixIndex, tokens: list[int], pages: list[int]) -> list[bool]:
-    """Whether each page was published for just these tokens."""
+    """Return for each page whether it was inserted for exactly these tokens."""
     return [index._by_page[page].key[1] == tuple(tokens[2 * i : 2 * i + 2]) for i, page in enumerate(pages)]
 
 
 def test_a_match_leaves_the_last_token_to_run() -> None:
     pool = PagePool(8, 4)
     index = PrefixIndex(pool)
-    pages = pool.take(2) or []
-    assert index.publish([1, 2, 3, 4, 5, 6, 7, 8], pages, "") == 2
+    pages = pool.allocate(2) or []
+    assert index.insert([1, 2, 3, 4, 5, 6, 7, 8], pages, "") == 2
     assert index.match([1, 2, 3, 4, 5, 6, 7, 8], "") == pages[:1]
     assert index.match([1, 2, 3, 4, 5, 6, 7, 8, 9], "") == pages
     assert index.match([1, 2, 3, 5, 5, 6, 7, 8, 9], "") == []
-    assert index.match([5, 6, 7, 8, 9], "") == [], "a page is found only behind what preceded it"
+    assert index.match([5, 6, 7, 8, 9], "") == [], "a page is found only after the same prefix"
 
 
-def test_clearing_the_index_frees_what_it_kept() -> None:
+def test_clearing_the_index_frees_its_pages() -> None:
     pool = PagePool(4, 2)
     index = PrefixIndex(pool)
-    pages = pool.take(2) or []
-    index.publish([1, 2, 3, 4], pages, "")
+    pages = pool.allocate(2) or []
+    index.insert([1, 2, 3, 4], pages, "")
     pool.release(pages)
     index.clear()
     pool.check()
     assert len(index) == 0
     assert index.match([1, 2, 3, 4, 5], "") == []
-    assert pool.take(4) is not None
+    assert pool.allocate(4) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

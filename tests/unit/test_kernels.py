@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import FEW_ROWS, Layout, Span, attend, group_spans
-from foretell.kernels.linear import linear, pack, packed_linear
+from foretell.kernels.attention import FOLD_ROWS, AttentionLayout, Span, attend, group_spans
+from foretell.kernels.linear import linear, onednn_linear, pack_onednn
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 from foretell.kernels.store import store
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, DIM, SIZE, PAGES = 4, 2, 8, 4, 64
 
 
 def naive(queries: Tensor, keys: Tensor, values: Tensor, spans: list[Span], window: int | None) -> Tensor:
-    """One row at a time, each with the keys it may see, and nothing shared."""
+    """Compute attention one row at a time, with the keys visible to it."""
     out = torch.empty(len(queries), HEADS * DIM)
     for span in spans:
         slots = slots_of(span.pages, SIZE, 0, span.stop)
@@ -48,7 +48,7 @@ def positions(span: Span) -> list[int]:
 
 
 def visible(span: Span, row: int) -> tuple[list[int], int]:
-    """The keys a row sees, and its position."""
+    """Return the keys visible to a row, and its position."""
     key = span.start + row
     first_node = span.stop - len(span.parents)
     if key < first_node:
@@ -73,7 +73,7 @@ def random_spans(rng: random.Random, rows: list[int], trees: bool) -> list[Span]
     return spans
 
 
-CASES = [[1], [1, 1, 1], [5], [3, 3], [1, 4, 1, 4], [FEW_ROWS + 8], [FEW_ROWS + 3, 1, 2, 1], [7, 7, 2, 7]]
+CASES = [[1], [1, 1, 1], [5], [3, 3], [1, 4, 1, 4], [FOLD_ROWS + 8], [FOLD_ROWS + 3, 1, 2, 1], [7, 7, 2, 7]]
 
 
 @pytest.mark.parametrize("window", [None, 1, 6])
@@ -86,13 +86,13 @@ def test_attention_equals_its_definition(rows: list[int], trees: bool, window: i
     for _ in range(4):
         spans = random_spans(rng, rows, trees)
         queries = torch.randn(sum(rows), HEADS, DIM)
-        groups = group_spans(spans, Layout(SIZE, HEADS // KV_HEADS, frozenset({window}), torch.float32))
+        groups = group_spans(spans, AttentionLayout(SIZE, HEADS // KV_HEADS, frozenset({window}), torch.float32))
         fast = attend(queries, keys, values, groups, 0.3, window)
         torch.testing.assert_close(fast, naive(queries, keys, values, spans, window), rtol=1e-4, atol=1e-5)
 
 
-def test_pages_side_by_side_are_read_in_place() -> None:
-    layout = Layout(SIZE, 2, frozenset({None}), torch.float32)
+def test_adjacent_pages_are_read_in_place() -> None:
+    layout = AttentionLayout(SIZE, 2, frozenset({None}), torch.float32)
     (group,) = group_spans([Span(0, 1, 9, (5, 6, 7))], layout)
     assert group.pages == slice(5, 8)
     (group,) = group_spans([Span(0, 1, 9, (5, 7, 6))], layout)
@@ -105,10 +105,10 @@ def test_packed_linear_equals_linear(rows: int, bias: bool) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(96, 40), torch.randn(rows, 40)
     add = torch.randn(96) if bias else None
-    packed = pack(weight)
+    packed = pack_onednn(weight)
     if packed is None:
         pytest.skip("no packed layout on this machine")
-    torch.testing.assert_close(packed_linear(x, packed, add), linear(x, weight, add), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(onednn_linear(x, packed, add), linear(x, weight, add), rtol=1e-4, atol=1e-4)
 
 
 def test_rms_norm_equals_its_formula() -> None:
@@ -117,16 +117,16 @@ def test_rms_norm_equals_its_formula() -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), wanted)
 
 
-def test_rotation_turns_pairs_by_their_angle() -> None:
+def test_rope_rotates_pairs_by_their_angle() -> None:
     x = torch.randn(5, 2, DIM)
     table = rope_table(Rope(theta=100.0), DIM, 50)[[0, 3, 7, 8, 49]]
-    turned = rotate(x, table[:, :1], table[:, 1:])
+    rotated = rotate(x, table[:, :1], table[:, 1:])
     for row, position in enumerate([0, 3, 7, 8, 49]):
         for i in range(DIM // 2):
             angle = torch.tensor(position * 100.0 ** (-2 * i / DIM))
             a, b = x[row, :, i], x[row, :, i + DIM // 2]
-            torch.testing.assert_close(turned[row, :, i], a * angle.cos() - b * angle.sin(), rtol=1e-4, atol=1e-5)
-            half = turned[row, :, i + DIM // 2]
+            torch.testing.assert_close(rotated[row, :, i], a * angle.cos() - b * angle.sin(), rtol=1e-4, atol=1e-5)
+            half = rotated[row, :, i + DIM // 2]
             torch.testing.assert_close(half, a * angle.sin() + b * angle.cos(), rtol=1e-4, atol=1e-5)
 
 
@@ -139,8 +139,8 @@ def test_store_writes_each_row_to_its_slot() -> None:
 
 
 def test_group_padding_never_reads_nan() -> None:
-    """Keys behind a mask meet a product too; a cache of zeros keeps them harmless."""
+    """Masked keys are multiplied too; a cache initialized with zeros keeps them finite."""
     keys = torch.zeros(PAGES, SIZE, KV_HEADS, DIM)
     spans = [Span(0, 1, 0, (1,)), Span(1, 1, 6, (2, 3))]
-    groups = group_spans(spans, Layout(SIZE, 2, frozenset({None}), torch.float32))
+    groups = group_spans(spans, AttentionLayout(SIZE, 2, frozenset({None}), torch.float32))
     assert attend(torch.randn(2, HEADS, DIM), keys, keys, groups, 1.0, None).isfinite().all()

@@ -49,8 +49,8 @@ def case(length: int, sampled_share: float) -> tuple[Draft, Tensor]:
 
 def verify_batch(name: str, drafts: list[Draft], targets: list[Tensor], keys: Tensor) -> ChainResults:
     chains = ChainBatch.of(drafts, torch.cat(targets))
-    uniforms = noise.coins(keys[0], keys[1], torch.arange(chains.width))
-    return BATCHED[name](chains, uniforms, noise.pick_noise(keys[0], keys[1], torch.arange(VOCAB)))
+    uniforms = noise.accept_uniforms(keys[0], keys[1], torch.arange(chains.width))
+    return BATCHED[name](chains, uniforms, noise.residual_noise(keys[0], keys[1], torch.arange(VOCAB)))
 
 
 def check(name: str, cases: list[tuple[Draft, Tensor]]) -> None:
@@ -93,8 +93,8 @@ def test_padding_does_not_change_the_results(name: str) -> None:
     cases = [case(length, 0.7) for length in (3, 1, 0, 2)]
     keys = torch.arange(8).view(2, 4)
     chains = ChainBatch.of([draft for draft, _ in cases], torch.cat([target for _, target in cases]))
-    uniforms = noise.coins(keys[0], keys[1], torch.arange(3))
-    exponentials = noise.pick_noise(*keys, torch.arange(VOCAB))
+    uniforms = noise.accept_uniforms(keys[0], keys[1], torch.arange(3))
+    exponentials = noise.residual_noise(*keys, torch.arange(VOCAB))
     assert chains.draft is not None
     corrupted = ChainBatch(chains.tokens.clone(), chains.lengths, chains.target.clone(), chains.draft.clone())
     for i, length in enumerate((3, 1, 0, 2)):

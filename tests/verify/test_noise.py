@@ -24,7 +24,7 @@ class ByPosition(ByRoot):
     """Uniforms and draft noise keyed by the position of the token they decide."""
 
     def uniforms(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
-        return torch.cat([noise.coins(seeds, roots + node, torch.tensor([0])) for node in range(width)], 1)
+        return torch.cat([noise.accept_uniforms(seeds, roots + node, torch.tensor([0])) for node in range(width)], 1)
 
     def draft(self, seeds: Tensor, roots: Tensor, offset: int, vocab: int) -> Tensor:
         return noise.draft_noise(seeds, roots + offset, 0, torch.arange(vocab))
@@ -34,14 +34,14 @@ class OneUniform(ByRoot):
     """The same uniform for every node of a draft."""
 
     def uniforms(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
-        return noise.coins(seeds, roots, torch.arange(1)).expand(-1, width)
+        return noise.accept_uniforms(seeds, roots, torch.arange(1)).expand(-1, width)
 
 
 class SameEveryStep(ByRoot):
     """The same uniforms in every step."""
 
     def uniforms(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
-        return noise.coins(seeds, roots * 0, torch.arange(width))
+        return noise.accept_uniforms(seeds, roots * 0, torch.arange(width))
 
 
 class SharedDraftNoise(ByRoot):
@@ -86,8 +86,8 @@ def test_the_noise_streams_of_a_step_are_uncorrelated() -> None:
     seeds, roots, lanes = torch.arange(3000), torch.full((3000,), 5), torch.arange(4)
     streams = [
         noise.exponential(seeds, roots, noise.TOKEN_STREAM, lanes),
-        noise.pick_noise(seeds, roots, lanes),
-        noise.coins(seeds, roots, lanes).log().neg(),
+        noise.residual_noise(seeds, roots, lanes),
+        noise.accept_uniforms(seeds, roots, lanes).log().neg(),
         *(noise.draft_noise(seeds, roots, offset, lanes) for offset in range(3)),
         noise.draft_noise(seeds, roots + 1, 0, lanes),
     ]

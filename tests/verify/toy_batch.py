@@ -18,13 +18,13 @@ class ByRoot:
     """Noise keyed by the position of the step's root, as the engine does."""
 
     def uniforms(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
-        return noise.coins(seeds, roots, torch.arange(width))
+        return noise.accept_uniforms(seeds, roots, torch.arange(width))
 
     def draft(self, seeds: Tensor, roots: Tensor, offset: int, vocab: int) -> Tensor:
         return noise.draft_noise(seeds, roots, offset, torch.arange(vocab))
 
     def exponentials(self, seeds: Tensor, roots: Tensor, vocab: int) -> Tensor:
-        return noise.pick_noise(seeds, roots, torch.arange(vocab))
+        return noise.residual_noise(seeds, roots, torch.arange(vocab))
 
 
 class ToyBatch:

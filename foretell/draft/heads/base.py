@@ -17,7 +17,7 @@ from foretell.draft.heads.tree import EagleTree, FixedTree, RankAcceptance
 from foretell.draft.reserved import check_reserved
 from foretell.models.draft_heads import DraftHead, HeadConfig
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import PrefillOp, flat, head_work
+from foretell.runner.heads.ops import PrefillOp, flatten_pages, make_head_ops
 from foretell.runner.model_runner import ModelRunner
 from foretell.runner.native.head_draft import DraftRequest, NativeHead
 from foretell.runner.native.head_prefill import NativePrefill, PrefillRange, addresses_of
@@ -89,7 +89,7 @@ class WholeReading(PrefillRange):
 
     runs: list[Rows]
 
-    def rows(self) -> list[int]:
+    def row_addresses(self) -> list[int]:
         found: list[int] = []
         for states, begin, end in self.runs:
             found += addresses_of(states, begin, end)
@@ -141,11 +141,15 @@ class HeadDrafter(Drafter):
         the head is split."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
         self._runner = runner
-        self.hidden_layers, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
+        self.hidden_layers, self.device, self.vocab = (
+            head.config.hidden_layers,
+            runner.device,
+            runner.model.config.vocab,
+        )
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self.is_split = head.shard is not None
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
-        self.work = runner.lead_head_ops(head_work(head, pages)) if self.is_split else head_work(head, pages)
+        self.work = runner.leader_head_ops(make_head_ops(head, pages)) if self.is_split else make_head_ops(head, pages)
         self._columns = _columns(runner.hidden_layers, head.config, runner.device, self.is_split)
         self._reader: NativePrefill | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None
@@ -217,10 +221,10 @@ class HeadDrafter(Drafter):
     def _read(self, readings: list[PrefillRange]) -> None:
         if not readings:
             return
-        if self._whole_reader is not None and self._whole_reader.read(readings, self._columns):
+        if self._whole_reader is not None and self._whole_reader.prefill(readings, self._columns):
             return
         if self._reader is not None:
-            self._reader.read(readings)
+            self._reader.prefill(readings)
             return
         slots = [slot for each in readings for slot in self.pages.slots(each.seq, each.start, each.stop)]
         pieces = [piece for each in readings for piece in each.states]
@@ -234,7 +238,7 @@ class HeadDrafter(Drafter):
         begins = stops if first is None else [max(start, first) for start in starts]
         spans = zip(readings, begins, stops, strict=True)
         tokens = [token for each, start, stop in spans for token in each.seq.tokens[start:stop]]
-        return PrefillOp(starts, stops, tokens, *flat([each.seq.pages for each in readings]))
+        return PrefillOp(starts, stops, tokens, *flatten_pages([each.seq.pages for each in readings]))
 
     def catch_up(self, readings: list[PrefillRange]) -> None:
         """Read these places before the guesses that are wanted now, or with them."""
@@ -314,7 +318,7 @@ class HeadDrafter(Drafter):
     def read_natively(self, native: NativeHead, tapped: tuple[int, ...]) -> None:
         """Let the library that guesses read, too; the target taps these layers."""
         columns = _parts(tapped, self.head.config)
-        self._reader = NativePrefill(native, self.pages.kept_features, columns)
+        self._reader = NativePrefill(native, self.pages.state_cache, columns)
 
     def chains(self, budgets: list[Budget]) -> list[ChainBuilder]:
         return [ChainBuilder(budget, max(budget.min_probability, self.min_confidence)) for budget in budgets]
@@ -325,10 +329,10 @@ class HeadDrafter(Drafter):
             last, depth = len(seq.tokens) - 1, chain.budget.depth
             check_reserved(seq, last + depth, self.pages.page_size)
             asked.tokens.append(seq.tokens[last])
-            asked.places.append(last)
+            asked.positions.append(last)
             asked.pages.append(seq.pages)
             asked.depths.append(depth)
-            asked.floors.append(chain.floor)
+            asked.min_probabilities.append(chain.floor)
         return asked
 
     def slots_before(self, seqs: list[Sequence]) -> list[int]:
@@ -373,14 +377,16 @@ class HeadDrafter(Drafter):
 def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:
     """Where what a head is given of a place begins, in parts of the target's width: the layers' states that it wants
     among all that are tapped, and behind those what else it wants to know."""
-    width, others = config.target_width, config.read_width // config.target_width - len(config.taps)
-    return [tapped.index(tap) * width for tap in config.taps] + [(len(tapped) + i) * width for i in range(others)]
+    width, others = config.target_width, config.input_width // config.target_width - len(config.hidden_layers)
+    return [tapped.index(tap) * width for tap in config.hidden_layers] + [
+        (len(tapped) + i) * width for i in range(others)
+    ]
 
 
 def _columns(tapped: tuple[int, ...], config: HeadConfig, device: torch.device, is_split: bool) -> Tensor | None:
     """All of those columns; None: just so. Where a head is split, what else it wants to know is each rank's to make."""
-    if tapped == config.taps:
+    if tapped == config.hidden_layers:
         return None
     width, parts = config.target_width, _parts(tapped, config)
-    some = parts[: len(config.taps)] if is_split else parts
+    some = parts[: len(config.hidden_layers)] if is_split else parts
     return torch.tensor([first + i for first in some for i in range(width)], device=device)

@@ -16,9 +16,16 @@ from foretell.draft.heads.graph_draft import chain_whole, goes_whole, grow_alike
 from foretell.draft.heads.sampling import TreeInProgress
 from foretell.draft.heads.tree import MOST_WIDE, EagleTree, FixedTree
 from foretell.models.draft_heads import BlockHead
-from foretell.runner.heads.graph_block import GraphBlockDraft
+from foretell.runner.heads.graph_draft import GraphBlockDraft
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import BlockForwardOp, BlockForwardOutput, BlockLevelOp, BlockOps, HeadLogits, flat
+from foretell.runner.heads.ops import (
+    BlockForwardOp,
+    BlockForwardOutput,
+    BlockLevelOp,
+    BlockOps,
+    HeadLogits,
+    flatten_pages,
+)
 from foretell.runner.model_runner import ModelRunner
 from foretell.runner.native.head_draft import NativeBlock, native_for_head
 from foretell.runner.native.head_prefill import PrefillRange
@@ -59,7 +66,7 @@ class BlockDrafter(HeadDrafter):
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
         found = []
         for each, run in zip(readings, torch.split(tokens, [len(run) for run in runs]), strict=True):
-            beside = self.head.beside(run)[each.start - each.stop :]
+            beside = self.head.token_hints(run)[each.start - each.stop :]
             found.append(
                 PrefillRange(each.seq, each.start, each.stop, [torch.cat([torch.cat(each.states), beside], -1)])
             )
@@ -74,9 +81,9 @@ class BlockDrafter(HeadDrafter):
     def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
         if isinstance(self.work, BlockOps):  # it is whole
             places = [place for each in readings for place in range(each.start, each.stop)]
-            self.work.remember(slots, places, self.head.fuse(states))
+            self.work.store_kv(slots, places, self.head.fuse(states))
         else:
-            self.work.keep(slots, states)
+            self.work.store_hidden_states(slots, states)
             tokens = [token for each in readings for some in self._tokens_back(each) for token in some]
             self.work.run(replace(self.to_read(readings, None), tokens=tokens))
 
@@ -86,15 +93,15 @@ class BlockDrafter(HeadDrafter):
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
             chain_whole(chains, self._whole, self.pages, seqs, depth)
             return chains
-        if self._native is not None and len(seqs) <= self._native.most and self.is_greedy(seqs):
-            hang(chains, self._native.guess(self.asked(seqs, chains)))
+        if self._native is not None and len(seqs) <= self._native.max_sequences and self.is_greedy(seqs):
+            hang(chains, self._native.draft(self.asked(seqs, chains)))
             return chains
         level = self._passed(seqs, chains, depth)
         tokens, top = [seq.tokens[-1] for seq in seqs], int(self.is_greedy(seqs))
         for offset in range(depth):
             found = level(BlockLevelOp(offset, list(range(len(seqs))), tokens, top, self.head.config.confidence))
             guesses = self.draw(seqs, offset, found.logits)
-            sure: list[float] | None = None if found.sure is None else found.sure.sigmoid().tolist()
+            sure: list[float] | None = None if found.confidence is None else found.confidence.sigmoid().tolist()
             if not extend(chains, guesses, sure):
                 break
             tokens = guesses.tokens.tolist()
@@ -113,7 +120,7 @@ class BlockDrafter(HeadDrafter):
 
     def grow(self, plots: list[TreeInProgress]) -> None:
         if self._whole is not None:
-            grown_by = grow_from if self._whole.is_told_tokens else grow_alike
+            grown_by = grow_from if self._whole.depends_on_tokens else grow_alike
             plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grown_by)
         if plots:
             self._grow_by_levels(plots)
@@ -127,7 +134,7 @@ class BlockDrafter(HeadDrafter):
         while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
             owners, rows = self._level(live)
             before = [token for _, token in owners]
-            job = BlockLevelOp(live[0][1].tree.depth, [row for row, _ in owners], before, top, judges=False)
+            job = BlockLevelOp(live[0][1].tree.depth, [row for row, _ in owners], before, top, wants_confidence=False)
             self.chooser.grow([plot for _, plot in live], level(job).logits, rows)
 
     def _level(self, live: list[tuple[int, TreeInProgress]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
@@ -145,9 +152,11 @@ class BlockDrafter(HeadDrafter):
         self, seqs: list[Sequence], chains: list[ChainBuilder], depth: int
     ) -> Callable[[BlockLevelOp], HeadLogits]:
         """Run a block behind each text; what it guesses is asked for level by level."""
-        if self._native is not None and len(seqs) <= self._native.most:
+        if self._native is not None and len(seqs) <= self._native.max_sequences:
             states, scores = self._native.states(self.asked(seqs, chains))
-            return BlockForwardOutput(self.head, self.head.guessing(states)[:, :depth], scores).level
+            return BlockForwardOutput(self.head, self.head.draft_states(states)[:, :depth], scores).level
         text = [len(seq.tokens) - 1 for seq in seqs]
-        self.work.run(BlockForwardOp([seq.tokens[-1] for seq in seqs], text, depth, *flat([seq.pages for seq in seqs])))
+        self.work.run(
+            BlockForwardOp([seq.tokens[-1] for seq in seqs], text, depth, *flatten_pages([seq.pages for seq in seqs]))
+        )
         return self.work.run

@@ -29,7 +29,7 @@ class DistilledDrafter(EagleDrafter):
 
     def along(self) -> PrefillBuffers | None:
         readings, self._unread = self._unread, []
-        return self._reader.laid_out(readings) if self._reader is not None and readings else None
+        return self._reader.pack(readings) if self._reader is not None and readings else None
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
         chains = super().guess(seqs, budgets)

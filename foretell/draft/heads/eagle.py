@@ -16,9 +16,9 @@ from foretell.draft.heads.sampling import TreeInProgress, draws_of, must_draw
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.models.draft_heads import DistilledHead, EagleHead, MtpHead
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import EagleOps, StepOp, flat
+from foretell.runner.heads.ops import EagleOps, StepOp, flatten_pages
 from foretell.runner.model_runner import ModelRunner
-from foretell.runner.native.head_draft import NOTHING, NativeChain, PrefillBuffers, TreeSlots, native_for_head
+from foretell.runner.native.head_draft import NO_OPTIONS, DraftOptions, NativeChain, PrefillBuffers, native_for_head
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Sequence
 
@@ -40,7 +40,7 @@ class EagleDrafter(HeadDrafter):
         self._whole = whole_steps(head, pages) if self.whole else None
 
     def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
-        self.work.keep(slots, states)
+        self.work.store_hidden_states(slots, states)
         if any(each.stop > 1 for each in readings):  # nothing is remembered at the first place of a text
             self.work.run(self.to_read(readings, 1))
 
@@ -61,9 +61,9 @@ class EagleDrafter(HeadDrafter):
     def _guess_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[ChainBuilder]) -> None:
         """All in one call."""
         draws, tells = draws_of(seqs, max(chain.budget.depth for chain in chains)), any(map(must_draw, seqs))
-        features = None if self.pages.kept_features is None else self.features_before(seqs)
-        beside = TreeSlots(draws=draws, tells=tells, along=self.along())
-        hang(chains, native.guess(self.asked(seqs, chains), features, beside))
+        features = None if self.pages.state_cache is None else self.features_before(seqs)
+        beside = DraftOptions(draws=draws, returns_probs=tells, prefill=self.along())
+        hang(chains, native.draft(self.asked(seqs, chains), features, beside))
 
     def along(self) -> PrefillBuffers | None:
         """What the library is to read with the first guess that it makes now."""
@@ -72,9 +72,9 @@ class EagleDrafter(HeadDrafter):
     def features_before(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""
         assert isinstance(self.work, EagleOps), "the library has whole heads alone"
-        if self.pages.kept_features is None:
-            return self.work.features(torch.tensor(self.slots_before(seqs)))
-        return self.pages.few_features(self.slots_before(seqs))
+        if self.pages.state_cache is None:
+            return self.work.hidden_states(torch.tensor(self.slots_before(seqs)))
+        return self.pages.hidden_states_cpu(self.slots_before(seqs))
 
     def grow(self, plots: list[TreeInProgress]) -> None:
         if self._whole is not None:
@@ -98,20 +98,20 @@ class EagleDrafter(HeadDrafter):
         rows, tokens = list(range(len(seqs))), [seq.tokens[-1] for seq in seqs]
         job = StepOp(
             *(tokens, last, self.slots_before(seqs), rows, last, [1] * len(seqs), [0]),
-            *(int(self.is_greedy(seqs)), max(last) + depth, *flat([seq.pages for seq in seqs])),
+            *(int(self.is_greedy(seqs)), max(last) + depth, *flatten_pages([seq.pages for seq in seqs])),
         )
         for offset in range(depth):
             guesses = self.draw(seqs, offset, self.work.run(job).logits)
             if not extend(chains, guesses):
                 break
             places = [place + offset + 1 for place in last]
-            job = StepOp(guesses.tokens.tolist(), places, rows, rows, places, job.seen, job.reach, job.top)
+            job = StepOp(guesses.tokens.tolist(), places, rows, rows, places, job.draft_mask, job.depths, job.top_k)
 
     def _draw_natively(
         self, native: NativeChain, seqs: list[Sequence], chains: list[ChainBuilder], feature: Tensor
     ) -> None:
         """Of each step the logits; a chain that ended is left out, for it has no pages farther on."""
-        beside = TreeSlots(along=self.along())
+        beside = DraftOptions(prefill=self.along())
         for offset in range(max(chain.budget.depth for chain in chains)):
             live = [i for i, chain in enumerate(chains) if chain.goes_on]
             if not live:
@@ -122,6 +122,6 @@ class EagleDrafter(HeadDrafter):
             asked = self.asked(seqs, chains)
             if offset:
                 tokens = [chain.tokens[-1] for chain in chains]
-                asked = replace(asked, tokens=tokens, places=[place + offset for place in asked.places])
+                asked = replace(asked, tokens=tokens, positions=[place + offset for place in asked.positions])
             extend(chains, self.draw(seqs, offset, native.step(asked, feature, beside)))
-            beside = NOTHING
+            beside = NO_OPTIONS

@@ -12,8 +12,8 @@ from foretell.draft.heads.sampling import ChildSampler, TreeInProgress
 from foretell.draft.heads.tree import ROOT
 from foretell.draft.reserved import check_reserved
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import HeadOps, StepOp, flat
-from foretell.runner.native.head_draft import DraftRequest, NativeChain, PrefillBuffers, TreeSlots
+from foretell.runner.heads.ops import HeadOps, StepOp, flatten_pages
+from foretell.runner.native.head_draft import DraftOptions, DraftRequest, NativeChain, PrefillBuffers
 
 
 class Branches:
@@ -97,7 +97,7 @@ class TorchSteps:
         tokens, last = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
         job = StepOp(
             *(tokens, last, self.slots, list(range(len(last))), last, [1] * len(last), [0], self.top),
-            *(self.columns, *flat([each.seq.pages for each in all_of_them])),
+            *(self.columns, *flatten_pages([each.seq.pages for each in all_of_them])),
         )
         return self.work.run(job).logits
 
@@ -140,7 +140,7 @@ class NativeSteps:
         for each in all_of_them:
             check_reserved(each.seq, each.text, self.pages.page_size)
         tokens, places = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
-        return self.native.step(_asked(tokens, places, all_of_them), self.features, TreeSlots(along=self.along))
+        return self.native.step(_asked(tokens, places, all_of_them), self.features, DraftOptions(prefill=self.along))
 
     def level(self, live: list[Branches], before: list[int]) -> Tensor:
         self.features = self.features[before]
@@ -153,7 +153,7 @@ class NativeSteps:
             ways += [[slots[place + 1] for place in each.of(node)] for node in each.tree.level]
         tokens = [token for each in live for token in each.tokens]
         places = [each.text - 1 + each.tree.depth for each in owners]
-        return self.native.step(_asked(tokens, places, owners), self.features, TreeSlots(ways))
+        return self.native.step(_asked(tokens, places, owners), self.features, DraftOptions(ways))
 
 
 def _asked(tokens: list[int], places: list[int], owners: list[Branches]) -> DraftRequest:

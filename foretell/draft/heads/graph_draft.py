@@ -13,18 +13,18 @@ from foretell.draft.draft_builder import ChainBuilder
 from foretell.draft.heads.sampling import DraftTemperature, TreeInProgress, must_draw, noise_keys
 from foretell.draft.heads.tree import MOST_WIDE, Children, EagleTree, Tree, settle
 from foretell.models.draft_heads import DraftHead
-from foretell.runner.heads.graph_draft import GraphDraft, SteppingHead
+from foretell.runner.heads.graph_draft import AutoregressiveHead, GraphDraft
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.heads.prefill import GraphPrefill
 from foretell.runner.heads.sampler import DraftOutput, TreeCandidates
-from foretell.runner.heads.tables import DraftRow, passes
-from foretell.sampling.sampling import restricts
+from foretell.runner.heads.tables import DraftRow, split_batch
+from foretell.sampling.sampling import truncates
 from foretell.types import Sequence
 
 
-def whole_steps(head: SteppingHead, pages: HeadPages) -> GraphDraft:
+def whole_steps(head: AutoregressiveHead, pages: HeadPages) -> GraphDraft:
     """For a head that guesses one token after another."""
-    features = pages.kept_features
+    features = pages.state_cache
     if has_kernels(features):
         from foretell.runner.heads.fused_draft import FusedDraft, is_fused
 
@@ -35,7 +35,7 @@ def whole_steps(head: SteppingHead, pages: HeadPages) -> GraphDraft:
 
 def whole_reader(head: DraftHead[Any], pages: HeadPages) -> GraphPrefill:
     """For a head of any kind."""
-    features = pages.kept_features
+    features = pages.state_cache
     if has_kernels(features):
         from foretell.runner.heads.fused_draft import is_fused
         from foretell.runner.heads.fused_prefill import FusedPrefill
@@ -54,7 +54,7 @@ def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
     """Whether a text's guesses can be drawn without a look at them: tokens that are left out are found by sorting, and
     a temperature of the draft's own by their entropy."""
     params = seq.request.params
-    return params.temperature == 0 or (temperature == "fixed" and not restricts(params))
+    return params.temperature == 0 or (temperature == "fixed" and not truncates(params))
 
 
 def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> DraftRow:
@@ -74,14 +74,14 @@ def chain_whole(chains: list[ChainBuilder], head: Chaining, pages: HeadPages, se
     """Hang on each text's chain what is guessed for it."""
     texts = [text_of(pages, seq, depth) for seq in seqs]
     tells = any(map(must_draw, seqs))  # else nobody asks what guesses were drawn from
-    for some in passes(texts):
+    for some in split_batch(texts):
         found = head.chain(texts[some], depth)
         _hang(chains[some], found, found.probs if tells else None)
 
 
 def _hang(chains: list[ChainBuilder], found: DraftOutput, probs: Tensor | None) -> None:
     """As far as each would have been asked for one by one."""
-    for depth, (tokens, sure) in enumerate(zip(found.tokens, found.sure, strict=True)):
+    for depth, (tokens, sure) in enumerate(zip(found.tokens, found.confidence, strict=True)):
         for text, chain in enumerate(chains):
             if chain.goes_on:
                 chain.append(tokens[text], sure[text], None if probs is None else probs[depth, text])
@@ -106,7 +106,7 @@ def grow_whole(
         depth = max(len(plot.tree.follows) + 1 for plot in mine)
         wide = [max(plot.tree.follows, default=1) for plot in mine]
         texts = [text_of(pages, plot.seq, depth, width) for plot, width in zip(mine, wide, strict=True)]
-        for some in passes(texts):
+        for some in split_batch(texts):
             grown = head.tree(texts[some], depth)
             for row, plot in enumerate(mine[some]):
                 grow(plot.tree, grown, row)
@@ -124,5 +124,5 @@ def grow_from(tree: Tree, grown: TreeCandidates, row: int) -> None:
 def grow_alike(tree: Tree, grown: TreeCandidates, row: int) -> None:
     """The same where all nodes of a level have the same children."""
     while tree.goes_on:
-        tokens, shares = (part[tree.depth, row, 0].tolist() for part in (grown.tokens, grown.shares))
+        tokens, shares = (part[tree.depth, row, 0].tolist() for part in (grown.tokens, grown.probs))
         tree.grow([Children(tokens, shares)] * len(tree.level))

@@ -13,7 +13,7 @@ from foretell.draft.heads.graph_draft import chain_whole, goes_whole, grow_alike
 from foretell.draft.heads.sampling import TreeInProgress
 from foretell.draft.heads.tree import MOST_WIDE, FixedTree
 from foretell.models.draft_heads import MedusaHead
-from foretell.runner.heads.graph_block import GraphMedusaDraft
+from foretell.runner.heads.graph_draft import GraphMedusaDraft
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.heads.ops import MedusaForwardOp
 from foretell.runner.model_runner import ModelRunner
@@ -32,11 +32,11 @@ class MedusaDrafter(HeadDrafter):
         super().__init__(runner, head, pages, *settings)
         native = None if self.is_split else native_for_head(head)
         self._native = None if native is None else NativeMedusa(native, head)
-        assert pages.kept_features is not None, "this head keeps features"
-        self._whole = GraphMedusaDraft(head, pages.kept_features, MOST_WIDE) if self.whole else None
+        assert pages.state_cache is not None, "this head keeps features"
+        self._whole = GraphMedusaDraft(head, pages.state_cache, MOST_WIDE) if self.whole else None
 
     def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
-        self.work.keep(slots, states)
+        self.work.store_hidden_states(slots, states)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
         chains, depth = self.chains(budgets), min(self.deepest, max(budget.depth for budget in budgets))
@@ -44,7 +44,7 @@ class MedusaDrafter(HeadDrafter):
             chain_whole(chains, self._whole, self.pages, seqs, depth)
             return chains
         if self._native is not None and self.is_greedy(seqs):
-            hang(chains, self._native.guess(self._features(seqs), depth))
+            hang(chains, self._native.draft(self._features(seqs), depth))
             return chains
         scores = self._scores(seqs, depth, 1)
         for offset in range(depth):
@@ -74,7 +74,7 @@ class MedusaDrafter(HeadDrafter):
 
     def _features(self, seqs: list[Sequence]) -> Tensor:
         """The target's last states, [texts, width]."""
-        return self.pages.features(torch.tensor(self.slots_before(seqs), device=self.device))
+        return self.pages.hidden_states(torch.tensor(self.slots_before(seqs), device=self.device))
 
     def _scores(self, seqs: list[Sequence], depth: int, top: int) -> Tensor:
         """[depth, texts, outputs]; where nothing is drawn, no more than `top` tokens of each are looked at."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.draft.heads.tree import MOST_WIDE, ROOT, Children, Tree
 from foretell.sampling import noise
-from foretell.sampling.native_sampler import chooser, draw_rows
+from foretell.sampling.native_sampler import native_sampler_for, pack_sampling_rows
 from foretell.sampling.sampling import probabilities
 from foretell.sampling_params import SamplingParams
 from foretell.types import Sequence
@@ -142,9 +142,9 @@ class ChildSampler:
         if not plots:
             return []
         most = min(MOST_WIDE, logits.shape[-1])
-        if (native := chooser(logits)) is not None:
+        if (native := native_sampler_for(logits)) is not None:
             # One call: torch makes a dozen for a few rows, and its threads and the library's are in each other's way.
-            found = native.odds(logits, self.ids, self._draws(logits, plots), most)
+            found = native.race_topk(logits, self.ids, self._draws(logits, plots), most)
             return [Children(*each) for each in zip(*found, strict=True)]
         if any(plot.races for plot in plots):
             shares, at = self._odds(logits, plots).topk(most)
@@ -156,7 +156,7 @@ class ChildSampler:
     def _draws(self, logits: Tensor, plots: list[TreeInProgress]) -> bytes:
         """The races of the plots, as the library wants them."""
         params = draft_params(logits, [plot.seq.request.params for plot in plots], self.temperature)
-        return draw_rows(params, [noise.key(plot.seq.request.seed, plot.place) for plot in plots])
+        return pack_sampling_rows(params, [noise.key(plot.seq.request.seed, plot.place) for plot in plots])
 
     def _odds(self, logits: Tensor, plots: list[TreeInProgress]) -> Tensor:
         """How far each token is ahead in its text's race, as shares: a target that sees it as the head does takes the
@@ -203,4 +203,4 @@ def draws_of(seqs: list[Sequence], depth: int) -> bytes | None:
     if not any(each.temperature for each in params):
         return None
     keys = zip(*(noise_keys(seq, depth) for seq in seqs), strict=True)  # by depth
-    return draw_rows(params * depth, chain.from_iterable(keys))
+    return pack_sampling_rows(params * depth, chain.from_iterable(keys))

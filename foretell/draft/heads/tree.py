@@ -255,8 +255,8 @@ def settle(tree: EagleTree, grown: TreeCandidates, row: int) -> None:
     """Give the tree of one text its nodes: of all that was looked at the likeliest, of equals the one found first."""
     deep = tree.budget.depth
     # By a rounding more than 1, a child would come before its parent.
-    shares = np.minimum(grown.shares[:deep, row], 1).astype(np.float64)
-    followed = grown.followed[:deep, row]
+    shares = np.minimum(grown.probs[:deep, row], 1).astype(np.float64)
+    followed = grown.expanded[:deep, row]
     chances = np.zeros(shares.shape)  # [depth, followed, children]; behind the root there is one row of children
     chances[0, 0] = shares[0, 0]
     for depth in range(1, deep):

@@ -16,9 +16,8 @@ from foretell.kv.cache import LayerShape
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights, make_head
 from foretell.models.draft_heads.loading import pack_head
-from foretell.runner.cuda.warmup import EVEN
-from foretell.runner.dummy_sequences import DummySequences
-from foretell.runner.heads.kv import beside
+from foretell.runner.cuda.warmup import DUMMY_WEIGHT, DummySequences
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, ScheduledSequence, Sequence, StepResult
 
@@ -66,7 +65,7 @@ def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing
     """Let a drafter guess so, `times` over; how often it did. It keeps nothing of the texts."""
     done, nodes = 0, guessing.budget.nodes
     cached = max(1, min(guessing.cached, made_up.runner.context - 1 - nodes))
-    with made_up.texts(guessing.texts, cached, room=nodes, temperature=guessing.temperature) as seqs:
+    with made_up.allocate(guessing.texts, cached, extra_tokens=nodes, temperature=guessing.temperature) as seqs:
         try:
             for _ in range(times if seqs else 0):
                 if drafter.hidden_layers:
@@ -104,22 +103,22 @@ class DummyHeads:
         self._heads: list[DraftHead[Any]] = []
 
     @property
-    def beside(self) -> tuple[LayerShape, ...]:
+    def extra_layers(self) -> tuple[LayerShape, ...]:
         """The layers they need in the model's cache."""
-        return tuple(shape for config in self.configs for shape in beside(config))
+        return tuple(shape for config in self.configs for shape in head_layer_shapes(config))
 
-    def borrow(self, model: Decoder, context: int) -> None:
+    def share_weights(self, model: Decoder, context: int) -> None:
         """Come to be, with the model's embedding and output; before its weights are rounded."""
         self._heads = [_sketched(config, model, context) for config in self.configs]
 
-    def rehearse(self, runner: ModelRunner, stopped: Callable[[], bool]) -> int:
+    def run(self, runner: ModelRunner, stopped: Callable[[], bool]) -> int:
         """Guess for texts that nobody wrote; how often. What the runner taps they take for what they want."""
         made_up, first, count = DummySequences(runner), len(runner.model.layer_shapes), 0
         heads, self._heads = self._heads, []  # whoever holds this one does not hold on to their memory
         for head in heads:
             pack_head(head, runner.model)
             drafter = head_drafter(runner, head, first, head.config.kind)
-            first += len(beside(head.config))
+            first += len(head_layer_shapes(head.config))
             for guessing in self.wanted:
                 if stopped():
                     return count
@@ -130,16 +129,18 @@ class DummyHeads:
 def _sketched(config: HeadConfig, model: Decoder, context: int) -> DraftHead[Any]:
     """A head over the ends of a model, as often as it taps places: which ones does not matter to any kernel."""
     dtype, device = model.dtype, model.embed.device
-    config = replace(config, taps=tuple(model.config.layers if i % 2 else 0 for i in range(len(config.taps))))
+    config = replace(
+        config, hidden_layers=tuple(model.config.layers if i % 2 else 0 for i in range(len(config.hidden_layers)))
+    )
     with torch.device("meta"):
         head = make_head(config).eval()
     for module in head.modules():
         for name, sketched in module._parameters.items():
             if sketched is not None:
-                weight = torch.full(sketched.shape, EVEN, dtype=dtype, device=device)
+                weight = torch.full(sketched.shape, DUMMY_WEIGHT, dtype=dtype, device=device)
                 module._parameters[name] = nn.Parameter(weight, requires_grad=False)
     head.like = torch.zeros(0, dtype=dtype, device=device)
     head.draft_ids = head.draft_ids.to(device)
-    head.borrow(TargetWeights.of(model))
+    head.share_weights(TargetWeights.of(model))
     head.prepare(context)
     return head

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.errors import ModelError
 from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MedusaHead, MtpHead
-from foretell.models.draft_heads.dense_attention import Blocks, CausalSteps
+from foretell.models.draft_heads.dense_attention import DenseBlockAttention, DenseChainAttention
 from foretell.runner.batch_layout import pack
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -82,14 +82,14 @@ def wirings(head: DraftHead[Any], layers: int) -> Iterator[Wiring]:
     """What configs are known to get wrong: where a head taps, and which norms stand where."""
     config = head.config
     for shift in (-1, 1):
-        taps = tuple(tap + shift for tap in config.taps)
+        taps = tuple(tap + shift for tap in config.hidden_layers)
         if min(taps) >= 0 and max(taps) <= layers:
-            yield Wiring(f"taps {taps} for {config.taps}", _as(replace(config, taps=taps)))
+            yield Wiring(f"taps {taps} for {config.hidden_layers}", _as(replace(config, hidden_layers=taps)))
     if isinstance(head, EagleHead):
         flag = not config.norm_before_residual
         if config.generation == 3:
             yield Wiring(f"norm_before_residual {flag}", _as(replace(config, norm_before_residual=flag)))
-    if head.tap_norm is not None:
+    if head.target_norm is not None:
         yield Wiring("states that are not normed", _as(replace(config, target_norm=False)))
 
 
@@ -118,7 +118,7 @@ def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[GeneratedSam
 def _thought(runner: ModelRunner, seq: Sequence, taps: tuple[int, ...], first: int) -> GeneratedSample:
     seq.cached = 0
     share = ScheduledSequence.of(seq, len(seq.tokens))
-    features = runner.executor(pack([share], [Draft()], runner.layout.page_size), taps).hidden_states
+    features = runner.executor.forward(pack([share], [Draft()], runner.layout.page_size), taps).hidden_states
     assert features is not None, "all layers were tapped"
     tokens = torch.tensor(seq.tokens, device=features.device)
     return GeneratedSample(tokens, features.view(len(tokens), len(taps), -1), first)
@@ -128,7 +128,7 @@ def accuracy(head: DraftHead[Any], texts: list[GeneratedSample]) -> float:
     """How often the first guess is what the target wrote."""
     right = total = 0
     for text in texts:
-        guessed, places = first_guesses(head, text.tokens, text.states[:, list(head.config.taps)].flatten(1))
+        guessed, places = first_guesses(head, text.tokens, text.states[:, list(head.config.hidden_layers)].flatten(1))
         counted = (places >= text.first) & (places < len(text.tokens))
         right += int((guessed[counted] == text.tokens[places[counted]]).sum())
         total += int(counted.sum())
@@ -142,17 +142,17 @@ def first_guesses(head: DraftHead[Any], tokens: Tensor, features: Tensor) -> tup
     if isinstance(head, MedusaHead):
         logits = head.logits(head(features[:-1], 1))[:, 0]
     elif isinstance(head, BlockHead):
-        features = head.known(features, tokens)
-        read = head.remember(head.fuse(features), head.turn(torch.arange(len(tokens), device=tokens.device)))
+        features = head.with_token_hints(features, tokens)
+        read = head.context_kv(head.fuse(features), head.rope_rows(torch.arange(len(tokens), device=tokens.device)))
         rows = places[:, None] + torch.arange(head.config.block, device=tokens.device)
-        look = Flat(Blocks(head.config, read, places), head.config.block)
-        states = head.run(head.enter(tokens[places]).flatten(0, 1), head.turn(rows.flatten()), look)
-        first = head.guessing(states.view(len(places), head.config.block, -1))[:, 0]
+        look = Flat(DenseBlockAttention(head.config, read, places), head.config.block)
+        states = head.run_layers(head.block_inputs(tokens[places]).flatten(0, 1), head.rope_rows(rows.flatten()), look)
+        first = head.draft_states(states.view(len(places), head.config.block, -1))[:, 0]
         logits = head.logits(first, tokens[places])
     else:
         assert isinstance(head, EagleHead | MtpHead | DistilledHead), "there are no other heads"
-        look_back = CausalSteps(head.config.layer)
-        logits = head.logits(head.step(tokens[1:], head.fuse(features)[:-1], head.turn(places), look_back))
+        look_back = DenseChainAttention(head.config.layer)
+        logits = head.logits(head.step(tokens[1:], head.fuse(features)[:-1], head.rope_rows(places), look_back))
     return head.draft_ids[logits.argmax(-1)], places + 1
 
 
@@ -160,7 +160,7 @@ def first_guesses(head: DraftHead[Any], tokens: Tensor, features: Tensor) -> tup
 class Flat:
     """Blocks attended row by row, as packed layers want them."""
 
-    blocks: Blocks
+    blocks: DenseBlockAttention
     rows: int
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

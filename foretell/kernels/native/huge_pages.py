@@ -15,7 +15,7 @@ CHUNK = 16 * PAGE  # asked for at a time; what is not written to takes no memory
 LINE = 64  # where tensors begin: a cache line
 
 
-class Room:
+class HugePageArena:
     """A step reads every weight once; with ordinary pages, looking up where they lie takes a sixth of that time."""
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class Room:
         if not hasattr(mmap, "MADV_HUGEPAGE"):
             return tensor.contiguous()
         if self._used + tensor.nbytes > len(self._chunk):
-            self._chunk, self._used = _large_pages(max(CHUNK, tensor.nbytes)), 0
+            self._chunk, self._used = _map_huge_pages(max(CHUNK, tensor.nbytes)), 0
         place = self._chunk[self._used : self._used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         self._used += tensor.nbytes + -tensor.nbytes % LINE
         return place.copy_(tensor)
 
 
-def _large_pages(size: int) -> Tensor:
+def _map_huge_pages(size: int) -> Tensor:
     """`size` bytes that begin with a page; they go back to the system with the last tensor in them."""
     memory = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel that has none
@@ -41,7 +41,7 @@ def _large_pages(size: int) -> Tensor:
     return whole[-whole.data_ptr() % PAGE :][:size]
 
 
-def in_large_pages(tensor: Tensor, ours: Path = Path("/proc/self")) -> bool:
+def in_huge_pages(tensor: Tensor, ours: Path = Path("/proc/self")) -> bool:
     """Whether the mapped file that a tensor lies in is, as newer kernels have it; true where nobody can tell."""
     try:
         maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", (ours / "smaps").read_text(), flags=re.M)

@@ -14,24 +14,25 @@ import torch
 from torch import Tensor
 
 from ..bounds import require
-from .build import BuildError, built_library
-from .head_records import (
-    BlockChainRecord,
+from .build import BuildError, build_library
+from .records import (
+    BlockDraftRecord,
     BlockHeadRecord,
+    HeadPrefillRecord,
     HeadRecord,
+    MedusaDraftRecord,
     MedusaRecord,
-    MedusaRowsRecord,
-    ReaderRecord,
-    ReadingRecord,
+    ModelRecord,
+    PrefillHeadRecord,
+    StepRecord,
 )
-from .records import ModelRecord, StepRecord
 
 LOG = logging.getLogger("foretell")
 # How a row is drawn; `key` is what noise is made of.
-DRAW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("key", "i8")])
-SWITCH = "FORETELL_NATIVE"  # 0: do without
-NO_MEMORY = -1  # `foretell::kNoMemory`: what an entry point returns when an allocation failed
-MOST_TOP = 64  # `kMost` in top.cpp
+SAMPLING_ROW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("key", "i8")])
+NATIVE_VARIABLE = "FORETELL_NATIVE"  # 0: do without
+OUT_OF_MEMORY = -1  # `foretell::kNoMemory`: what an entry point returns when an allocation failed
+MAX_TOPK = 64  # `kMost` in top.cpp
 
 
 class Library:
@@ -57,89 +58,89 @@ class Library:
         y = x.new_empty(x.shape[0], outputs)
         status = self._linear(weights, x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads())
         if status:
-            raise failure(status, f"a linear layer over {x.shape[0]} rows")
+            raise native_error(status, f"a linear layer over {x.shape[0]} rows")
         return y
 
-    def step(self, model: ModelRecord, step: array[int]) -> None:
+    def forward(self, model: ModelRecord, step: array[int]) -> None:
         """All layers and the head over a step's rows; results go where `step`, a StepRecord, says."""
         status = self._step(ctypes.addressof(model), step.buffer_info()[0], torch.get_num_threads())
         if status:
-            raise failure(status, f"a step of {StepRecord.from_buffer(step).rows} rows")
+            raise native_error(status, f"a step of {StepRecord.from_buffer(step).rows} rows")
 
-    def chain(self, head: HeadRecord, chain: array[int]) -> int:
+    def draft_chain(self, head: HeadRecord, chain: array[int]) -> int:
         """One guess of a head after another; results go where `chain`, a ChainRecord, says. How many were made for the
         longest."""
         made: int = self._chain(ctypes.addressof(head), chain.buffer_info()[0], torch.get_num_threads())
         if made < 0:
-            raise failure(made, "the drafts of a head")
+            raise native_error(made, "the drafts of a head")
         return made
 
-    def blocks(self, head: BlockHeadRecord, asked: BlockChainRecord) -> int:
+    def draft_blocks(self, head: BlockHeadRecord, asked: BlockDraftRecord) -> int:
         """The guesses of a block head; results go where `asked` says."""
         made: int = self._blocks(ctypes.addressof(head), ctypes.addressof(asked), torch.get_num_threads())
         if made < 0:
-            raise failure(made, f"block drafts for {asked.texts} sequences")
+            raise native_error(made, f"block drafts for {asked.texts} sequences")
         return made
 
-    def read(self, reader: ReaderRecord, reading: array[int]) -> None:
+    def head_prefill(self, reader: PrefillHeadRecord, reading: array[int]) -> None:
         """Keep what a head is to remember of places the target has run, a ReadingRecord."""
         status = self._read(ctypes.addressof(reader), reading.buffer_info()[0], torch.get_num_threads())
         if status:
-            raise failure(status, f"a head's KV of {ReadingRecord.from_buffer(reading).rows} positions")
+            raise native_error(status, f"a head's KV of {HeadPrefillRecord.from_buffer(reading).rows} positions")
 
-    def medusa(self, head: MedusaRecord, rows: MedusaRowsRecord) -> None:
+    def draft_medusa(self, head: MedusaRecord, rows: MedusaDraftRecord) -> None:
         """All guesses of Medusa heads; results go where `rows` says."""
         status = self._medusa(ctypes.addressof(head), ctypes.addressof(rows), torch.get_num_threads())
         if status:
-            raise failure(status, f"Medusa drafts for {rows.texts} sequences")
+            raise native_error(status, f"Medusa drafts for {rows.texts} sequences")
 
-    def top(self, x: Tensor, count: int) -> list[list[int]]:
+    def topk(self, x: Tensor, count: int) -> list[list[int]]:
         """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""
         x, (rows, width) = x.contiguous(), x.shape
-        require(count <= min(width, MOST_TOP), f"at most {MOST_TOP} of {width} scores")
+        require(count <= min(width, MAX_TOPK), f"at most {MAX_TOPK} of {width} scores")
         found = array("q", bytes(8 * rows * count))
         status = self._top(x.data_ptr(), rows, width, count, found.buffer_info()[0])
         if status:
-            raise failure(status, f"the top {count} of {rows} rows")
+            raise native_error(status, f"the top {count} of {rows} rows")
         ids = found.tolist()
         return [ids[first : first + count] for first in range(0, rows * count, count)]
 
-    def choose(self, x: Tensor, draws: bytes) -> list[int]:
+    def sample(self, x: Tensor, draws: bytes) -> list[int]:
         """A token for each row of x [rows, width], float32 on a CPU, by `draws`, a DRAW for each."""
         x, (rows, width) = x.contiguous(), x.shape
-        require(len(draws) == rows * DRAW.itemsize, "one DRAW for each row")
+        require(len(draws) == rows * SAMPLING_ROW.itemsize, "one DRAW for each row")
         ids = array("q", bytes(8 * rows))
         status = self._choose(x.data_ptr(), rows, width, draws, ids.buffer_info()[0], torch.get_num_threads())
         if status:
-            raise failure(status, f"sampling {rows} rows of {width} scores")
+            raise native_error(status, f"sampling {rows} rows of {width} scores")
         return ids.tolist()
 
-    def odds(self, x: Tensor, ids: Tensor, draws: bytes, count: int) -> tuple[list[list[int]], list[list[float]]]:
+    def race_topk(self, x: Tensor, ids: Tensor, draws: bytes, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """The `count` tokens that are farthest ahead in the race of each row of x [rows, width], float32 on a CPU, best
         first, and their shares: x are the scores of the tokens `ids`, `draws` a DRAW for each row. At most 64."""
         x, (rows, width) = x.contiguous(), x.shape
-        require(len(draws) == rows * DRAW.itemsize, "one DRAW for each row")
+        require(len(draws) == rows * SAMPLING_ROW.itemsize, "one DRAW for each row")
         require(ids.dtype == torch.int64 and ids.is_contiguous() and len(ids) == width, "one token id for each score")
-        require(count <= min(width, MOST_TOP), f"at most {MOST_TOP} of {width} scores")
+        require(count <= min(width, MAX_TOPK), f"at most {MAX_TOPK} of {width} scores")
         tokens, shares = array("q", bytes(8 * rows * count)), array("f", bytes(4 * rows * count))
         places = (tokens.buffer_info()[0], shares.buffer_info()[0])
         threads = torch.get_num_threads()
         status = self._odds(x.data_ptr(), rows, width, draws, ids.data_ptr(), count, *places, threads)
         if status:
-            raise failure(status, f"the odds of {rows} rows of {width} scores")
+            raise native_error(status, f"the odds of {rows} rows of {width} scores")
         starts = range(0, rows * count, count)
         return [tokens[i : i + count].tolist() for i in starts], [shares[i : i + count].tolist() for i in starts]
 
 
 def _entry(function: Any, *types: Any) -> Any:
-    """Declare an entry point: it returns a result of at least 0, or what `failure` reads."""
+    """Declare an entry point: it returns a result of at least 0, or what `native_error` reads."""
     function.argtypes, function.restype = types, ctypes.c_int64
     return function
 
 
-def failure(status: int, what: str) -> Exception:
+def native_error(status: int, what: str) -> Exception:
     """Return the exception for the negative result of an entry point."""
-    if status == NO_MEMORY:
+    if status == OUT_OF_MEMORY:
         return MemoryError(f"not enough memory for {what}; free memory or lower max_num_batched_tokens")
     return RuntimeError(f"native code failed in {what}")
 
@@ -147,10 +148,10 @@ def failure(status: int, what: str) -> Exception:
 @cache
 def library() -> Library | None:
     """The library, compiled if need be. None where that cannot be done, which is said once, or is not wanted."""
-    if os.environ.get(SWITCH) == "0":
+    if os.environ.get(NATIVE_VARIABLE) == "0":
         return None
     try:
-        return Library(str(built_library()))
+        return Library(str(build_library()))
     except (BuildError, OSError) as error:
-        LOG.warning("no native kernels, steps will be slower: %s (%s=0 says it is no matter)", error, SWITCH)
+        LOG.warning("no native kernels, steps will be slower: %s (%s=0 says it is no matter)", error, NATIVE_VARIABLE)
         return None

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.kernels.quant import GROUP, Int4Weights, Int8Weights
+from foretell.kernels.quant import GROUP_SIZE, Int4Weights, Int8Weights
 
 from ..bounds import require
-from .huge_pages import Room
+from .huge_pages import HugePageArena
 from .library import Library
 from .records import WeightsRecord
 
@@ -39,7 +39,7 @@ class PackedLinear:
         library: Library,
         weights: Tensor | Int8Weights | Int4Weights | PackedWeights,
         bias: Tensor | None = None,
-        room: Room | None = None,
+        room: HugePageArena | None = None,
         level: int | None = None,
     ) -> None:
         """`room` is where the weights go; `level` picks lesser instructions than the best there are, for tests."""
@@ -87,8 +87,8 @@ def pack(weights: Tensor | Int8Weights | Int4Weights) -> PackedWeights:
 
 def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
     """What a matrix takes when packed, scales included."""
-    outputs, inputs = outputs + -outputs % BLOCK, inputs + -inputs % GROUP
-    return outputs * inputs + outputs * 4 if bits == 8 else outputs * inputs // 2 + outputs * (inputs // GROUP) * 2
+    outputs, inputs = outputs + -outputs % BLOCK, inputs + -inputs % GROUP_SIZE
+    return outputs * inputs + outputs * 4 if bits == 8 else outputs * inputs // 2 + outputs * (inputs // GROUP_SIZE) * 2
 
 
 def pack_float(weight: Tensor) -> Tensor:
@@ -106,14 +106,16 @@ def pack_int8(weights: Int8Weights) -> Tensor:
 def pack_int4(weights: Int4Weights) -> Tensor:
     """[blocks, groups, bytes]: a group's scales, then its values, 8 higher; the second half in the high four bits."""
     values = _padded(weights.values).add(8).view(torch.uint8)
-    halves = values.view(-1, BLOCK, values.shape[1] // GROUP, 2, GROUP // 2 // STEP, STEP).permute(0, 2, 3, 4, 1, 5)
+    halves = values.view(-1, BLOCK, values.shape[1] // GROUP_SIZE, 2, GROUP_SIZE // 2 // STEP, STEP).permute(
+        0, 2, 3, 4, 1, 5
+    )
     nibbles = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(*halves.shape[:2], -1)
     scales = F.pad(weights.scales, (0, 0, 0, -weights.scales.shape[0] % BLOCK))
     groups = scales.view(-1, BLOCK, scales.shape[1]).transpose(1, 2).contiguous()
     return torch.cat([groups.view(torch.uint8), nibbles], -1)
 
 
-def _padded(values: Tensor, group: int = GROUP) -> Tensor:
+def _padded(values: Tensor, group: int = GROUP_SIZE) -> Tensor:
     """With zeros to whole blocks of outputs and groups of inputs; where they are whole, no copy."""
     outputs, inputs = values.shape
     missing = (0, -inputs % group, 0, -outputs % BLOCK)

@@ -92,7 +92,7 @@ class Draw:
 
 
 def guess(logits: Tensor, ids: Tensor, draw: Draw | None, tokens: Tensor, told: Tensor) -> None:
-    """Of logits [texts, outputs] a token each, by `ids`, to `tokens` [texts]; that and its share to `told` [2, texts].
+    """Of logits [texts, outputs] a token each, by `ids`, to `tokens` [texts]; that and its share to `flush` [2, texts].
 
     Where nothing is drawn it is the likeliest, of equals the first.
     """

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foretell.kernels.quant import LARGEST, Rounded, Rounding
+from foretell.kernels.quant import QUANT_MAX, QuantFormat, QuantizedRows
 
 from .quant_linear import KINDS, empty_rows, on_grid
 
@@ -25,7 +25,7 @@ def normed_row(x, weight, width, eps):
 def _add_norm(
     x, delta, by_row, by_output, post, weight, rows, summed, out, scales, width, count, eps,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, POST: tl.constexpr, PICKS: tl.constexpr,
-    KEEPS: tl.constexpr, SCALES: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr,
+    KEEPS: tl.constexpr, SCALES: tl.constexpr, KIND: tl.constexpr, QUANT_MAX: tl.constexpr,
 ):  # fmt: skip
     """One row. `rows` says which one, where only some are wanted."""
     to = tl.program_id(0).to(tl.int64)
@@ -54,7 +54,7 @@ def _add_norm(
     if KIND == 0:
         tl.store(out + to * width + i, normed, mask=real)
     else:
-        rounded, row_scale = on_grid(normed.to(tl.float32), LARGEST, KIND)
+        rounded, row_scale = on_grid(normed.to(tl.float32), QUANT_MAX, KIND)
         tl.store(out + to * width + i, rounded, mask=real)
         tl.store(scales + to, row_scale)
 
@@ -97,8 +97,8 @@ def add_norm(
     eps: float,
     post: Tensor | None = None,
     rows: Tensor | None = None,
-    rounding: Rounding | None = None,
-) -> tuple[Tensor, Tensor | Rounded]:
+    rounding: QuantFormat | None = None,
+) -> tuple[Tensor, Tensor | QuantizedRows]:
     """x [n, width] plus the change, itself normed first by `post` if given; that sum, and the sum normed.
 
     With `rows` only those come out, and the sum that comes back is x. With `rounding` what is normed is in 8 bits.
@@ -116,7 +116,7 @@ def add_norm(
         weight if post is None else post, weight, weight if rows is None else rows, summed, out,
         weight if rounded is None else rounded.scales, width, len(x), eps,
         PARTS=len(delta.parts), BLOCK=block, ADDS=change is not None, POST=post is not None, PICKS=rows is not None,
-        KEEPS=keeps, SCALES=scales, KIND=KINDS[rounding], LARGEST=LARGEST.get(rounding, 1.0),
+        KEEPS=keeps, SCALES=scales, KIND=KINDS[rounding], QUANT_MAX=QUANT_MAX.get(rounding, 1.0),
         num_warps=max(1, min(8, block // 128)),
     )  # fmt: skip
     return summed, out if rounded is None else rounded

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foretell.kernels.quant import LARGEST, TYPES, Rounded, Rounding
+from foretell.kernels.quant import QUANT_DTYPES, QUANT_MAX, QuantFormat, QuantizedRows
 
 from .activation import through_gates
 from .launch_limits import stages_that_fit
@@ -22,17 +22,17 @@ MOST_ROWS = 256
 BUSY = 192  # programs that keep an H200's memory busy where the inputs can be cut
 ONE_WAVE = 132  # multiprocessors
 UNIT = 256  # inputs a part is made of
-KINDS: dict[Rounding | None, int] = {None: 0, "int8": 1, "fp8": 2}
+KINDS: dict[QuantFormat | None, int] = {None: 0, "int8": 1, "fp8": 2}
 EVEN = tl.constexpr(12582912.0)  # 1.5 * 2 ** 23: added and taken away again, it rounds to the nearest even number
 LEAST_PEAK = tl.constexpr(1e-30)
 
 
 @triton.jit
-def on_grid(x, LARGEST: tl.constexpr, KIND: tl.constexpr):
+def on_grid(x, QUANT_MAX: tl.constexpr, KIND: tl.constexpr):
     """A row x in float32 as 8 bits, and its scale."""
     peak = tl.maximum(tl.max(tl.abs(x), 0), LEAST_PEAK)
-    values = x * tl.div_rn(LARGEST, peak)
-    scale = tl.div_rn(peak, LARGEST)
+    values = x * tl.div_rn(QUANT_MAX, peak)
+    scale = tl.div_rn(peak, QUANT_MAX)
     if KIND == 1:
         rounded = ((values + EVEN) - EVEN).to(tl.int8)
     if KIND == 2:
@@ -41,10 +41,10 @@ def on_grid(x, LARGEST: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def _round(x, values, scales, width, BLOCK: tl.constexpr, LARGEST: tl.constexpr, KIND: tl.constexpr):
+def _round(x, values, scales, width, BLOCK: tl.constexpr, QUANT_MAX: tl.constexpr, KIND: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    rounded, scale = on_grid(tl.load(x + row * width + i, mask=i < width, other=0.0).to(tl.float32), LARGEST, KIND)
+    rounded, scale = on_grid(tl.load(x + row * width + i, mask=i < width, other=0.0).to(tl.float32), QUANT_MAX, KIND)
     tl.store(values + row * width + i, rounded, mask=i < width)
     tl.store(scales + row, scale)
 
@@ -123,39 +123,41 @@ def _scale(sums, by_row, by_output, bias, out, outputs, BLOCK: tl.constexpr, BIA
     tl.store(out + row * outputs + o, total.to(out.dtype.element_ty), mask=real)
 
 
-def empty_rows(rows: int, width: int, rounding: Rounding, device: torch.device) -> Rounded:
+def empty_rows(rows: int, width: int, rounding: QuantFormat, device: torch.device) -> QuantizedRows:
     """Room for rows in 8 bits."""
-    values = torch.empty(rows, width, dtype=TYPES[rounding], device=device)
-    return Rounded(values, torch.empty(rows, dtype=torch.float32, device=device))
+    values = torch.empty(rows, width, dtype=QUANT_DTYPES[rounding], device=device)
+    return QuantizedRows(values, torch.empty(rows, dtype=torch.float32, device=device))
 
 
-def round_rows(x: Tensor, rounding: Rounding) -> Rounded:
+def round_rows(x: Tensor, rounding: QuantFormat) -> QuantizedRows:
     """x [rows, in], each row by its own largest value."""
     rows, width = x.shape
     out = empty_rows(rows, width, rounding, x.device)
     block = triton.next_power_of_2(width)
     _round[(rows,)](
-        x, out.values, out.scales, width, BLOCK=block, LARGEST=LARGEST[rounding], KIND=KINDS[rounding],
+        x, out.values, out.scales, width, BLOCK=block, QUANT_MAX=QUANT_MAX[rounding], KIND=KINDS[rounding],
         num_warps=max(1, min(16, block // 512)),
     )  # fmt: skip
     return out
 
 
-def product(x: Rounded, weights: Rounded, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def product(x: QuantizedRows, weights: QuantizedRows, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [rows, in], at most MOST_ROWS, times weights [out, in]: [rows, out] in `dtype`."""
     out = torch.empty(1, len(x), len(weights), dtype=dtype, device=x.values.device)
     _multiply(x, weights, bias, out, Plan.of(len(weights), x.values.shape[1], len(x), False), True)
     return out[0]
 
 
-def gated_product(x: Rounded, weights: Rounded, bias: Tensor | None, dtype: torch.dtype, gelu: bool) -> Tensor:
+def gated_product(
+    x: QuantizedRows, weights: QuantizedRows, bias: Tensor | None, dtype: torch.dtype, gelu: bool
+) -> Tensor:
     """What `gate` makes of `product`, bit for bit: weights [2 * out, in], gates first -> [rows, out]."""
     out = torch.empty(1, len(x), len(weights) // 2, dtype=dtype, device=x.values.device)
     _multiply(x, weights, bias, out, Plan.of(len(weights), x.values.shape[1], len(x), False), True, gelu)
     return out[0]
 
 
-def sums(x: Rounded, weights: Rounded) -> Tensor:
+def sums(x: QuantizedRows, weights: QuantizedRows) -> Tensor:
     """The same before any scale, [parts, rows, out] in int32 or float32, for a reader that adds them up."""
     plan = Plan.of(len(weights), x.values.shape[1], len(x), True)
     dtype = torch.int32 if x.rounding == "int8" else torch.float32
@@ -164,7 +166,7 @@ def sums(x: Rounded, weights: Rounded) -> Tensor:
     return out
 
 
-def scaled(totals: Tensor, x: Rounded, weights: Rounded, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def scaled(totals: Tensor, x: QuantizedRows, weights: QuantizedRows, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Sums [rows, out] that somebody else added up, as `product` would give them."""
     rows, outputs = totals.shape
     out = torch.empty(rows, outputs, dtype=dtype, device=totals.device)
@@ -176,8 +178,8 @@ def scaled(totals: Tensor, x: Rounded, weights: Rounded, bias: Tensor | None, dt
 
 
 def _multiply(
-    x: Rounded,
-    weights: Rounded,
+    x: QuantizedRows,
+    weights: QuantizedRows,
     bias: Tensor | None,
     out: Tensor,
     plan: Plan,

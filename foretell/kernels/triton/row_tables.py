@@ -66,7 +66,7 @@ class Sizes:
         return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
 
     @property
-    def price(self) -> tuple[int, ...]:
+    def cost(self) -> tuple[int, ...]:
         """What tells which of two is cheaper to run."""
         return self.rows, self.nodes, self.splits, self.tiles, self.height, self.deep
 

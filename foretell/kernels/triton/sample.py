@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""One token a row, drawn as `sampling.sampling.choose` defines it: nothing is sorted, and no logits leave the device.
+"""One token a row, drawn as `sampling.sampling.sample` defines it: nothing is sorted, and no logits leave the device.
 
 What stays in a draw is what lies above an edge: min-p's is known, top-k's is found digit by digit, and top-p's need not
 be known. A token wins the race among all; if more than top-p's share of the mass lies above it, it is beyond the edge,

@@ -187,7 +187,7 @@ class Branches:
 
 
 def descend(told: Tensor, widths: Tensor, above: Branches | None, first: int, guesses: int) -> Branches:
-    """Follow the best children. `told` [tokens, shares, followed; texts, wide, children] is what was looked at of the
+    """Follow the best children. `flush` [tokens, shares, followed; texts, wide, children] is what was looked at of the
     level `above`, the root where there is none; which are followed is noted there. Their guesses begin at `first`."""
     _, texts, wide, children = told.shape
     rows, device = 1 if above is None else wide, told.device

@@ -62,7 +62,7 @@ from .config import (
 from .distilled import DistilledHead
 from .eagle import EagleHead
 from .io import make_head, read_head, write_head
-from .layer import Attend, Turn
+from .layer import Attend, RopeRows
 from .medusa import MedusaHead
 from .mtp import MtpHead
 
@@ -82,7 +82,7 @@ __all__ = [
     "MedusaHead",
     "MtpConfig",
     "MtpHead",
-    "Turn",
+    "RopeRows",
     "make_head",
     "read_head",
     "read_head_config",

@@ -13,6 +13,7 @@ from foretell.models.config import Activation, Rope
 FORMAT = "foretell-head"  # what `config.json` calls itself, so that no other format is taken for it
 VERSION = 1
 FILE = "config.json"
+JSON_NAMES = {"hidden_layers": "taps"}  # fields whose name in the file differs; the file format is fixed
 
 Config = TypeVar("Config", bound="HeadConfig")
 
@@ -56,7 +57,7 @@ class HeadConfig:
     layer: LayerConfig
     vocab: int  # the target's
     target_width: int
-    taps: tuple[int, ...]
+    hidden_layers: tuple[int, ...]
     target_norm: bool = False  # whether the target's own last norm stands before what is tapped
     draft_vocab: int | None = None  # tokens it can guess; None: all. Which they are is the tensor `draft_ids`
     own_embed: bool = False  # else the target's embedding is borrowed
@@ -66,9 +67,9 @@ class HeadConfig:
     target: str = ""  # the name of the target it was made for
 
     @property
-    def read_width(self) -> int:
+    def input_width(self) -> int:
         """Of what it is given of a place: the target's states, and what else it wants to be known with them."""
-        return len(self.taps) * self.target_width
+        return len(self.hidden_layers) * self.target_width
 
     @property
     def outputs(self) -> int:
@@ -77,21 +78,22 @@ class HeadConfig:
 
     def write(self, folder: Path) -> None:
         """Say in `folder` what the head there is made of."""
-        (folder / FILE).write_text(json.dumps(self.said(), indent=1) + "\n")
+        (folder / FILE).write_text(json.dumps(self.to_json(), indent=1) + "\n")
 
-    def said(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """What `config.json` says."""
-        return {"format": FORMAT, "version": VERSION, "kind": self.kind, **asdict(self)}
+        values = {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        return {"format": FORMAT, "version": VERSION, "kind": self.kind, **values}
 
     @classmethod
-    def read(cls: type[Config], said: dict[str, Any]) -> Config:
+    def from_json(cls: type[Config], said: dict[str, Any]) -> Config:
         """From what `config.json` says."""
-        known = {field.name for field in fields(cls)}
-        unknown = set(said) - known - {"format", "version", "kind"}
+        known = {JSON_NAMES.get(field.name, field.name): field.name for field in fields(cls)}
+        unknown = set(said) - set(known) - {"format", "version", "kind"}
         if unknown or said.get("kind") != cls.kind:
             what = f"fields it does not know: {', '.join(sorted(unknown))}" if unknown else f"kind {said.get('kind')!r}"
             raise ModelError(f"the config of a head for {cls.kind} has {what}")
-        values = {name: _frozen(value) for name, value in said.items() if name in known}
+        values = {known[name]: _frozen(value) for name, value in said.items() if name in known}
         return cls(**{**values, "layer": _layer(said["layer"])})
 
 
@@ -147,8 +149,8 @@ class BlockConfig(HeadConfig):
             raise ModelError("a block head that looks back has norms of its own; target_norm must be false")
 
     @property
-    def read_width(self) -> int:
-        return super().read_width + (self.target_width if self.look_back else 0)
+    def input_width(self) -> int:
+        return super().input_width + (self.target_width if self.look_back else 0)
 
     @property
     def drafts(self) -> int:
@@ -188,7 +190,7 @@ def read_head_config(said: dict[str, Any]) -> HeadConfig:
         raise ModelError(f"not a head's config of ours, version {VERSION}")
     if said.get("kind") not in KINDS:
         raise ModelError(f"a head of the kind {said.get('kind')!r} is not known; there are {', '.join(KINDS)}")
-    return KINDS[said["kind"]].read(said)
+    return KINDS[said["kind"]].from_json(said)
 
 
 def _frozen(value: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 from .config import BlockConfig, LayerConfig
 
 
-class CausalSteps:
+class DenseChainAttention:
     """What an EAGLE head sees of a text [rows, ..] step by step: of the first step's places those up to its own, of
     later steps the guesses of its own column alone."""
 
@@ -27,7 +27,7 @@ class CausalSteps:
         return attend(q, keys, values, torch.cat([causal, *own], 1), self.config)
 
 
-class Blocks:
+class DenseBlockAttention:
     """What the blocks of several anchors see: what was read before each anchor, `read` by layer, and their own rows."""
 
     def __init__(self, config: BlockConfig, read: list[tuple[Tensor, Tensor]], anchors: Tensor) -> None:

@@ -10,7 +10,7 @@ from foretell.models.sharding import Shard
 
 from .base import DraftHead
 from .config import DistilledConfig
-from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
+from .layer import Attend, HeadLayer, KeysValues, RopeRows, last_layer_kv
 
 
 class DistilledHead(DraftHead[DistilledConfig]):
@@ -25,16 +25,16 @@ class DistilledHead(DraftHead[DistilledConfig]):
         """Nothing is made of the target's states."""
         return features[..., : self.config.layer.width]
 
-    def step(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend) -> Tensor:
+    def step(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend) -> Tensor:
         """States [..., width] behind tokens [...]."""
-        x = self.embedded(tokens)
+        x = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x, turn, attend)
         return x
 
-    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend | None = None) -> KeysValues:
+    def keys_values(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend | None = None) -> KeysValues:
         """Keys and values of the last layer. Those before it, where there are any, keep theirs through `attend`."""
-        return remember_last(self.layers, self.embedded(tokens), turn, attend)
+        return last_layer_kv(self.layers, self.embed_tokens(tokens), turn, attend)
 
     def carry(self, states: Tensor) -> Tensor:
         """The next step looks at its token alone."""
@@ -42,4 +42,4 @@ class DistilledHead(DraftHead[DistilledConfig]):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., width] -> [..., outputs], over `draft_ids`."""
-        return self.scores(rms_norm(states, self.norm.weight, self.config.layer.norm_eps))
+        return self.output_logits(rms_norm(states, self.norm.weight, self.config.layer.norm_eps))

@@ -11,7 +11,7 @@ from foretell.models.sharding import Shard
 
 from .base import DraftHead, norm_each
 from .config import EagleConfig
-from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
+from .layer import Attend, HeadLayer, KeysValues, RopeRows, last_layer_kv
 
 
 class EagleHead(DraftHead[EagleConfig]):
@@ -20,9 +20,9 @@ class EagleHead(DraftHead[EagleConfig]):
     def __init__(self, config: EagleConfig, shard: Shard | None = None) -> None:
         super().__init__(config, shard)
         width, third = config.layer.width, config.generation == 3
-        taps = len(config.taps) * config.target_width
-        self.fc = Linear(taps if third else 2 * width, len(self.columns_here), config.fc_bias)
-        self.tap_norms = nn.ModuleList(Norm(config.target_width) for _ in config.taps if config.fc_norm)
+        taps = len(config.hidden_layers) * config.target_width
+        self.fc = Linear(taps if third else 2 * width, len(self.local_columns), config.fc_bias)
+        self.tap_norms = nn.ModuleList(Norm(config.target_width) for _ in config.hidden_layers if config.fc_norm)
         self.fc_norm = Norm(taps) if config.norm_before_fc else None
         self.embed_norm = Norm(width) if third else None
         self.feature_norm = Norm(width) if third else None
@@ -36,12 +36,12 @@ class EagleHead(DraftHead[EagleConfig]):
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [..., taps * target width] as what a step starts from, [..., width]."""
-        return self.whole(self.kept(features))
+        return self.gather_columns(self.local_hidden(features))
 
-    def kept(self, features: Tensor) -> Tensor:
-        x, config = self.tapped(features), self.config
+    def local_hidden(self, features: Tensor) -> Tensor:
+        x, config = self.normalize_hidden(features), self.config
         if config.generation == 1:
-            return super().kept(x)
+            return super().local_hidden(x)
         eps = config.layer.norm_eps
         if config.fc_norm:
             x = norm_each(x, self.tap_norms, eps)
@@ -50,7 +50,7 @@ class EagleHead(DraftHead[EagleConfig]):
         fused: Tensor = self.fc(x)
         return fused
 
-    def step(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend) -> Tensor:
+    def step(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend) -> Tensor:
         """States [..., width] behind tokens [...] whose places before have these features, [..., width]."""
         x, residual = self._read(tokens, feature)
         for layer in self.layers:
@@ -58,10 +58,10 @@ class EagleHead(DraftHead[EagleConfig]):
             residual = None
         return x
 
-    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend | None = None) -> KeysValues:
+    def keys_values(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend | None = None) -> KeysValues:
         """Keys and values of the last layer. Those before it, where there are any, keep theirs through `attend`."""
         x, residual = self._read(tokens, feature)
-        return remember_last(self.layers, x, turn, attend, residual)
+        return last_layer_kv(self.layers, x, turn, attend, residual)
 
     def carry(self, states: Tensor) -> Tensor:
         """What the next step takes for the feature of this place."""
@@ -69,13 +69,13 @@ class EagleHead(DraftHead[EagleConfig]):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., width] -> [..., outputs], over `draft_ids`."""
-        return self.scores(self._normed(states))
+        return self.output_logits(self._normed(states))
 
     def _read(self, tokens: Tensor, feature: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the first layer attends with, and what its result is added to where that is something else."""
-        embedded, eps = self.embedded(tokens), self.config.layer.norm_eps
+        embedded, eps = self.embed_tokens(tokens), self.config.layer.norm_eps
         if self.embed_norm is None or self.feature_norm is None:
-            return self.whole(self.fc(torch.cat([embedded, feature], -1))), None
+            return self.gather_columns(self.fc(torch.cat([embedded, feature], -1))), None
         normed = rms_norm(feature, self.feature_norm.weight, eps)
         x = torch.cat([rms_norm(embedded, self.embed_norm.weight, eps), normed], -1)
         return x, normed if self.config.norm_before_residual else feature

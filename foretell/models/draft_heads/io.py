@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from foretell.errors import ModelError
-from foretell.models.sharding import Shard
-
-from .base import DraftHead
-from .block import BlockHead
-from .config import (
+from foretell.errors import ModelError, RequestError
+from foretell.models.draft_heads.base import DraftHead
+from foretell.models.draft_heads.block import BlockHead
+from foretell.models.draft_heads.config import (
     FILE,
     BlockConfig,
     DistilledConfig,
@@ -26,12 +25,97 @@ from .config import (
     MtpConfig,
     read_head_config,
 )
-from .distilled import DistilledHead
-from .eagle import EagleHead
-from .int8_io import pack_state, unpack_state
-from .medusa import MedusaHead
-from .mtp import MtpHead
-from .sharding import part_of_tensor
+from foretell.models.draft_heads.distilled import DistilledHead
+from foretell.models.draft_heads.eagle import EagleHead
+from foretell.models.draft_heads.medusa import MedusaHead
+from foretell.models.draft_heads.mtp import MtpHead
+from foretell.models.sharding import Shard
+
+STACKED = ("kv", "gate_up")  # of two that stand one under the other each is dealt
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for: so that a rank never holds more than one it has a part of."""
+
+    def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
+        self._reads = reads
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._reads[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reads)
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+
+def shard_tensor(head: DraftHead[Any], name: str, tensor: Tensor) -> Tensor:
+    """What `head` has of a tensor of the whole head."""
+    if head.shard is None:
+        return tensor
+    layer, dim = head.config.layer, head.config.layer.head_dim
+    heads, keys = (_times(deal(layer), dim) for deal in (head.shard.heads, head.shard.kv_heads))
+    ffn, columns, outputs = head.shard.ffn(layer), head.local_columns, head.local_outputs
+    rows = {"q": heads, "kv": keys, "gate_up": ffn, "fc": columns, "blocks": columns}
+    rows |= {"embed": head.local_tokens, "markov_in": head.local_tokens}
+    rows |= {"output": outputs, "outputs": outputs, "markov_out": outputs}
+    sums = {"out": heads, "down": ffn}
+    words = name.split(".")
+    part, is_bias = words[-2] if words[0] == "layers" else words[0], words[-1] == "bias"
+    if part in rows:
+        pieces = tensor.chunk(2) if part in STACKED else (tensor,)
+        return torch.cat([piece[rows[part].start : rows[part].stop] for piece in pieces])
+    if part not in sums:
+        return tensor
+    if is_bias:  # of a sum over ranks, the first one's to add
+        return tensor if head.shard.rank == 0 else torch.zeros_like(tensor)
+    return tensor[:, sums[part].start : sums[part].stop]
+
+
+def check_head_split(config: HeadConfig, size: int, name: str) -> None:
+    """Refuse more ranks than there is something for."""
+    most = min(config.layer.width, config.outputs)
+    if not isinstance(config, MedusaConfig):
+        most = min(most, config.layer.heads, config.layer.ffn)
+    if size > most:
+        words = f"the head {name} can be split into {most} parts, and there are {size} ranks; take {most} or fewer"
+        raise RequestError("tensor_parallel_size", f"{words}, or another drafter")
+
+
+def _times(run: range, size: int) -> range:
+    return range(run.start * size, run.stop * size)
+
+
+SCALE = ".scale"  # what is added to a tensor's name for the size of its rows' steps
+STEPS = 127
+
+
+def quantize_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as int8 with a scale a row, the rest in float16, ids in 32 bits."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if not tensor.is_floating_point():
+            packed[name] = tensor.to(torch.int32)
+        elif tensor.dim() < 2:
+            packed[name] = tensor.to(torch.float16)
+        else:
+            scale = (tensor.float().abs().amax(-1, keepdim=True) / STEPS).clamp_min(1e-12)
+            packed[name] = (tensor.float() / scale).round().to(torch.int8)
+            packed[name + SCALE] = scale[..., 0]
+    return packed
+
+
+def dequantize_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What `quantize_state` was given, within half a step; what is not packed stays as it is."""
+    names = (name for name in state if not name.endswith(SCALE))
+    return {name: dequantize(state[name], state.get(name + SCALE)) for name in names}
+
+
+def dequantize(tensor: Tensor, scale: Tensor | None) -> Tensor:
+    """One of them."""
+    return tensor if scale is None else tensor.float() * scale[..., None]
+
 
 WEIGHTS = "model.safetensors"
 
@@ -54,10 +138,10 @@ def make_head(config: HeadConfig, shard: Shard | None = None) -> DraftHead[Any]:
 def write_head(head: DraftHead[Any], folder: Path, dtype: torch.dtype | None = None, packed: bool = False) -> None:
     """Config and weights, the latter in `dtype` where that is given, or packed into bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state().items()}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state_dict().items()}
     if dtype is not None:
         state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    save_file(pack_state(state) if packed else state, folder / WEIGHTS)
+    save_file(quantize_state(state) if packed else state, folder / WEIGHTS)
     head.config.write(folder)
 
 
@@ -65,7 +149,7 @@ def read_head(folder: Path) -> DraftHead[Any]:
     """What `write_head` wrote, in float32."""
     head = make_head(read_head_config(json.loads((folder / FILE).read_text())))
     try:
-        state = unpack_state(load_file(folder / WEIGHTS))
+        state = dequantize_state(load_file(folder / WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     fill_head(head, state, str(folder))
@@ -76,8 +160,8 @@ def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: st
     """Put a file's tensors into the head: each that it has of its own, in its shape, and no other; into a rank's part
     of a head its part of each."""
     with torch.device("meta"):
-        wanted = make_head(head.config).own_state()
-    own = head.own_state()
+        wanted = make_head(head.config).own_state_dict()
+    own = head.own_state_dict()
     if missing := sorted(set(wanted) - set(state)):
         raise ModelError(f"{where}: tensor {missing[0]!r} is missing, {len(missing)} in all")
     if spare := sorted(set(state) - set(wanted)):
@@ -89,4 +173,4 @@ def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: st
                 f"{list(wanted[name].shape)}"
             )
         with torch.no_grad():
-            own[name].copy_(part_of_tensor(head, name, tensor))
+            own[name].copy_(shard_tensor(head, name, tensor))

@@ -15,7 +15,7 @@ from foretell.models.sharding import Ranks
 
 from .config import LayerConfig
 
-Turn = tuple[Tensor, Tensor]  # cosines and sines of the rows' positions, [..., 1, head_dim]
+RopeRows = tuple[Tensor, Tensor]  # cosines and sines of the rows' positions, [..., 1, head_dim]
 KeysValues = tuple[Tensor, Tensor]  # [..., kv_heads, dim] each
 
 
@@ -41,7 +41,7 @@ class HeadAttention(nn.Module):
         self.k_norm = Norm(config.head_dim) if config.qk_norm else None
         self.qkv: Linear | None = None  # all three in one product, once `join` made it
 
-    def join(self) -> Linear:
+    def merge_qkv(self) -> Linear:
         """All three matrices as one layer, keys under queries and values under keys."""
         assert self.q.weight is not None and self.kv.weight is not None, "join before weights are packed"
         both = Linear(self.q.inputs, self.q.outputs + self.kv.outputs, self.config.qkv_bias)
@@ -50,22 +50,22 @@ class HeadAttention(nn.Module):
             both.bias = nn.Parameter(torch.cat([self.q.bias, self.kv.bias]), requires_grad=False)
         return both
 
-    def forward(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, turn: RopeRows, attend: Attend) -> Tensor:
         if self.qkv is None:
             q, kv = self._heads(self.q(x)), self._heads(self.kv(x))
         else:
             q, kv = torch.split(self._heads(self.qkv(x)), [self.config.heads, 2 * self.config.kv_heads], -2)
         if self.q_norm is not None:
             q = rms_norm(q, self.q_norm.weight, self.config.norm_eps)
-        seen = attend(self.index, rotate(q, *turn), *self._turned(kv, turn))
+        seen = attend(self.index, rotate(q, *turn), *self._rotated(kv, turn))
         mixed: Tensor = self.out(seen.flatten(-2))
         return mixed
 
-    def remember(self, x: Tensor, turn: Turn) -> KeysValues:
+    def keys_values(self, x: Tensor, turn: RopeRows) -> KeysValues:
         """Keys and values of rows, [..., kv_heads, dim] each."""
-        return self._turned(self._heads(self.kv(x)), turn)
+        return self._rotated(self._heads(self.kv(x)), turn)
 
-    def _turned(self, kv: Tensor, turn: Turn) -> KeysValues:
+    def _rotated(self, kv: Tensor, turn: RopeRows) -> KeysValues:
         k, v = kv.chunk(2, -2)
         if self.k_norm is not None:
             k = rms_norm(k, self.k_norm.weight, self.config.norm_eps)
@@ -100,37 +100,37 @@ class HeadLayer(nn.Module):
         self.ffn = HeadFeedForward(config)
         self.ranks: Ranks | None = None
 
-    def forward(self, x: Tensor, turn: Turn, attend: Attend, residual: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, turn: RopeRows, attend: Attend, residual: Tensor | None = None) -> Tensor:
         """`residual` is what attention's result is added to, where that is not `x`."""
-        x, residual = self.reads(x), x if residual is None else residual
-        x = residual + self._all_of(self.attention(x, turn, attend))
-        return x + self._all_of(self.ffn(rms_norm(x, self.ffn_norm.weight, self.eps)))
+        x, residual = self.attention_input(x), x if residual is None else residual
+        x = residual + self._all_reduce(self.attention(x, turn, attend))
+        return x + self._all_reduce(self.ffn(rms_norm(x, self.ffn_norm.weight, self.eps)))
 
-    def _all_of(self, x: Tensor) -> Tensor:
+    def _all_reduce(self, x: Tensor) -> Tensor:
         """The sum of what all ranks have."""
-        return x if self.ranks is None else self.ranks.join(x)
+        return x if self.ranks is None else self.ranks.all_reduce(x)
 
-    def reads(self, x: Tensor) -> Tensor:
+    def attention_input(self, x: Tensor) -> Tensor:
         """What attention gets to see of its input."""
         return x if self.attention_norm is None else rms_norm(x, self.attention_norm.weight, self.eps)
 
-    def remember(self, x: Tensor, turn: Turn) -> KeysValues:
+    def keys_values(self, x: Tensor, turn: RopeRows) -> KeysValues:
         """The keys and values `forward` would keep."""
-        return self.attention.remember(self.reads(x), turn)
+        return self.attention.keys_values(self.attention_input(x), turn)
 
 
-def remember_last(
-    layers: nn.ModuleList, x: Tensor, turn: Turn, attend: Attend | None, residual: Tensor | None = None
+def last_layer_kv(
+    layers: nn.ModuleList, x: Tensor, turn: RopeRows, attend: Attend | None, residual: Tensor | None = None
 ) -> KeysValues:
     """The keys and values of the last layer, behind which nothing of known tokens is of use; all others run."""
     *others, last = layers
     for layer in others:
         x, residual = layer(x, turn, attend, residual), None
     assert isinstance(last, HeadLayer), "a head is made of layers"
-    return last.remember(x, turn)
+    return last.keys_values(x, turn)
 
 
-def initialise(
+def init_weights(
     module: nn.Module, generator: torch.Generator, leave: tuple[str, ...] = (), spread: float = 0.02
 ) -> None:
     """Random weights to start training from: matrices small, biases nothing, norms one; not those to `leave`."""

@@ -13,25 +13,22 @@ import torch
 from torch import Tensor
 
 from foretell.errors import ModelError, RequestError
-from foretell.hub.checkpoint import Checkpoint
-from foretell.hub.folder import CONFIG, folder_tensors, read_json
-from foretell.kernels.native.huge_pages import Room
+from foretell.hub.checkpoint import CONFIG, Checkpoint, folder_tensors, read_json
+from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads.formats.mtp import mtp
 from foretell.models.layers import Linear
-from foretell.models.quantize import native_for, quantize_linear, round_linear
+from foretell.models.quantize import native_for, quantize_linear, quantize_linear_cuda
 from foretell.models.sharding import Shard
-from foretell.models.weights import is_module
-from foretell.utils.system import give_back
+from foretell.models.weights import is_mtp_tensor
+from foretell.utils.system import trim_memory
 
 from .base import DraftHead, TargetWeights
 from .config import FORMAT, HeadConfig, read_head_config
 from .formats import HeadFile, fill, kind_of, layout_of
-from .int8_io import SCALE, unpacked
-from .io import fill_head, make_head
+from .io import SCALE, LazyTensors, dequantize, fill_head, make_head
 from .layer import HeadAttention
-from .sharding import Lazily
 
 SHIPPED = Path(__file__).parents[2] / "heads_data"
 CONVERT = (
@@ -40,7 +37,7 @@ CONVERT = (
 )
 
 
-def shipped(target: str, kind: str) -> Path:
+def shipped_head(target: str, kind: str) -> Path:
     """The folder of the head that comes with the package for a target."""
     folder = SHIPPED / target / kind
     if "/" in target or not folder.is_dir():
@@ -52,7 +49,7 @@ def shipped(target: str, kind: str) -> Path:
     return folder
 
 
-def recognised(folder: Path) -> str | None:
+def head_kind(folder: Path) -> str | None:
     """Which kind of head a folder holds; None where it holds none."""
     if not (folder / CONFIG).is_file():
         return None
@@ -74,7 +71,7 @@ def check_weights(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class OpenedHead:
+class HeadSource:
     """A head that was looked at and not yet loaded."""
 
     where: str
@@ -86,7 +83,7 @@ class OpenedHead:
     def bytes(self, shard: Shard | None = None) -> int:
         """What its weights take at most, in float32; those of the first rank, where it is split."""
         with torch.device("meta"):
-            return sum(tensor.numel() * 4 for tensor in make_head(self.config, shard).own_state().values())
+            return sum(tensor.numel() * 4 for tensor in make_head(self.config, shard).own_state_dict().values())
 
     def load(
         self, lender: TargetWeights, dtype: torch.dtype, context: int, shard: Shard | None = None
@@ -100,53 +97,53 @@ class OpenedHead:
         head.to(lender.embed.device, dtype).eval()
         if head.embed is not None and torch.equal(head.embed, lender.embed.to(dtype)):  # many files have the target's
             head.embed, head.config = None, replace(head.config, own_embed=False)
-        head.borrow(lender)
+        head.share_weights(lender)
         head.prepare(context)
         return head
 
-    def _own_tensors(self) -> Lazily:
+    def _own_tensors(self) -> LazyTensors:
         tensors = self.file.tensors
 
         def read(name: str) -> Tensor:
             scale = tensors.get(name + SCALE)
-            return unpacked(tensors[name].load(), None if scale is None else scale.load())
+            return dequantize(tensors[name].load(), None if scale is None else scale.load())
 
         reads: dict[str, Callable[[], Tensor]] = {
             name: partial(read, name) for name in tensors if not name.endswith(SCALE)
         }
-        return Lazily(reads)
+        return LazyTensors(reads)
 
 
-def open_head(folder: Path, target: ModelConfig) -> OpenedHead:
+def open_head(folder: Path, target: ModelConfig) -> HeadSource:
     """Look at the head in a folder."""
     check_weights(folder)
     config = read_json(folder / CONFIG)
     file = HeadFile.of(str(folder), config, folder_tensors(folder), target)
     if config.get("format") != FORMAT:
-        return OpenedHead(str(folder), folder, layout_of(file).config, file, ours=False)
+        return HeadSource(str(folder), folder, layout_of(file).config, file, ours=False)
     head = read_head_config(config)
-    if (head.vocab, head.target_width) != (target.vocab, target.width) or max(head.taps) > target.layers:
+    if (head.vocab, head.target_width) != (target.vocab, target.width) or max(head.hidden_layers) > target.layers:
         raise ModelError(f"{folder}: a head for {head.target or 'another target'}, which does not fit this one")
-    return OpenedHead(str(folder), folder, head, file, ours=True)
+    return HeadSource(str(folder), folder, head, file, ours=True)
 
 
-def open_own(checkpoint: Checkpoint, target: ModelConfig) -> OpenedHead:
+def open_mtp(checkpoint: Checkpoint, target: ModelConfig) -> HeadSource:
     """Look at the module for multi-token prediction in the target's own checkpoint."""
     file = HeadFile.of(str(checkpoint.path), checkpoint.config, dict(checkpoint.tensors()), target)
-    module = {name: tensor for name, tensor in file.tensors.items() if is_module(name, file.tensors)}
+    module = {name: tensor for name, tensor in file.tensors.items() if is_mtp_tensor(name, file.tensors)}
     file = HeadFile(file.where, file.config, module, target)
-    return OpenedHead(file.where, None, mtp(file).config, file, ours=False)
+    return HeadSource(file.where, None, mtp(file).config, file, ours=False)
 
 
 def pack_head(head: DraftHead[Any], target: Decoder) -> None:
     """Ready the weights to run: as 8-bit integers, which cost a guess nothing to speak of, where they run faster."""
-    room = Room()
-    ready = _way_to_pack(head, room)
+    room = HugePageArena()
+    ready = _head_packer(head, room)
     if not head.config.own_output and head.config.draft_vocab is None and target.shard == head.shard:
         head._modules["output"] = target.head  # ready already, and the same rows
     for module in list(head.modules()):
         if isinstance(module, HeadAttention):
-            module.qkv = module.join()
+            module.qkv = module.merge_qkv()
         for name, child in list(module._modules.items()):
             if not isinstance(child, Linear) or child.weight is None or child is target.head:
                 continue
@@ -154,25 +151,27 @@ def pack_head(head: DraftHead[Any], target: Decoder) -> None:
                 module._modules[name] = ready(child)
         if isinstance(module, HeadAttention):
             del module.q  # what it had stands above keys and values now; those are asked for alone, too
-    give_back()
+    trim_memory()
 
 
-def _way_to_pack(head: DraftHead[Any], room: Room) -> Callable[[Linear], Linear]:
+def _head_packer(head: DraftHead[Any], room: HugePageArena) -> Callable[[Linear], Linear]:
     device = head.draft_ids.device
     if native_for(device) is not None:
         return partial(quantize_linear, bits=8, room=room)
     if device.type == "cuda" and head.is_fusible and find_spec("triton") is not None:
-        return partial(_rounded, head=head, room=room)  # by our own kernels alone; torch takes longer to round rows
+        return partial(
+            _quantize_for_cuda, head=head, room=room
+        )  # by our own kernels alone; torch takes longer to round rows
     return partial(_packed, room=room)
 
 
-def _rounded(layer: Linear, head: DraftHead[Any], room: Room) -> Linear:
+def _quantize_for_cuda(layer: Linear, head: DraftHead[Any], room: HugePageArena) -> Linear:
     """In 8 bits; but not what reads the target's states as they are: some of those numbers are a hundred times the
     others', and a row on one grid would lose the small ones."""
     is_raw = layer is getattr(head, "fc", None) and not getattr(head.config, "fc_norm", False)
-    return _packed(layer, room) if is_raw else round_linear(layer, "int8")
+    return _packed(layer, room) if is_raw else quantize_linear_cuda(layer, "int8")
 
 
-def _packed(layer: Linear, room: Room) -> Linear:
+def _packed(layer: Linear, room: HugePageArena) -> Linear:
     layer.pack(room)
     return layer

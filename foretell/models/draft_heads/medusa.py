@@ -18,7 +18,7 @@ class MedusaHead(DraftHead[MedusaConfig]):
 
     def __init__(self, config: MedusaConfig, shard: Shard | None = None) -> None:
         super().__init__(config, shard)
-        width, columns = config.layer.width, len(self.columns_here)
+        width, columns = config.layer.width, len(self.local_columns)
         self.blocks = nn.ModuleList(
             nn.ModuleList(Linear(width, columns, config.bias) for _ in range(config.layers))
             for _ in range(config.heads)
@@ -26,27 +26,29 @@ class MedusaHead(DraftHead[MedusaConfig]):
         self.outputs = nn.ModuleList()
         if config.own_output and not config.shared_output:
             del self.output
-            self.outputs = nn.ModuleList(Linear(width, len(self.outputs_here)) for _ in range(config.heads))
+            self.outputs = nn.ModuleList(Linear(width, len(self.local_outputs)) for _ in range(config.heads))
 
-    def start(self, generator: torch.Generator) -> None:
-        super().start(generator)
+    def init_weights(self, generator: torch.Generator) -> None:
+        super().init_weights(generator)
         with torch.no_grad():
             for parameter in self.blocks.parameters():
                 parameter.zero_()
 
     def forward(self, features: Tensor, heads: int | None = None) -> Tensor:
         """The target's last states [..., width] -> those of the first `heads` heads or all, [..., heads, width]."""
-        x = self.tapped(features)
+        x = self.normalize_hidden(features)
         states = x[..., None, :].expand(*x.shape[:-1], len(self.blocks[:heads]), -1)
         for layer in range(self.config.layers):
             pairs = zip(states.unbind(-2), self.blocks, strict=False)
-            states = states + F.silu(self.whole(torch.stack([_block(blocks, layer)(x) for x, blocks in pairs], -2)))
+            states = states + F.silu(
+                self.gather_columns(torch.stack([_block(blocks, layer)(x) for x, blocks in pairs], -2))
+            )
         return states
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., heads, width] -> [..., heads, outputs here], over `draft_ids`."""
         if not len(self.outputs):
-            return self.scores(states)
+            return self.output_logits(states)
         parts = zip(states.unbind(-2), self.outputs, strict=False)
         return torch.stack([output(state).float() for state, output in parts], -2)
 

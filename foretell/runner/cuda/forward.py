@@ -1,4 +1,4 @@
-"""A decoder's layers on a CUDA device: its own products, with Triton kernels between them."""
+"""A decoder's forward pass on a CUDA device: matrix products, with Triton kernels in between."""
 
 from __future__ import annotations
 
@@ -16,65 +16,71 @@ from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_
 
 
 class CudaForward:
-    """What `Decoder.forward` and `Decoder.logits` define, from a step's tables to logits in the model's own type."""
+    """Computes what `Decoder.forward` and `Decoder.logits` define from a step's tables; logits in the model's dtype."""
 
     def __init__(self, model: Decoder, cache: KVCache) -> None:
         self.model, self.cache = model, cache
         self.eps = model.config.norm_eps
         self.embed_scale = float(torch.tensor(model.config.embed_scale, dtype=model.dtype))
-        self.products = LinearDispatch(model.dtype)
+        self.linear = LinearDispatch(model.dtype)
         self.layers: list[Block] = list(model.blocks)  # type: ignore[arg-type]
 
-    def __call__(self, rows: RowTables, wanted: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        """Logits of the wanted rows, [wanted, vocab], and the states after each layer in `taps`, [n, taps * width]."""
-        x, change, post, tapped = self._layers(rows, taps)
-        if len(self.layers) in taps:
-            tapped[len(self.layers)], _ = add_norm(x, change, self.model.norm.weight, self.eps, post)
+    def __call__(
+        self, rows: RowTables, logits_indices: Tensor, hidden_layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return logits [indices, vocab] and the hidden states after `hidden_layers` [rows, layers * width]."""
+        x, change, post, hidden = self._layers(rows, hidden_layers)
+        if len(self.layers) in hidden_layers:
+            hidden[len(self.layers)], _ = add_norm(x, change, self.model.norm.weight, self.eps, post)
         head = rounding_of(self.model.head)
-        _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, wanted, head)
-        features = torch.cat([tapped[tap] for tap in taps], -1) if taps else None
-        return self.model.all_logits(self.products(self.model.head, normed, False)), features
+        _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, logits_indices, head)
+        states = torch.cat([hidden[layer] for layer in hidden_layers], -1) if hidden_layers else None
+        return self.model.gather_logits(self.linear(self.model.head, normed, False)), states
 
     def _layers(
-        self, rows: RowTables, taps: tuple[int, ...]
+        self, rows: RowTables, hidden_layers: tuple[int, ...]
     ) -> tuple[Tensor, Change, Tensor | None, dict[int, Tensor]]:
-        """States before the last layer's change, that change, the norm it goes through, and what was tapped."""
-        x = self.model.embedded(rows.tokens)
+        """Run all layers but for the last residual addition, which is fused into the norm that follows.
+
+        Returns the states before it, the change to add, the weight of the post-norm that the change goes through, and
+        the hidden states by layer.
+        """
+        x = self.model.embed_tokens(rows.tokens)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
-        tapped: dict[int, Tensor] = {}
+        hidden: dict[int, Tensor] = {}
         change: Change | None = None
         post: Tensor | None = None
         for layer, block in enumerate(self.layers):
             qkv = rounding_of(block.attention.qkv)
             x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post, rounding=qkv)
-            if layer in taps:
-                tapped[layer] = x
-            seen = self._attend(block.attention, normed, rows)
+            if layer in hidden_layers:
+                hidden[layer] = x
+            attended = self._attend(block.attention, normed, rows)
             after, ffn = _weight(block.attention_post_norm), rounding_of(block.ffn.gate_up)
-            x, normed = add_norm(x, seen, block.ffn_norm.weight, self.eps, after, rounding=ffn)
+            x, normed = add_norm(x, attended, block.ffn_norm.weight, self.eps, after, rounding=ffn)
             down = rounding_of(block.ffn.down)
-            mixed = self.products.gated(block.ffn.gate_up, normed, rows.reads, block.ffn.gelu, down)
-            change = self._change(block.ffn.down, mixed, rows.reads)
+            gated = self.linear.gated(block.ffn.gate_up, normed, rows.reads, block.ffn.gelu, down)
+            change = self._row_parallel(block.ffn.down, gated, rows.reads)
             post = _weight(block.ffn_post_norm)
         assert change is not None, "a decoder has layers"
-        return x, change, post, tapped
+        return x, change, post, hidden
 
     def _attend(self, attention: Attention, x: Rows, rows: RowTables) -> Change:
         keys, values = self.cache.keys[attention.layer], self.cache.values[attention.layer]
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, self.eps)
-        turns = self.model.tables[attention.rope]
-        q = turn_and_store(self.products(attention.qkv, x, rows.reads), turns, rows, keys, values, norms)
-        seen = attend(q, keys, values, rows, attention.config.scale, attention.window)
-        return self._change(attention.out, seen, rows.reads)
+        turns = self.model.rope_tables[attention.rope]
+        q = turn_and_store(self.linear(attention.qkv, x, rows.reads), turns, rows, keys, values, norms)
+        attended = attend(q, keys, values, rows, attention.config.scale, attention.window)
+        return self._row_parallel(attention.out, attended, rows.reads)
 
-    def _change(self, layer: Linear, x: Rows, reads: bool) -> Change:
-        """In parts, for a reader that adds them up; with other ranks their parts are added here, in the same order."""
+    def _row_parallel(self, layer: Linear, x: Rows, reads: bool) -> Change:
+        """Return partial sums that the next norm adds up. With tensor parallelism the ranks' sums are added here."""
         if self.model.ranks is None:
-            return self.products.in_parts(layer, x, reads)
-        return Change(self.model.ranks.join(self.products(layer, x, reads))[None])
+            return self.linear.in_parts(layer, x, reads)
+        return Change(self.model.ranks.all_reduce(self.linear(layer, x, reads))[None])
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Work of fixed sizes on a CUDA device: run plainly, recorded when that is worth it, and replayed from then on."""
+"""CUDA graphs by shape: when a shape is captured, which captured shape serves another one, and the capture itself."""
 
 from __future__ import annotations
 
@@ -12,213 +12,225 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from foretell.kv.shortage import lacks_memory
+from foretell.errors import is_oom
 
-OFTEN = 64  # times that sizes were wished for and others served, before they are worth a recording
-SHARE = 0.01  # of the time, at most, that recordings of one kind take while texts are written
+LOG = logging.getLogger("foretell")
+CAPTURE_AFTER = 64  # runs in which a larger graph served a shape, before the shape gets a graph of its own
+MAX_CAPTURE_TIME = 0.01  # share of the time that captures of one cache may take while requests are running
+CAPTURE_BACKOFF = 64  # captures skipped after one that ran out of memory
 
-FREELY = ContextVar("FREELY", default=False)  # of a thread
+_CAPTURE_NOW = ContextVar("capture_now", default=False)  # per thread
+_NO_CAPTURE = ContextVar("no_capture", default=False)  # per thread
 
 
 class Paddable(Hashable, Protocol):
-    """Sizes that work can be filled up to."""
+    """A shape that work can be padded to."""
 
     def covers(self, other: Any) -> bool:
-        """Whether the work of the others can be done in these, and not at many times its price."""
+        """Return whether work of the other shape can be padded to this one without costing many times as much."""
 
     @property
-    def price(self) -> tuple[int, ...]:
-        """What tells which of two is cheaper to run, the dearest first."""
+    def cost(self) -> tuple[int, ...]:
+        """Return a key that orders shapes by the time they take, the most important size first."""
 
 
-Sizes = TypeVar("Sizes", bound=Paddable)
-Kept = TypeVar("Kept")
-
-
-@contextmanager
-def freely() -> Iterator[None]:
-    """In here all sizes that come are recorded at once: nobody waits."""
-    before = FREELY.set(True)
-    try:
-        yield
-    finally:
-        FREELY.reset(before)
-
-
-class TimingGuard:
-    """Hears of what happens in it: whether something took longer than it will take again, as it was recorded, or ran
-    plainly and will be."""
-
-    odd = False
-
-    def __enter__(self) -> TimingGuard:
-        self._before = WATCH.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        WATCH.reset(self._before)
-
-
-WATCH: ContextVar[TimingGuard | None] = ContextVar("WATCH", default=None)
-
-
-def note_odd() -> None:
-    """Tell whoever watches."""
-    if (watch := WATCH.get()) is not None:
-        watch.odd = True
-
-
-class GraphPool(Generic[Sizes, Kept]):
-    """Recordings of one kind. Which of them does a piece of work hangs on what was asked for before, never on what is
-    guessed or drawn, and changes nothing but the time it takes."""
-
-    def __init__(self, shares: bool = True, clock: Callable[[], float] = perf_counter) -> None:
-        """`shares`: whether one may serve for another. Where not, several processes record the same work at the same
-        time, and whether anybody waits is known to one of them alone."""
-        self.kept: dict[Sizes, Kept | None] = {}  # None: it ran once
-        self.wishes: Counter[Sizes] = Counter()
-        self._shares, self._clock = shares, clock
-        self._serving: dict[Sizes, Sizes] = {}
-        self._rests_until = 0.0
-
-    def serving(self, wanted: Sizes) -> Sizes:
-        """The sizes to be run: the wanted ones, or the cheapest that are recorded and cover them. So a text waits for a
-        recording where nothing serves, and else no more often than it is worth."""
-        if not self._shares or self.kept.get(wanted) is not None or FREELY.get():
-            return wanted
-        found = self._serving.get(wanted)
-        if found is None or self.kept.get(found) is None:
-            able = [sizes for sizes, kept in self.kept.items() if kept is not None and sizes.covers(wanted)]
-            if not able:
-                return wanted
-            found = self._serving[wanted] = min(able, key=lambda sizes: sizes.price)
-        self.wishes[wanted] += 1
-        return wanted if self.wishes[wanted] >= OFTEN and self._clock() >= self._rests_until else found
-
-    def is_due(self, sizes: Sizes) -> bool:
-        """Whether what is run plainly now is to be recorded: nobody waits, it comes again, or it was wished for."""
-        return (self._shares and FREELY.get()) or sizes in self.kept or self.wishes[sizes] >= OFTEN
-
-    def keep(self, sizes: Sizes, kept: Kept | None, began: float) -> None:
-        """What came of a plain run, and of a recording if it was due."""
-        self.kept[sizes] = kept
-        if kept is not None:
-            self._serving.clear()
-        if self.wishes.pop(sizes, 0) or kept is not None:
-            now = self._clock()
-            self._rests_until = now + (now - began) / SHARE
-
-
-LOG = logging.getLogger("foretell")
-REST = 64  # recordings that are not tried after one for which memory did not suffice
-
-PLAINLY = ContextVar("PLAINLY", default=False)  # of a thread
-
+Shape = TypeVar("Shape", bound=Paddable)
+Graph = TypeVar("Graph")
 Result = TypeVar("Result")
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Nothing is recorded in here: meanwhile no other thread could give memory back."""
-    before = PLAINLY.set(True)
+def capture_now() -> Iterator[None]:
+    """Capture every shape that runs in this context at once: no request is waiting. Used by warm-up."""
+    before = _CAPTURE_NOW.set(True)
     try:
         yield
     finally:
-        PLAINLY.reset(before)
+        _CAPTURE_NOW.reset(before)
 
 
-class Capture:
-    """Makes graphs that share their memory: what one leaves there is good until the next is replayed."""
+@contextmanager
+def no_capture() -> Iterator[None]:
+    """Capture nothing in this context. During a capture no other thread could free device memory."""
+    before = _NO_CAPTURE.set(True)
+    try:
+        yield
+    finally:
+        _NO_CAPTURE.reset(before)
+
+
+class TimingGuard:
+    """Learns whether the work in its context was an outlier: captured, or run eagerly for the first time.
+
+    Such a run takes longer than the following ones, so its time must not enter the cost model.
+    """
+
+    is_outlier = False
+
+    def __enter__(self) -> TimingGuard:
+        self._before = _TIMING_GUARD.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _TIMING_GUARD.reset(self._before)
+
+
+_TIMING_GUARD: ContextVar[TimingGuard | None] = ContextVar("timing_guard", default=None)
+
+
+def mark_outlier() -> None:
+    """Mark the work in the innermost `TimingGuard` as an outlier."""
+    if (guard := _TIMING_GUARD.get()) is not None:
+        guard.is_outlier = True
+
+
+class GraphPool(Generic[Shape, Graph]):
+    """The captured graphs of one kind of work, and the policy for capturing more.
+
+    Which graph runs depends on the shapes requested before, never on draft or sampled tokens, and changes only the
+    time it takes.
+    """
+
+    def __init__(self, allow_larger: bool = True, clock: Callable[[], float] = perf_counter) -> None:
+        """`allow_larger`: a graph may serve smaller shapes.
+
+        It is False with tensor parallelism: all ranks have to capture the same shape in the same step, and only the
+        first rank knows whether a request is waiting.
+        """
+        self.graphs: dict[Shape, Graph | None] = {}  # None: the shape ran once, eagerly
+        self.requests: Counter[Shape] = Counter()  # runs of a shape that a larger graph served
+        self._allow_larger, self._clock = allow_larger, clock
+        self._serves: dict[Shape, Shape] = {}
+        self._next_capture = 0.0  # clock time
+
+    def select(self, requested: Shape) -> Shape:
+        """Return the shape to run: the requested one, or the cheapest captured one that covers it.
+
+        So a request waits for a capture only if no graph covers its shape, or if the shape came up often enough.
+        """
+        if not self._allow_larger or self.graphs.get(requested) is not None or _CAPTURE_NOW.get():
+            return requested
+        found = self._serves.get(requested)
+        if found is None or self.graphs.get(found) is None:
+            covering = [shape for shape, graph in self.graphs.items() if graph is not None and shape.covers(requested)]
+            if not covering:
+                return requested
+            found = self._serves[requested] = min(covering, key=lambda shape: shape.cost)
+        self.requests[requested] += 1
+        is_due = self.requests[requested] >= CAPTURE_AFTER and self._clock() >= self._next_capture
+        return requested if is_due else found
+
+    def should_capture(self, shape: Shape) -> bool:
+        """Return whether a shape that runs eagerly now is captured too: warm-up, a second run, or many requests."""
+        return (
+            (self._allow_larger and _CAPTURE_NOW.get()) or shape in self.graphs or self.requests[shape] >= CAPTURE_AFTER
+        )
+
+    def add(self, shape: Shape, graph: Graph | None, began: float) -> None:
+        """Record an eager run that began at `began`, and the graph if one was captured."""
+        self.graphs[shape] = graph
+        if graph is not None:
+            self._serves.clear()
+        if self.requests.pop(shape, 0) or graph is not None:
+            now = self._clock()
+            self._next_capture = now + (now - began) / MAX_CAPTURE_TIME
+
+
+class GraphCapture:
+    """Captures CUDA graphs that share one memory pool: an output is valid until the next graph is replayed."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.failures = 0
-        self._rest = 0
+        self._skip = 0  # captures still to be skipped
         self._pool = torch.cuda.graph_pool_handle()
-        self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
-        """The graph of `run` and where it leaves what it gives; it is not run here. None where memory is short: what
-        ran plainly goes on plainly, and is tried again after a while."""
-        if PLAINLY.get():
+    def capture(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
+        """Capture `run`, without running it, and return the graph and the tensors it writes its result to.
+
+        Returns None if device memory is short: the work stays eager, and is tried again `CAPTURE_BACKOFF` times later.
+        """
+        if _NO_CAPTURE.get():
             return None
-        if self._rest:
-            self._rest -= 1
+        if self._skip:
+            self._skip -= 1
             return None
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
-        with torch.cuda.stream(self._aside):  # torch.cuda.graph would collect garbage and empty the cache each time
+        with torch.cuda.stream(self._stream):  # torch.cuda.graph would collect garbage and empty the cache each time
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                found = run()
+                result = run()
                 graph.capture_end()
             except RuntimeError as error:
-                self._abandon(graph)
-                if not lacks_memory(error):
+                self._abort(graph)
+                if not is_oom(error):
                     raise
                 return None
-        return graph, found
+        return graph, result
 
-    def renew(self) -> None:
-        """Take other memory: what no graph holds any more cannot be taken up again."""
+    def renew_pool(self) -> None:
+        """Take a new memory pool: a pool that no graph holds any more cannot be used again."""
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Leave a recording that failed: else all that comes would be taken for a part of it."""
-        note_odd()
+    def _abort(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a failed capture; otherwise all later work would become part of it."""
+        mark_outlier()
         self.failures += 1
-        self._rest = REST
-        LOG.warning("a step could not be recorded, and goes on without; %d times so far", self.failures)
+        self._skip = CAPTURE_BACKOFF
+        LOG.warning("CUDA graph capture failed, the step runs without one; %d failures so far", self.failures)
         try:
             graph.capture_end()
-        except RuntimeError:  # the device gave it up already, and torch stops there: its allocator is still recording
+        except RuntimeError:  # the device ended the capture already, but torch's allocator still allocates to the pool
             index = torch.cuda.current_device() if self.device.index is None else self.device.index
-            with suppress(RuntimeError):  # where it was the end that failed, it knows
+            with suppress(RuntimeError):  # raised if `capture_end` itself failed: then the allocator knows
                 torch._C._cuda_endAllocateToPool(index, self._pool)
                 torch._C._cuda_releasePool(index, self._pool)
-            self.renew()
+            self.renew_pool()
 
 
-class GraphCache(Generic[Sizes, Result]):
-    """Runs what reads and writes the same memory each time. Where there is no such device, plainly every time.
+class GraphCache(Generic[Shape, Result]):
+    """Runs work that reads and writes the same memory each time: eagerly first, later by replaying its CUDA graph.
 
-    What it returns is good until the next call: all graphs share their memory.
+    On other devices the work always runs eagerly. A result is valid until the next call, since all graphs share their
+    memory.
     """
 
-    def __init__(self, device: torch.device, capture: Capture | None = None, shares: bool = True) -> None:
-        """`capture`: one that others have, too. `shares`: whether a recording may serve for smaller sizes."""
+    def __init__(self, device: torch.device, capture: GraphCapture | None = None, allow_larger: bool = True) -> None:
+        """`capture` may be shared by several caches; `allow_larger`: see `GraphPool`."""
         self.device = device
-        self.stock: GraphPool[Sizes, tuple[torch.cuda.CUDAGraph, Result]] = GraphPool(shares)
-        self._own = Capture(device) if capture is None and device.type == "cuda" else None
+        self.pool: GraphPool[Shape, tuple[torch.cuda.CUDAGraph, Result]] = GraphPool(allow_larger)
+        self._own = GraphCapture(device) if capture is None and device.type == "cuda" else None
         self._capture = capture or self._own
 
     @property
-    def recordings(self) -> dict[Sizes, tuple[torch.cuda.CUDAGraph, Result] | None]:
-        """None: it ran once."""
-        return self.stock.kept
+    def graphs(self) -> dict[Shape, tuple[torch.cuda.CUDAGraph, Result] | None]:
+        """Return the captured graphs by shape; None for a shape that ran once, eagerly."""
+        return self.pool.graphs
 
-    def serving(self, wanted: Sizes) -> Sizes:
-        """The sizes that work of these is to be filled up to."""
-        return self.stock.serving(wanted)
+    def select(self, requested: Shape) -> Shape:
+        """Return the shape that work of the requested shape has to be padded to."""
+        return self.pool.select(requested)
 
-    def __call__(self, sizes: Sizes, run: Callable[[], Result], keep: bool = True) -> Result:
-        """What `run` gives, which hangs on `sizes` and on what lies in memory, and on nothing else.
+    def __call__(self, shape: Shape, run: Callable[[], Result], keep: bool = True) -> Result:
+        """Return the result of `run`, which may depend only on `shape` and on what is in memory.
 
-        `keep`: whether it may be recorded; a graph holds on to the memory it works with.
+        `keep`: the work may be captured; a graph holds on to the memory it works with.
         """
-        known = self.stock.kept.get(sizes)
+        known = self.pool.graphs.get(shape)
         if known is not None:
             known[0].replay()
             return known[1]
         began = perf_counter()
-        found = run()
+        result = run()
         if self._capture is None or not keep:
-            return found
-        if self._own is not None and not any(self.recordings.values()):
-            self._own.renew()
-        is_due = self.stock.is_due(sizes)
-        recorded = self._capture(run) if is_due else None
-        if recorded is not None or not is_due:  # where memory is short, it takes as long again
-            note_odd()
-        self.stock.keep(sizes, recorded, began)
-        return found
+            return result
+        if self._own is not None and not any(self.graphs.values()):
+            self._own.renew_pool()
+        is_due = self.pool.should_capture(shape)
+        captured = self._capture.capture(run) if is_due else None
+        if captured is not None or not is_due:  # after a capture that failed the next run takes as long as this one
+            mark_outlier()
+        self.pool.add(shape, captured, began)
+        return result

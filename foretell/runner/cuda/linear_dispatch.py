@@ -1,106 +1,106 @@
-"""Which kernel multiplies: our own, or the library's where it was seen to give a row the same bits."""
+"""Chooses the kernel of a linear layer: ours, or the library's (cuBLAS) where it returns the same bits per row."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from foretell.kernels.quant import Rounded, Rounding, rounded_sums
+from foretell.kernels.quant import QuantFormat, QuantizedRows, unscaled_matmul
 from foretell.kernels.triton import quant_linear as rounded
 from foretell.kernels.triton.linear import FEW_ROWS, LIBRARY_ROWS, MOST_ROWS, gated_linear, linear
 from foretell.kernels.triton.norm import Change
 from foretell.kernels.triton.swiglu import gate
 from foretell.models.layers import Linear
-from foretell.models.quantize import RoundedLinear
+from foretell.models.quantize import CudaQuantizedLinear
 
 Shape = tuple[int, int, int]
-Rows = Tensor | Rounded  # [rows, in], in 8 bits for a layer that is
+Rows = Tensor | QuantizedRows  # [rows, in], quantized for a quantized layer
 
 
 class LinearDispatch:
-    """Where text is written a row's bits do not depend on the rows beside it; where it is read it goes fastest."""
+    """Runs linear layers: batch-invariant for decode rows, as fast as possible for prefill rows."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._trusted: dict[Shape, bool] = {}
 
-    def __call__(self, layer: Linear, x: Rows, reads: bool) -> Tensor:
-        """[rows, in] -> [rows, out]"""
-        if isinstance(layer, RoundedLinear):
-            return self._rounded(layer, _in_8_bits(x, layer), reads)
-        assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
-        if reads or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
+    def __call__(self, layer: Linear, x: Rows, prefill: bool) -> Tensor:
+        """Multiply [rows, in] to [rows, out]; `prefill`: the bits of a row may depend on the other rows."""
+        if isinstance(layer, CudaQuantizedLinear):
+            return self._rounded(layer, _quantized(x, layer), prefill)
+        assert isinstance(x, Tensor), "quantized rows are for quantized layers"
+        if prefill or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
             product: Tensor = layer(x)
             return product
-        assert layer.weight is not None, "seen above"
+        assert layer.weight is not None, "checked above"
         return linear(x, layer.weight, layer.bias)
 
-    def gated(self, layer: Linear, x: Rows, reads: bool, gelu: bool, rounding: Rounding | None) -> Rows:
-        """[rows, in] -> [rows, out / 2]: what the gates, which come first, let through of the rest."""
-        if reads or len(x) > FEW_ROWS:
-            return gate(self(layer, x, reads), gelu, rounding)
-        if isinstance(layer, RoundedLinear):
-            rows = _in_8_bits(x, layer)
-            through = rounded.gated_product(rows, layer.rounded, layer.bias, self.dtype, gelu)
-        elif isinstance(x, Rounded) or layer.weight is None or _outside(layer, x):
-            return gate(self(layer, x, reads), gelu, rounding)
+    def gated(self, layer: Linear, x: Rows, prefill: bool, gelu: bool, rounding: QuantFormat | None) -> Rows:
+        """Multiply and gate [rows, in] to [rows, out / 2] (SwiGLU or GeGLU); the gate is the first half."""
+        if prefill or len(x) > FEW_ROWS:
+            return gate(self(layer, x, prefill), gelu, rounding)
+        if isinstance(layer, CudaQuantizedLinear):
+            rows = _quantized(x, layer)
+            gated = rounded.gated_product(rows, layer.quantized, layer.bias, self.dtype, gelu)
+        elif isinstance(x, QuantizedRows) or layer.weight is None or _outside(layer, x):
+            return gate(self(layer, x, prefill), gelu, rounding)
         else:
-            through = gated_linear(x, layer.weight, layer.bias, gelu)
-        return through if rounding is None else rounded.round_rows(through, rounding)
+            gated = gated_linear(x, layer.weight, layer.bias, gelu)
+        return gated if rounding is None else rounded.round_rows(gated, rounding)
 
-    def in_parts(self, layer: Linear, x: Rows, reads: bool) -> Change:
-        """[rows, in] -> [parts, rows, out], for a reader that adds them up."""
-        if isinstance(layer, RoundedLinear):
-            return self._rounded_parts(layer, _in_8_bits(x, layer), reads)
-        assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
-        if reads or _outside(layer, x):
+    def in_parts(self, layer: Linear, x: Rows, prefill: bool) -> Change:
+        """Multiply [rows, in] to partial sums [parts, rows, out], which the next kernel adds up."""
+        if isinstance(layer, CudaQuantizedLinear):
+            return self._rounded_parts(layer, _quantized(x, layer), prefill)
+        assert isinstance(x, Tensor), "quantized rows are for quantized layers"
+        if prefill or _outside(layer, x):
             product: Tensor = layer(x)
             return Change(product[None])
-        assert layer.weight is not None, "seen above"
+        assert layer.weight is not None, "checked above"
         return Change(linear(x, layer.weight, layer.bias, parts=True))
 
-    def _rounded(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Tensor:
-        if not reads and len(x) <= rounded.MOST_ROWS:
-            return rounded.product(x, layer.rounded, layer.bias, self.dtype)
-        if x.rounding == "int8":
-            return rounded.scaled(rounded_sums(x, layer.rounded), x, layer.rounded, layer.bias, self.dtype)
+    def _rounded(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> Tensor:
+        if not prefill and len(x) <= rounded.MOST_ROWS:
+            return rounded.product(x, layer.quantized, layer.bias, self.dtype)
+        if x.format == "int8":
+            return rounded.scaled(unscaled_matmul(x, layer.quantized), x, layer.quantized, layer.bias, self.dtype)
         return _float8(x, layer, self.dtype)
 
-    def _rounded_parts(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Change:
+    def _rounded_parts(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> Change:
         if layer.bias is not None:
-            return Change(self._rounded(layer, x, reads)[None])
-        if not reads and len(x) <= rounded.MOST_ROWS:
-            return Change(rounded.sums(x, layer.rounded), x.scales, layer.rounded.scales)
-        if x.rounding == "int8":
-            return Change(rounded_sums(x, layer.rounded)[None], x.scales, layer.rounded.scales)
+            return Change(self._rounded(layer, x, prefill)[None])
+        if not prefill and len(x) <= rounded.MOST_ROWS:
+            return Change(rounded.sums(x, layer.quantized), x.scales, layer.quantized.scales)
+        if x.format == "int8":
+            return Change(unscaled_matmul(x, layer.quantized)[None], x.scales, layer.quantized.scales)
         return Change(_float8(x, layer, self.dtype)[None])
 
     def _trusts(self, layer: Linear, x: Tensor) -> bool:
-        """Whether the library's kernel for this many rows adds up as ours does. Tried once, before any recording."""
+        """Return whether the library adds up like our kernel for this many rows. Tested once, before any capture."""
         shape = (len(x), layer.inputs, layer.outputs)
         if shape not in self._trusted:
-            assert layer.weight is not None, "asked for layers with weights"
+            assert layer.weight is not None, "called for layers with weights only"
             noise = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
             own = linear(noise[:LIBRARY_ROWS].contiguous(), layer.weight, layer.bias)
             self._trusted[shape] = torch.equal(own, layer(noise)[:LIBRARY_ROWS])
         return self._trusted[shape]
 
 
-def rounding_of(layer: Linear) -> Rounding | None:
-    """In what its rows are to come."""
-    return layer.rounded.rounding if isinstance(layer, RoundedLinear) else None
+def rounding_of(layer: Linear) -> QuantFormat | None:
+    """Return the format in which a layer takes its rows; None for floats."""
+    return layer.quantized.format if isinstance(layer, CudaQuantizedLinear) else None
 
 
-def _in_8_bits(x: Rows, layer: RoundedLinear) -> Rounded:
-    return x if isinstance(x, Rounded) else rounded.round_rows(x, layer.rounded.rounding)
+def _quantized(x: Rows, layer: CudaQuantizedLinear) -> QuantizedRows:
+    return x if isinstance(x, QuantizedRows) else rounded.round_rows(x, layer.quantized.format)
 
 
-def _float8(x: Rounded, layer: RoundedLinear, dtype: torch.dtype) -> Tensor:
-    """Many rows: the library's product, where it takes these shapes and gives this type."""
-    weights, bias = layer.rounded, layer.bias
+def _float8(x: QuantizedRows, layer: CudaQuantizedLinear, dtype: torch.dtype) -> Tensor:
+    """Multiply many fp8 rows with the library, if it supports the shape and the dtype."""
+    weights, bias = layer.quantized, layer.bias
     inputs, outputs = layer.inputs, layer.outputs
     if not x.values.is_cuda or inputs % 16 or outputs % 16 or dtype != torch.bfloat16:
-        return rounded.scaled(rounded_sums(x, weights), x, weights, bias, dtype)
+        return rounded.scaled(unscaled_matmul(x, weights), x, weights, bias, dtype)
     product = torch._scaled_mm(
         x.values, weights.values.T, scale_a=x.scales[:, None], scale_b=weights.scales[None], out_dtype=dtype
     )
@@ -108,5 +108,5 @@ def _float8(x: Rounded, layer: RoundedLinear, dtype: torch.dtype) -> Tensor:
 
 
 def _outside(layer: Linear, x: Tensor) -> bool:
-    """Whether our kernel does not serve these."""
+    """Return whether our kernel does not support these rows."""
     return layer.weight is None or len(x) > MOST_ROWS or x.dtype == torch.float32

@@ -1,4 +1,7 @@
-"""A step's rows as flat whole numbers, and the pages of its sequences, brought to the device without waiting."""
+"""Tables of a step for the kernels: its rows as one flat array of integers, and the pages of its sequences.
+
+Both are copied to the device without waiting for it.
+"""
 
 from __future__ import annotations
 
@@ -13,48 +16,49 @@ from foretell.kernels.attention import Span
 from foretell.kernels.triton.row_tables import ROW_FIELDS, TILE_FIELDS, Sizes, begin, whole_parts
 from foretell.runner.batch_layout import BatchLayout
 
-Numbers = npt.NDArray[np.int32]
-TOKENS, POSITIONS, SLOTS, LIMITS, REACHES, WANTED = range(ROW_FIELDS)
+Int32Array = npt.NDArray[np.int32]
+TOKENS, POSITIONS, SLOTS, LIMITS, REACHES, LOGITS_INDICES = range(ROW_FIELDS)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """What programs attend to."""
+    """The rows that each attention program handles."""
 
-    together: Numbers  # [tiles, TILE_FIELDS]: rows of one sequence
-    nodes: Numbers  # [nodes, TILE_FIELDS]: nodes of trees, each over what its own path is part of
-    deep: int = 0  # levels of the deepest tree
+    shared: Int32Array  # [tiles, TILE_FIELDS]: rows of one sequence that attend to the same keys
+    nodes: Int32Array  # [nodes, TILE_FIELDS]: single tree nodes, over the keys of their own path
+    depth: int = 0  # levels of the deepest tree
 
 
-def make_tiles(packed: BatchLayout, most: int, whole: bool = False) -> Tiles:
-    """At most `most` rows are attended together; `whole`: keys are not cut into parts."""
-    together: list[tuple[int, ...]] = []
-    nodes: list[Numbers] = []
+def make_tiles(packed: BatchLayout, max_rows: int, unsplit: bool = False) -> Tiles:
+    """Divide the rows of a step into tiles of at most `max_rows`; `unsplit`: one program reads all keys of a tile."""
+    shared: list[tuple[int, ...]] = []
+    nodes: list[Int32Array] = []
     for sequence, span in enumerate(packed.spans):
-        straight = span.rows - len(span.parents)
-        for at in range(0, straight, most):
-            rows = min(most, straight - at)
-            together.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
+        linear = span.rows - len(span.parents)
+        for at in range(0, linear, max_rows):
+            rows = min(max_rows, linear - at)
+            shared.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
         if span.parents:
-            before = 0 if whole else whole_parts(span.stop - len(span.parents))
-            together += _shared(span, sequence, most, begin(before))
-            nodes.append(_single(span, sequence, before, packed.table[POSITIONS]))
+            common = 0 if unsplit else whole_parts(span.stop - len(span.parents))
+            shared += _shared_tiles(span, sequence, max_rows, begin(common))
+            nodes.append(_node_tiles(span, sequence, common, packed.table[POSITIONS]))
     shape = (-1, TILE_FIELDS)
     if not nodes:
-        return Tiles(np.array(together, np.int32).reshape(shape), np.empty((0, TILE_FIELDS), np.int32))
+        return Tiles(np.array(shared, np.int32).reshape(shape), np.empty((0, TILE_FIELDS), np.int32))
     single = np.concatenate(nodes)
-    return Tiles(np.array(together, np.int32).reshape(shape), single, int((single[:, 3] - single[:, 5]).max()))
+    return Tiles(np.array(shared, np.int32).reshape(shape), single, int((single[:, 3] - single[:, 5]).max()))
 
 
-def _shared(span: Span, sequence: int, most: int, keys: int) -> list[tuple[int, ...]]:
-    """A tree's nodes together, over the keys that all of them see in parts of their own."""
+def _shared_tiles(span: Span, sequence: int, max_rows: int, keys: int) -> list[tuple[int, ...]]:
+    """Return tiles of several nodes of a tree, over the first `keys` keys, which all nodes see."""
     nodes = len(span.parents)
     first = span.first + span.rows - nodes
-    return [(first + at, min(most, nodes - at), sequence, keys, 0, keys) for at in range(0, nodes if keys else 0, most)]
+    stop = nodes if keys else 0
+    return [(first + at, min(max_rows, nodes - at), sequence, keys, 0, keys) for at in range(0, stop, max_rows)]
 
 
-def _single(span: Span, sequence: int, part: int, positions: Numbers) -> Numbers:
-    """Each node by itself, from this part on: its path is as if it were the text behind the tree's beginning."""
+def _node_tiles(span: Span, sequence: int, part: int, positions: Int32Array) -> Int32Array:
+    """Return a tile for each node, from key split `part` on: its path continues the keys before the tree."""
     nodes, last = len(span.parents), span.first + span.rows
     tiles = np.empty((nodes, TILE_FIELDS), np.int32)
     tiles[:, 0] = np.arange(last - nodes, last)
@@ -63,78 +67,78 @@ def _single(span: Span, sequence: int, part: int, positions: Numbers) -> Numbers
     return tiles
 
 
-def fill(numbers: Numbers, packed: BatchLayout, tiles: Tiles | None, sizes: Sizes) -> None:
-    """Lay a step's tables out in a flat buffer; rows and tiles that are only there to fill up do nothing.
+def write_tables(numbers: Int32Array, packed: BatchLayout, tiles: Tiles | None, shape: Sizes) -> None:
+    """Write the tables of a step into a flat buffer, padded to `shape`. Padded rows and tiles do nothing.
 
-    Without tiles each sequence has one row, and is a tile by itself.
+    Without tiles each sequence has one row, which is its tile.
     """
     if tiles is None:
-        _fill_single(numbers, packed, sizes)
+        _write_plain_decode(numbers, packed, shape)
         return
-    n, wanted = packed.rows, len(packed.wanted)
-    rows = numbers[: ROW_FIELDS * sizes.rows].reshape(ROW_FIELDS, sizes.rows)
+    n, logits = packed.rows, len(packed.logits_indices)
+    rows = numbers[: ROW_FIELDS * shape.rows].reshape(ROW_FIELDS, shape.rows)
     rows[:3, :n] = packed.table
     rows[LIMITS, :n] = rows[REACHES, :n] = packed.table[POSITIONS] + 1
     rows[:, n:] = 0
     rows[SLOTS, n:] = -1
-    rows[WANTED, :wanted] = packed.wanted
-    rows[WANTED, wanted:] = 0
-    behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * (sizes.tiles + sizes.nodes)
-    every = numbers[ROW_FIELDS * sizes.rows : behind].reshape(-1, TILE_FIELDS)
-    for own, room in ((tiles.together, every[: sizes.tiles]), (tiles.nodes, every[sizes.tiles :])):
-        room[: len(own)] = own
-        room[len(own) :] = 0
-    if sizes.deep:
-        paths = numbers[behind : sizes.numbers].reshape(sizes.rows, sizes.deep)
+    rows[LOGITS_INDICES, :logits] = packed.logits_indices
+    rows[LOGITS_INDICES, logits:] = 0
+    paths_at = ROW_FIELDS * shape.rows + TILE_FIELDS * (shape.tiles + shape.nodes)
+    padded = numbers[ROW_FIELDS * shape.rows : paths_at].reshape(-1, TILE_FIELDS)
+    for own, target in ((tiles.shared, padded[: shape.tiles]), (tiles.nodes, padded[shape.tiles :])):
+        target[: len(own)] = own
+        target[len(own) :] = 0
+    if shape.deep:
+        paths = numbers[paths_at : shape.numbers].reshape(shape.rows, shape.deep)
         for span in packed.spans:
             if span.parents:
                 nodes = slice(span.first + span.rows - len(span.parents), span.first + span.rows)
                 depths = packed.table[POSITIONS, nodes] - (span.stop - len(span.parents))
-                _paths(span.parents, depths, paths[nodes])
+                _write_paths(span.parents, depths, paths[nodes])
 
 
-def _fill_single(numbers: Numbers, packed: BatchLayout, sizes: Sizes) -> None:
-    """The same where each sequence has one row: as most steps do, and in a tenth of the time, as one list."""
+def _write_plain_decode(numbers: Int32Array, packed: BatchLayout, shape: Sizes) -> None:
+    """Write the tables of a step with one row per sequence as one list, in a tenth of the time. Most steps are such."""
     tokens, positions, slots = packed.tokens, packed.positions, packed.slots
-    n, filler = len(tokens), [0] * (sizes.rows - len(tokens))
+    n, padding = len(tokens), [0] * (shape.rows - len(tokens))
     limits = [position + 1 for position in positions]
-    flat = tokens + filler + positions + filler + slots + [-1] * len(filler)
-    flat += limits + filler + limits + filler + list(range(n)) + filler
+    flat = tokens + padding + positions + padding + slots + [-1] * len(padding)
+    flat += limits + padding + limits + padding + list(range(n)) + padding
     for i in range(n):
         flat += (i, 1, i, limits[i], 0, limits[i])
-    flat += [0] * (sizes.numbers - len(flat))
-    numbers[: sizes.numbers] = flat
+    flat += [0] * (shape.numbers - len(flat))
+    numbers[: shape.numbers] = flat
 
 
-def _paths(parents: tuple[int, ...], depths: npt.NDArray[np.int64], paths: Numbers) -> None:
-    """Of each node those from the root to itself, to `paths` [nodes, levels]; `depths` are counted from 0."""
+def _write_paths(parents: tuple[int, ...], depths: npt.NDArray[np.int64], paths: Int32Array) -> None:
+    """Write the path from the root to each node into `paths` [nodes, levels]; `depths` start at 0."""
     nodes = np.arange(len(parents))
-    above = np.array((*parents, -1))  # the root, which the last one stands for, is above itself
+    above = np.array((*parents, -1))  # the last entry is the root, its own parent
     way = np.empty((int(depths.max()) + 1, len(parents)), np.int64)  # upwards from each node
     way[0] = nodes
     for step in range(1, len(way)):
         above.take(way[step - 1], out=way[step], mode="wrap")
-    # Who is at the root already writes behind its own path, which nobody reads.
+    # A node that has reached the root writes past the end of its path, where no kernel reads.
     paths[nodes, depths - np.arange(len(way))[:, None]] = way
 
 
 class PageTable:
-    """For each sequence of a step its pages; only what changed since the last step travels."""
+    """The pages of each sequence of a step, on the device; only entries that changed are copied."""
 
-    def __init__(self, sequences: int, most_pages: int, device: torch.device) -> None:
+    def __init__(self, sequences: int, max_pages: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self.device = torch.zeros(sequences, most_pages, dtype=torch.int32, device=device)
-        self._host = torch.zeros(sequences, most_pages, dtype=torch.int32, pin_memory=pinned)
-        self._numbers: Numbers = self._host.numpy()
-        self._known: list[tuple[int, ...]] = [()] * sequences
+        self.table = torch.zeros(sequences, max_pages, dtype=torch.int32, device=device)
+        self._host = torch.zeros(sequences, max_pages, dtype=torch.int32, pin_memory=pinned)
+        self._numbers: Int32Array = self._host.numpy()
+        self._current: list[tuple[int, ...]] = [()] * sequences
 
     def update(self, spans: list[Span]) -> Tensor:
-        """The table on the device with the pages of these sequences, in their order."""
-        changed = [i for i, span in enumerate(spans) if span.pages != self._known[i]]
+        """Write the pages of these sequences in their order and return the table on the device."""
+        changed = [i for i, span in enumerate(spans) if span.pages != self._current[i]]
         for i in changed:
-            pages = self._known[i] = spans[i].pages
+            pages = self._current[i] = spans[i].pages
             self._numbers[i, : len(pages)] = pages
         if changed:
-            some = slice(changed[0], changed[-1] + 1)
-            self.device[some].copy_(self._host[some], non_blocking=True)
-        return self.device
+            rows = slice(changed[0], changed[-1] + 1)
+            self.table[rows].copy_(self._host[rows], non_blocking=True)
+        return self.table

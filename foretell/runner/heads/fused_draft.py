@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.kernels.triton.draft_attention import Cells, Sight, glance
 from foretell.kernels.triton.draft_sample import Draw, guess
 from foretell.kernels.triton.eagle_inputs import Side, read_pairs
@@ -19,11 +19,11 @@ from foretell.kernels.triton.tree_topk import Branches, Noise, best_children, de
 from foretell.models.draft_heads import DraftHead, EagleHead
 from foretell.models.draft_heads.layer import HeadAttention, HeadLayer
 from foretell.models.layers import Linear
-from foretell.models.quantize import RoundedLinear
+from foretell.models.quantize import CudaQuantizedLinear
 from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
 from foretell.runner.heads.graph_draft import GraphDraft
-from foretell.runner.heads.sampler import FOLLOWED, DraftOutput
-from foretell.runner.heads.tables import BEFORE, PLACE, TOKEN, WIDE, DraftShape, DraftTable
+from foretell.runner.heads.sampler import EXPANDED, DraftOutput
+from foretell.runner.heads.tables import POSITION, PREVIOUS_SLOT, TOKEN, WIDTH, DraftShape, DraftTable
 
 
 def is_fused(head: DraftHead[Any], keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
@@ -46,13 +46,13 @@ class Levels:
     """What does not change from draft to draft of some sizes; made before anything is recorded."""
 
     def __init__(self, table: DraftTable) -> None:
-        depth, wide = table.sizes.depth, max(1, table.sizes.wide)
+        depth, wide = table.shape.depth, max(1, table.shape.width)
         self.offsets = torch.arange(depth, device=table.device)[:, None, None].expand(-1, 1, wide).contiguous()
-        firsts = torch.arange(table.sizes.texts, device=table.device)[:, None] * table.guesses
-        within = torch.arange(table.guesses - 1, device=table.device).view(depth - 1, 1, wide) + 1
+        firsts = torch.arange(table.shape.sequences, device=table.device)[:, None] * table.draft_rows
+        within = torch.arange(table.draft_rows - 1, device=table.device).view(depth - 1, 1, wide) + 1
         self.slots = [firsts.flatten(), *(firsts + within).flatten(1)]
 
-    def stand(self, places: Tensor, last: int) -> list[Level]:
+    def place(self, places: Tensor, last: int) -> list[Level]:
         """Behind these places of texts; behind a text's end, which is at `last` at most, anything will do."""
         positions = (places[:, None] + self.offsets).clamp_max_(last)
         by_level = [positions[0, :, 0].contiguous(), *positions[1:].flatten(1)]
@@ -68,7 +68,7 @@ class FusedDraft(GraphDraft):
         self, head: EagleHead, keys: list[Tensor], values: list[Tensor], features: Tensor, most_children: int
     ) -> None:
         super().__init__(head, keys, values, features, most_children)
-        self.kept = features.view(-1, features.shape[-1])
+        self.state_rows = features.view(-1, features.shape[-1])
         self.levels: dict[DraftShape, Levels] = {}
 
     def _table(self, sizes: DraftShape) -> DraftTable:
@@ -79,37 +79,39 @@ class FusedDraft(GraphDraft):
 
     def run_chain(self, sizes: DraftShape, probs: Tensor | None) -> DraftOutput:
         table, head = self.tables[sizes], self.head
-        found = DraftOutput(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
+        found = DraftOutput(torch.empty(2, sizes.depth, sizes.sequences, device=table.device), probs)
         layers = FusedLayers(self, table)
-        heats = table.heats if sizes.drawn else None
-        tokens, feature = table.field(TOKEN), Feature(self.kept, table.field(BEFORE))
+        heats = table.temperatures if sizes.sampled else None
+        tokens, feature = table.field(TOKEN), LevelStates(self.state_rows, table.field(PREVIOUS_SLOT))
         for offset in range(sizes.depth):
             states = layers(offset, tokens, feature, None)
             draw = None
             if heats is not None and found.probs is not None:
-                draw = Draw(heats, table.keys[:, offset], found.probs[offset])
-            tokens = torch.empty(sizes.texts, dtype=torch.int64, device=table.device)
-            guess(states.logits, head.draft_ids, draw, tokens, found.told[:, offset])
-            feature = Feature(states.carry)
+                draw = Draw(heats, table.noise_keys[:, offset], found.probs[offset])
+            tokens = torch.empty(sizes.sequences, dtype=torch.int64, device=table.device)
+            guess(states.logits, head.draft_ids, draw, tokens, found.readback[:, offset])
+            feature = LevelStates(states.carry)
         return found
 
     def run_tree(self, sizes: DraftShape) -> DraftOutput:
         table = self.tables[sizes]
-        layers, heats = FusedLayers(self, table), table.heats if sizes.drawn else None
-        told = torch.zeros(sizes.depth, FOLLOWED + 1, sizes.texts, sizes.wide, self.children, device=table.device)
-        tokens, feature, branches = table.field(TOKEN), Feature(self.kept, table.field(BEFORE)), None
+        layers, heats = FusedLayers(self, table), table.temperatures if sizes.sampled else None
+        told = torch.zeros(
+            sizes.depth, EXPANDED + 1, sizes.sequences, sizes.width, self.max_children, device=table.device
+        )
+        tokens, feature, branches = table.field(TOKEN), LevelStates(self.state_rows, table.field(PREVIOUS_SLOT)), None
         for depth in range(sizes.depth):
             states = layers(depth, tokens, feature, branches)
-            noise = None if heats is None else Noise(heats, table.keys[:, depth])
+            noise = None if heats is None else Noise(heats, table.noise_keys[:, depth])
             best_children(states.logits, self.head.draft_ids, noise, told[depth, 0], told[depth, 1])
             if depth + 1 < sizes.depth:
-                branches = descend(told[depth], table.field(WIDE), branches, 1 + depth * sizes.wide, table.guesses)
-                tokens, feature = branches.tokens, Feature(states.carry, branches.before)
+                branches = descend(told[depth], table.field(WIDTH), branches, 1 + depth * sizes.width, table.draft_rows)
+                tokens, feature = branches.tokens, LevelStates(states.carry, branches.before)
         return DraftOutput(told)
 
 
 @dataclass(frozen=True)
-class Feature:
+class LevelStates:
     """What a level starts from: these rows, or all just so."""
 
     table: Tensor  # [rows, width]
@@ -117,7 +119,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class LevelOutput:
     """What a level gives."""
 
     logits: Tensor  # [texts * rows, outputs], in the head's own type
@@ -130,36 +132,36 @@ class FusedLayers:
     def __init__(self, steps: FusedDraft, table: DraftTable) -> None:
         self.head, self.table = steps.head, table
         self.config, self.eps = self.head.config, self.head.config.layer.norm_eps
-        self.products = LinearDispatch(self.head.like.dtype)
-        self.text = [Cells(*both) for both in zip(steps.keys, steps.values, strict=True)]
-        room = (2, len(self.text), table.sizes.texts, table.guesses, *steps.keys[0].shape[2:])
+        self.linear = LinearDispatch(self.head.like.dtype)
+        self.pages_kv = [Cells(*both) for both in zip(steps.keys, steps.values, strict=True)]
+        room = (2, len(self.pages_kv), table.shape.sequences, table.draft_rows, *steps.keys[0].shape[2:])
         keys, values = torch.empty(room, dtype=self.head.like.dtype, device=table.device)
-        self.own = [Cells(*both) for both in zip(keys, values, strict=True)]
-        self.levels = steps.levels[table.sizes].stand(table.field(PLACE), len(self.head.table) - 1)
+        self.draft_kv = [Cells(*both) for both in zip(keys, values, strict=True)]
+        self.levels = steps.levels[table.shape].place(table.field(POSITION), len(self.head.rope_table) - 1)
 
-    def __call__(self, depth: int, tokens: Tensor, feature: Feature, branches: Branches | None) -> Stepped:
+    def __call__(self, depth: int, tokens: Tensor, feature: LevelStates, branches: Branches | None) -> LevelOutput:
         """Of a level, which hangs on these branches, or of a chain's next tokens."""
-        head, wide = self.head, max(1, self.table.sizes.wide)
+        head, wide = self.head, max(1, self.table.shape.width)
         rows = 1 if branches is None else wide
         first = 0 if depth == 0 else 1 + (depth - 1) * wide
         ways = None if branches is None else branches.ways
-        sight = Sight(self.table.field(PLACE), self.table.pages, self.table.columns, rows, first, depth, wide, ways)
+        sight = Sight(self.table.field(POSITION), self.table.pages, self.table.columns, rows, first, depth, wide, ways)
         x: Rows
         change: Change | None = None
-        x, residual = self._read(tokens, feature)
+        x, residual = self._inputs(tokens, feature)
         for index, layer in enumerate(head.layers):
             assert isinstance(layer, HeadLayer), "a head is made of layers"
             if layer.attention_norm is not None:
-                rounding = rounding_asked(layer.attention)
+                rounding = qkv_format(layer.attention)
                 residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps, rounding=rounding)
             seen = self._attend(layer.attention, x, index, sight)
-            residual, change = feed(self.products, layer, residual, seen)
+            residual, change = feed_forward(self.linear, layer, residual, seen)
         assert head.norm is not None, "asked before"
         states, normed = add_norm(residual, change, head.norm.weight, self.eps)
         assert isinstance(normed, Tensor), "no rounding was asked for"
-        return Stepped(product(self.products, head.output, normed), normed if self.config.norm_output else states)
+        return LevelOutput(linear_rows(self.linear, head.output, normed), normed if self.config.norm_output else states)
 
-    def _read(self, tokens: Tensor, feature: Feature) -> tuple[Tensor, Tensor]:
+    def _inputs(self, tokens: Tensor, feature: LevelStates) -> tuple[Tensor, Tensor]:
         head = self.head
         assert head.embed_norm is not None and head.feature_norm is not None, "asked before"
         embedded = Side(head.embedding, tokens, head.embed_norm.weight)
@@ -168,40 +170,40 @@ class FusedLayers:
         return read_pairs(embedded, before, scale, self.eps, self.config.norm_before_residual)
 
     def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
-        text, own, config = self.text[index], self.own[index], attention.config
-        qkv, level = asked(self.products, attention, x), self.levels[sight.depth]
-        q = turn_and_store(qkv, self.head.table, level, own.keys, own.values, head_norms(attention))
-        return in_parts(self.products, attention.out, glance(q, text, own, sight, config.scale, config.window))
+        text, own, config = self.pages_kv[index], self.draft_kv[index], attention.config
+        qkv, level = qkv_rows(self.linear, attention, x), self.levels[sight.depth]
+        q = turn_and_store(qkv, self.head.rope_table, level, own.keys, own.values, head_norms(attention))
+        return linear_parts(self.linear, attention.out, glance(q, text, own, sight, config.scale, config.window))
 
 
-def product(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
+def linear_rows(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
     """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
-    return products(layer, x, reads=not isinstance(layer, RoundedLinear))
+    return products(layer, x, prefill=not isinstance(layer, CudaQuantizedLinear))
 
 
-def in_parts(products: LinearDispatch, layer: Linear, x: Rows) -> Change:
+def linear_parts(products: LinearDispatch, layer: Linear, x: Rows) -> Change:
     """A product whose parts are left to whoever adds it."""
-    return products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))
+    return products.in_parts(layer, x, prefill=not isinstance(layer, CudaQuantizedLinear))
 
 
-def asked(products: LinearDispatch, attention: HeadAttention, x: Rows) -> Tensor:
+def qkv_rows(products: LinearDispatch, attention: HeadAttention, x: Rows) -> Tensor:
     """Queries, keys and values, side by side."""
     if attention.qkv is not None:
-        return product(products, attention.qkv, x)
-    return torch.cat([product(products, attention.q, x), product(products, attention.kv, x)], -1)
+        return linear_rows(products, attention.qkv, x)
+    return torch.cat([linear_rows(products, attention.q, x), linear_rows(products, attention.kv, x)], -1)
 
 
-def rounding_asked(attention: HeadAttention) -> Rounding | None:
+def qkv_format(attention: HeadAttention) -> QuantFormat | None:
     """In what `asked` wants its rows."""
     return None if attention.qkv is None else rounding_of(attention.qkv)
 
 
-def feed(products: LinearDispatch, layer: HeadLayer, residual: Tensor, seen: Change) -> tuple[Tensor, Change]:
+def feed_forward(products: LinearDispatch, layer: HeadLayer, residual: Tensor, seen: Change) -> tuple[Tensor, Change]:
     """What a layer makes of what it has seen: that added, and what is still to be."""
     ffn = layer.ffn
     residual, x = add_norm(residual, seen, layer.ffn_norm.weight, layer.eps, rounding=rounding_of(ffn.gate_up))
-    mixed = gate(product(products, ffn.gate_up, x), ffn.gelu, rounding_of(ffn.down))
-    return residual, in_parts(products, ffn.down, mixed)
+    mixed = gate(linear_rows(products, ffn.gate_up, x), ffn.gelu, rounding_of(ffn.down))
+    return residual, linear_parts(products, ffn.down, mixed)
 
 
 def head_norms(attention: HeadAttention) -> HeadNorms | None:

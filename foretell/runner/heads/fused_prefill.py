@@ -16,8 +16,16 @@ from foretell.models.draft_heads import EagleHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Norm
 from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
-from foretell.runner.heads.fused_draft import Level, asked, feed, head_norms, in_parts, product, rounding_asked
-from foretell.runner.heads.prefill import BEFORE, HOME, PLACE, SLOT, TOKEN, GraphPrefill, PrefillTable
+from foretell.runner.heads.fused_draft import (
+    Level,
+    feed_forward,
+    head_norms,
+    linear_parts,
+    linear_rows,
+    qkv_format,
+    qkv_rows,
+)
+from foretell.runner.heads.prefill import GRID_INDEX, POSITION, PREVIOUS_SLOT, SLOT, TOKEN, GraphPrefill, PrefillTable
 
 
 @dataclass(frozen=True)
@@ -31,35 +39,35 @@ class PartNorm:
 class FusedPrefill(GraphPrefill):
     """Of a head that `is_fused`. Of its last layer keys and values are all there is to keep."""
 
-    leaves_out = True
+    skips_padding = True
     head: EagleHead
 
     def __init__(
         self, head: EagleHead, keys: Several[Tensor], values: Several[Tensor], features: Tensor, page_size: int
     ) -> None:
         super().__init__(head, keys, values, features, page_size)
-        self.kept = features.view(-1, features.shape[-1])
-        self.products, self.norms = LinearDispatch(head.like.dtype), _norms_before(head)
+        self.state_rows = features.view(-1, features.shape[-1])
+        self.linear, self.norms = LinearDispatch(head.like.dtype), _input_norms(head)
 
     def run(self, table: PrefillTable) -> None:
         *others, last = self.head.layers
         assert isinstance(last, HeadLayer), "a head is made of layers"
-        x: Rows = self._read(table)
+        x: Rows = self._first_inputs(table)
         if others:
-            x = self._run(others, last, table)
-        kv = product(self.products, last.attention.kv, x)  # without queries, which nobody asks
-        rows, norms = Level(table.field(PLACE), table.field(SLOT)), head_norms(last.attention)
-        turn_and_store(kv, self.head.table, rows, self.keys[-1], self.values[-1], norms)
+            x = self._run_layers(others, last, table)
+        kv = linear_rows(self.linear, last.attention.kv, x)  # without queries, which nobody asks
+        rows, norms = Level(table.field(POSITION), table.field(SLOT)), head_norms(last.attention)
+        turn_and_store(kv, self.head.rope_table, rows, self.keys[-1], self.values[-1], norms)
 
-    def _read(self, table: PrefillTable) -> Tensor:
+    def _first_inputs(self, table: PrefillTable) -> Tensor:
         """Features are kept, and the first layer has its pairs."""
         head, embedded = self.head, self._embedded(table)
         assert head.feature_norm is not None, "asked before"
         states = table.inputs
         for norm in self.norms:
             states = norm_parts(states, norm.weights, norm.eps)
-        fresh = product(self.products, head.fc, states)
-        places = KeptFeatures(fresh, self.kept, table.field(SLOT), table.field(BEFORE))
+        fresh = linear_rows(self.linear, head.fc, states)
+        places = KeptFeatures(fresh, self.state_rows, table.field(SLOT), table.field(PREVIOUS_SLOT))
         scale, eps = head.config.embed_scale, head.config.layer.norm_eps
         return keep_pairs(embedded, places, head.feature_norm.weight, scale, eps)
 
@@ -67,34 +75,34 @@ class FusedPrefill(GraphPrefill):
         assert self.head.embed_norm is not None, "asked before"
         return Side(self.head.embedding, table.field(TOKEN), self.head.embed_norm.weight)
 
-    def _run(self, layers: list[nn.Module], last: HeadLayer, table: PrefillTable) -> Rows:
+    def _run_layers(self, layers: list[nn.Module], last: HeadLayer, table: PrefillTable) -> Rows:
         """These layers, one after the other: what the last one reads."""
         head, config = self.head, self.head.config
         assert head.feature_norm is not None and last.attention_norm is not None, "it is not the first"
-        before, eps = Side(self.kept, table.field(BEFORE), head.feature_norm.weight), config.layer.norm_eps
+        before, eps = Side(self.state_rows, table.field(PREVIOUS_SLOT), head.feature_norm.weight), config.layer.norm_eps
         x: Rows
         x, residual = read_pairs(self._embedded(table), before, config.embed_scale, eps, config.norm_before_residual)
-        change, look = None, Look.of(self, table)
+        change, look = None, FusedPrefillAttention.of(self, table)
         for index, layer in enumerate(layers):
             assert isinstance(layer, HeadLayer), "a head is made of layers"
             if layer.attention_norm is not None:
-                rounding = rounding_asked(layer.attention)
+                rounding = qkv_format(layer.attention)
                 residual, x = add_norm(residual, change, layer.attention_norm.weight, eps, rounding=rounding)
-            residual, change = feed(self.products, layer, residual, self._attend(layer, x, index, look))
+            residual, change = feed_forward(self.linear, layer, residual, self._attend(layer, x, index, look))
         rounding = rounding_of(last.attention.kv)
         return add_norm(residual, change, last.attention_norm.weight, eps, rounding=rounding)[1]
 
-    def _attend(self, layer: HeadLayer, x: Rows, index: int, look: Look) -> Change:
+    def _attend(self, layer: HeadLayer, x: Rows, index: int, look: FusedPrefillAttention) -> Change:
         attention, text = layer.attention, Cells(self.keys[index], self.values[index])
-        qkv, norms = asked(self.products, attention, x), head_norms(attention)
-        turn_and_store(qkv, self.head.table, look.in_text, text.keys, text.values, norms)
-        q = turn_and_store(qkv, self.head.table, look.alone, look.own.keys, look.own.values, norms)
+        qkv, norms = qkv_rows(self.linear, attention, x), head_norms(attention)
+        turn_and_store(qkv, self.head.rope_table, look.in_text, text.keys, text.values, norms)
+        q = turn_and_store(qkv, self.head.rope_table, look.alone, look.own.keys, look.own.values, norms)
         seen = glance(q, text, look.own, look.sight, attention.config.scale, attention.config.window)
-        return in_parts(self.products, attention.out, seen)
+        return linear_parts(self.linear, attention.out, seen)
 
 
 @dataclass(frozen=True)
-class Look:
+class FusedPrefillAttention:
     """How the places that are read see what comes before them: each as if it were the one guess behind a text that ends
     there, for what was read with it lies in the pages by then."""
 
@@ -104,21 +112,21 @@ class Look:
     sight: Sight
 
     @classmethod
-    def of(cls, reader: FusedPrefill, table: PrefillTable) -> Look:
-        rows, like, places = table.sizes.rows, reader.keys[0], table.field(PLACE)
+    def of(cls, reader: FusedPrefill, table: PrefillTable) -> FusedPrefillAttention:
+        rows, like, places = table.shape.rows, reader.keys[0], table.field(POSITION)
         keys, values = torch.empty(2, rows, 1, *like.shape[2:], dtype=like.dtype, device=like.device)
-        pages = table.pages.index_select(0, table.field(HOME) // table.sizes.each)
+        pages = table.pages.index_select(0, table.field(GRID_INDEX) // table.shape.rows_per_sequence)
         alone = Level(places, torch.arange(rows, device=like.device))
-        sight = Sight(places, pages, table.sizes.columns, rows=1, first=0, depth=0, wide=1)
+        sight = Sight(places, pages, table.shape.columns, rows=1, first=0, depth=0, wide=1)
         return cls(Level(places, table.field(SLOT)), alone, Cells(keys, values), sight)
 
 
-def _norms_before(head: EagleHead) -> list[PartNorm]:
+def _input_norms(head: EagleHead) -> list[PartNorm]:
     """Those that stand between the target's states and their projection, in their order."""
     found, eps = [], head.config.layer.norm_eps
     if head.config.target_norm:
-        assert head.tap_norm is not None, "borrow first"
-        found.append(PartNorm(head.tap_norm[None], head.tap_eps))
+        assert head.target_norm is not None, "borrow first"
+        found.append(PartNorm(head.target_norm[None], head.target_norm_eps))
     if head.config.fc_norm:
         weights = [norm.weight.data for norm in head.tap_norms if isinstance(norm, Norm)]
         found.append(PartNorm(torch.stack(weights), eps))

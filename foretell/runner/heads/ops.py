@@ -1,4 +1,4 @@
-"""What a head is asked to do, in whole numbers: what the first of several ranks tells the others, and does itself."""
+"""Operations of draft heads as messages of integers. The leader sends them to the other ranks and runs them itself."""
 
 from __future__ import annotations
 
@@ -13,260 +13,271 @@ from torch import Tensor
 
 from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MedusaHead, MtpHead
-from foretell.runner.heads.kv import HeadPages, Look, Memory, Pass, Span
-from foretell.runner.heads.sampler import all_scores
+from foretell.runner.heads.kv import DraftAttention, DraftKV, HeadPages, PrefillAttention, PrefillSpan
+from foretell.runner.heads.sampler import gather_logits
 
-Numbers = list[int]
+Ints = list[int]
 
 
 @dataclass(frozen=True)
 class HeadOp:
-    """Fields are numbers and lists of numbers, and nothing else."""
+    """An operation. Its fields are integers and lists of integers only, so that it can be sent to other ranks."""
 
 
 @dataclass(frozen=True)
 class PrefillOp(HeadOp):
-    """Remember places of some texts, whose features are kept already."""
+    """Compute and store keys and values of positions whose hidden states are stored already."""
 
-    starts: Numbers
-    stops: Numbers
-    tokens: Numbers  # of all these places but the first of a text; or of each place those that a head looks back at
-    pages: Numbers  # of all texts, one after the other
-    counts: Numbers  # how many each has
+    starts: Ints
+    stops: Ints
+    tokens: Ints  # of these positions but a sequence's first; or per position those that a head looks back at
+    pages: Ints  # of all sequences, concatenated
+    page_counts: Ints  # per sequence
 
 
 @dataclass(frozen=True)
 class StepOp(HeadOp):
-    """One step of a head that guesses a token after another; as many rows for each text."""
+    """One step of an autoregressive head; the same number of rows for each sequence."""
 
-    tokens: Numbers
-    places: Numbers
-    before: Numbers  # where the feature before each row is: in a first step a slot, then a row wanted of the last step
-    wanted: Numbers  # rows that count; the others fill up
-    text: Numbers  # of each text the places that all its rows see
-    seen: Numbers  # [texts, rows, guesses]: which of the guesses behind its text each row sees
-    reach: Numbers  # how far behind its text each row of a text stands
-    top: int  # how many of the likeliest tokens are looked at; 0: all
-    columns: int = 0  # places of a text, guesses included; what follows is told in a first step only
-    pages: Numbers = field(default_factory=list)
-    counts: Numbers = field(default_factory=list)
+    tokens: Ints
+    positions: Ints
+    previous: Ints  # hidden states before each row: a slot in the first step, later a used row of the last one
+    used_rows: Ints  # the others are padding
+    lengths: Ints  # context positions of each sequence, which all its rows see
+    draft_mask: Ints  # [sequences, rows, drafted]: which draft tokens each row sees
+    depths: Ints  # of the rows of a sequence, counted from the end of its context
+    top_k: int  # logits needed per row; 0: all
+    columns: int = 0  # positions of a sequence, draft included; set in the first step only, as the next two
+    pages: Ints = field(default_factory=list)
+    page_counts: Ints = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class BlockForwardOp(HeadOp):
-    """Run a block behind each text, to `depth` guesses; what comes of it is asked for level by level."""
+    """Run a block of `depth` draft tokens after each sequence; `BlockLevelOp` then returns it level by level."""
 
-    anchors: Numbers
-    text: Numbers  # places before each anchor
+    anchors: Ints
+    lengths: Ints  # positions before each anchor
     depth: int
-    pages: Numbers
-    counts: Numbers
+    pages: Ints
+    page_counts: Ints
 
 
 @dataclass(frozen=True)
 class BlockLevelOp(HeadOp):
-    """Of the last pass the guesses at one depth, each of one of its texts and behind one token."""
+    """Return the logits at one depth of the last block, for some sequences and previous tokens."""
 
     depth: int
-    owners: Numbers
-    before: Numbers
-    top: int
-    judges: int  # whether the head is to say how sure it is
+    sequences: Ints
+    previous_tokens: Ints
+    top_k: int
+    wants_confidence: int  # 1: also return the confidence
 
 
 @dataclass(frozen=True)
 class MedusaForwardOp(HeadOp):
-    """Guess as many places at once from the states kept in some slots."""
+    """Run the Medusa heads on the hidden states stored in some slots."""
 
-    slots: Numbers
+    slots: Ints
     depth: int
-    top: int
+    top_k: int
 
 
-JOBS: tuple[type[HeadOp], ...] = (PrefillOp, StepOp, BlockForwardOp, BlockLevelOp, MedusaForwardOp)
+HEAD_OPS: tuple[type[HeadOp], ...] = (PrefillOp, StepOp, BlockForwardOp, BlockLevelOp, MedusaForwardOp)
 
 
-def flat(texts: Several[Several[int]]) -> tuple[Numbers, Numbers]:
-    """Pages of all texts one after the other, and how many each has."""
-    return [page for pages in texts for page in pages], [len(pages) for pages in texts]
+def flatten_pages(page_lists: Several[Several[int]]) -> tuple[Ints, Ints]:
+    """Return the pages of all sequences, concatenated, and the number of pages of each."""
+    return [page for pages in page_lists for page in pages], [len(pages) for pages in page_lists]
 
 
-def by_text(pages: Numbers, counts: Numbers) -> list[Numbers]:
-    """What `flat` was given."""
+def split_pages(pages: Ints, counts: Ints) -> list[Ints]:
+    """Undo `flatten_pages`."""
     return [pages[stop - count : stop] for count, stop in zip(counts, accumulate(counts), strict=True)]
 
 
 @dataclass(frozen=True)
 class HeadLogits:
-    """Logits over all the head can guess, in the order of what was asked for. Of several ranks the first has them."""
+    """Logits over the head's output vocabulary, a row per requested row; with several ranks only on the leader."""
 
     logits: Tensor
-    sure: Tensor | None = None  # logits of a confidence head
+    confidence: Tensor | None = None  # logits of the confidence head
 
 
-NOTHING = HeadLogits(torch.empty(0))
+NO_LOGITS = HeadLogits(torch.empty(0))
 
 
 class HeadOps(Protocol):
-    """What a drafter asks of its head, wherever that lies."""
+    """The operations of a head, local or sharded over ranks."""
 
-    def keep(self, slots: Tensor, states: Tensor) -> None: ...
-    def run(self, job: HeadOp) -> HeadLogits: ...
+    def store_hidden_states(self, slots: Tensor, states: Tensor) -> None: ...
+    def run(self, op: HeadOp) -> HeadLogits: ...
 
 
 class TorchHeadOps(ABC):
-    """A head, and what it keeps of each place."""
+    """Runs the operations of a head, or of its shard, in torch."""
 
     def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         self.head: Any = head
         self.pages, self.device = pages, pages.device
 
-    def keep(self, slots: Tensor, states: Tensor) -> None:
-        """Keep what becomes of the target's states [places, tapped width] here, until places are read and after; a head
-        that looks at tokens alone keeps nothing."""
-        if self.pages.kept_features is not None:
-            self.pages.put_features(slots, self.head.kept(states))
+    def store_hidden_states(self, slots: Tensor, states: Tensor) -> None:
+        """Store the head's part of the target's hidden states [positions, width], if it needs any."""
+        if self.pages.state_cache is not None:
+            self.pages.store_hidden_states(slots, self.head.local_hidden(states))
 
     @abstractmethod
-    def run(self, job: HeadOp) -> HeadLogits:
-        """Do it, all ranks at once."""
+    def run(self, op: HeadOp) -> HeadLogits:
+        """Run an operation on all ranks at once."""
 
-    def numbers(self, of: Numbers) -> Tensor:
-        return torch.tensor(of, device=self.device)
+    def tensor(self, numbers: Ints) -> Tensor:
+        """Return integers as a tensor on the head's device."""
+        return torch.tensor(numbers, device=self.device)
 
-    def features(self, slots: Tensor) -> Tensor:
-        """[places, width]: what all ranks keep of them; zeros, where none is kept."""
-        if self.pages.kept_features is None:
-            nothing: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
-            return nothing
-        features: Tensor = self.head.whole(self.pages.features(slots))
-        return features
+    def hidden_states(self, slots: Tensor) -> Tensor:
+        """Return the stored hidden states of all ranks [positions, width]; zeros if none are stored."""
+        if self.pages.state_cache is None:
+            zeros: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
+            return zeros
+        states: Tensor = self.head.gather_columns(self.pages.hidden_states(slots))
+        return states
 
-    def spans(self, job: PrefillOp, first: int) -> list[Span]:
-        """Pages, start and stop of each text's places, none of them before `first`."""
-        found = zip(by_text(job.pages, job.counts), job.starts, job.stops, strict=True)
+    def spans(self, op: PrefillOp, first: int) -> list[PrefillSpan]:
+        """Return pages, start and stop of each sequence; positions before `first` are left out."""
+        found = zip(split_pages(op.pages, op.page_counts), op.starts, op.stops, strict=True)
         return [(pages, max(start, first), stop) for pages, start, stop in found if stop > first]
 
-    def slots(self, spans: list[Span], back: int = 0) -> Tensor:
-        """Those of all places, or of the ones `back` before them."""
+    def slots(self, spans: list[PrefillSpan], back: int = 0) -> Tensor:
+        """Return the slots of all positions, or of those `back` before them."""
         runs = (slots_of(pages, self.pages.page_size, start - back, stop - back) for pages, start, stop in spans)
-        return self.numbers([slot for run in runs for slot in run])
+        return self.tensor([slot for run in runs for slot in run])
 
 
 class EagleOps(TorchHeadOps):
-    """Of a head that guesses one token after another."""
+    """Operations of an autoregressive head."""
 
     head: EagleHead | MtpHead | DistilledHead
 
     def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         super().__init__(head, pages)
-        self._memory, self._behind = Memory([], []), torch.empty(0)
+        self._kv, self._carried = DraftKV([], []), torch.empty(0)
 
-    def run(self, job: HeadOp) -> HeadLogits:
-        if isinstance(job, PrefillOp):
-            self._read(job)
-            return NOTHING
-        assert isinstance(job, StepOp), "there is nothing else it can do"
-        return HeadLogits(self._step(job))
+    def run(self, op: HeadOp) -> HeadLogits:
+        if isinstance(op, PrefillOp):
+            self._prefill(op)
+            return NO_LOGITS
+        assert isinstance(op, StepOp), "this head has no other operations"
+        return HeadLogits(self._step(op))
 
-    def _read(self, job: PrefillOp) -> None:
-        """At place p it keeps the pair of p's token and the feature of p-1: that depends on nothing behind p."""
-        spans = self.spans(job, 1)  # the first place of a text has no feature before it
-        tokens, own = self.numbers(job.tokens), self.slots(spans)
-        features = self.features(self.slots(spans, back=1))
-        turn = self.head.turn(self.numbers([place for _, start, stop in spans for place in range(start, stop)]))
-        attend = Pass(self.pages, self.head.config.layer, spans, own)
-        self.pages.put(-1, own, *self.head.remember(tokens, features, turn, attend))
+    def _prefill(self, op: PrefillOp) -> None:
+        """Store KV of the pair of token p and hidden states p - 1 at position p; it depends on nothing after p."""
+        spans = self.spans(op, 1)  # the first position of a sequence has no hidden states before it
+        tokens, own = self.tensor(op.tokens), self.slots(spans)
+        states = self.hidden_states(self.slots(spans, back=1))
+        positions = [position for _, start, stop in spans for position in range(start, stop)]
+        rope = self.head.rope_rows(self.tensor(positions))
+        attend = PrefillAttention(self.pages, self.head.config.layer, spans, own)
+        self.pages.store_kv(-1, own, *self.head.keys_values(tokens, states, rope, attend))
 
-    def _step(self, job: StepOp) -> Tensor:
-        before = self.numbers(job.before)
-        if job.counts:
-            self._memory = self.pages.memory(by_text(job.pages, job.counts), job.columns)
-            feature = self.features(before)
+    def _step(self, op: StepOp) -> Tensor:
+        previous = self.tensor(op.previous)
+        if op.page_counts:
+            self._kv = self.pages.gather(split_pages(op.pages, op.page_counts), op.columns)
+            hidden = self.hidden_states(previous)
         else:
-            feature = self._behind[before]
-        seen = torch.tensor(job.seen, dtype=torch.bool, device=self.device).view(len(job.text), len(job.reach), -1)
-        look = Look(self._memory, self.head.config.layer, job.text, seen, hidden=1, reach=tuple(job.reach))
-        turn = self.head.turn_behind(self.numbers(job.places))
-        states = self.head.step(self.numbers(job.tokens), feature, turn, look)[self.numbers(job.wanted)]
-        self._behind = self.head.carry(states)
-        return all_scores(self.head, self.head.logits(states), job.top)
+            hidden = self._carried[previous]
+        mask = torch.tensor(op.draft_mask, dtype=torch.bool, device=self.device).view(
+            len(op.lengths), len(op.depths), -1
+        )
+        attention = DraftAttention(
+            self._kv, self.head.config.layer, op.lengths, mask, first_position=1, depths=tuple(op.depths)
+        )
+        rope = self.head.rope_rows_clamped(self.tensor(op.positions))
+        states = self.head.step(self.tensor(op.tokens), hidden, rope, attention)[self.tensor(op.used_rows)]
+        self._carried = self.head.carry(states)
+        return gather_logits(self.head, self.head.logits(states), op.top_k)
 
 
 class BlockForwardOutput:
-    """What a pass came to: states that guess [texts, depth, width], and scores without what a Markov head adds."""
+    """Result of a block forward: states [sequences, depth, width], and logits without the bias of the Markov head."""
 
-    def __init__(self, head: BlockHead, states: Tensor, scores: Tensor) -> None:
-        self.head, self.states, self.scores = head, states, scores
+    def __init__(self, head: BlockHead, states: Tensor, logits: Tensor) -> None:
+        self.head, self.states, self.logits = head, states, logits
 
-    def level(self, job: BlockLevelOp) -> HeadLogits:
-        owners, before = torch.tensor([job.owners, job.before], device=self.scores.device)
-        logits = self.scores[owners, job.depth]
+    def level(self, op: BlockLevelOp) -> HeadLogits:
+        sequences, previous = torch.tensor([op.sequences, op.previous_tokens], device=self.logits.device)
+        logits = self.logits[sequences, op.depth]
         if self.head.config.markov_rank:
-            logits = logits + self.head.nudge(before)
-        sure = self.head.sure(self.states[owners, job.depth], before) if job.judges else None
-        return HeadLogits(all_scores(self.head, logits, job.top), sure)
+            logits = logits + self.head.markov_logits(previous)
+        confidence = None
+        if op.wants_confidence:
+            confidence = self.head.confidence_logits(self.states[sequences, op.depth], previous)
+        return HeadLogits(gather_logits(self.head, logits, op.top_k), confidence)
 
 
 class BlockOps(TorchHeadOps):
-    """Of a head that guesses a block at once."""
+    """Operations of a block head."""
 
     head: BlockHead
 
     def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         super().__init__(head, pages)
-        self._passed: BlockForwardOutput | None = None
+        self._output: BlockForwardOutput | None = None
 
-    def run(self, job: HeadOp) -> HeadLogits:
-        if isinstance(job, PrefillOp):
-            spans = self.spans(job, 0)
+    def run(self, op: HeadOp) -> HeadLogits:
+        if isinstance(op, PrefillOp):
+            spans = self.spans(op, 0)
             slots = self.slots(spans)
-            fused = self.head.normed_feature(self._kept(slots, job.tokens))
-            self.remember(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
-        elif isinstance(job, BlockForwardOp):
-            self._passed = BlockForwardOutput(self.head, *self._pass(job))
+            fused = self.head.normalize_projected(self._hidden_states(slots, op.tokens))
+            self.store_kv(slots, [position for _, start, stop in spans for position in range(start, stop)], fused)
+        elif isinstance(op, BlockForwardOp):
+            self._output = BlockForwardOutput(self.head, *self._forward(op))
         else:
-            assert isinstance(job, BlockLevelOp) and self._passed is not None, "there is nothing else it can do"
-            return self._passed.level(job)
-        return NOTHING
+            assert isinstance(op, BlockLevelOp) and self._output is not None, "this head has no other operations"
+            return self._output.level(op)
+        return NO_LOGITS
 
-    def _kept(self, slots: Tensor, tokens: Numbers) -> Tensor:
-        """What is kept here of features, and of the tokens that stand beside them, where the head wants those."""
-        kept, back = self.pages.features(slots), self.head.config.look_back
-        return kept + self.head.hinted(self.numbers(tokens).view(-1, back)) if back else kept
+    def _hidden_states(self, slots: Tensor, tokens: Ints) -> Tensor:
+        """Return the local hidden states, plus the embedding of previous tokens if the head uses them."""
+        kept, back = self.pages.hidden_states(slots), self.head.config.look_back
+        return kept + self.head.project_hints(self.tensor(tokens).view(-1, back)) if back else kept
 
-    def remember(self, slots: Tensor, places: Numbers, fused: Tensor) -> None:
-        """Keep keys and values of each layer."""
-        for layer, (keys, values) in enumerate(self.head.remember(fused, self.head.turn(self.numbers(places)))):
-            self.pages.put(layer, slots, keys, values)
+    def store_kv(self, slots: Tensor, positions: Ints, fused: Tensor) -> None:
+        """Compute and store keys and values of each layer."""
+        for layer, (keys, values) in enumerate(
+            self.head.context_kv(fused, self.head.rope_rows(self.tensor(positions)))
+        ):
+            self.pages.store_kv(layer, slots, keys, values)
 
-    def _pass(self, job: BlockForwardOp) -> tuple[Tensor, Tensor]:
-        config, texts = self.head.config, len(job.text)
-        memory = self.pages.memory(by_text(job.pages, job.counts), max(job.text) + config.block)
-        seen = torch.ones(config.block, config.block, dtype=torch.bool)
-        seen = seen.tril() if config.causal_in_block else seen
-        look = Look(memory, config.layer, job.text, seen, reach=(-1,) * config.block)  # a window is the anchor's
-        places = self.numbers(job.text)[:, None] + torch.arange(config.block, device=self.device)
-        rows = self.head.enter(self.numbers(job.anchors)).flatten(0, 1)
-        states = self.head.run(rows, self.head.turn(places.flatten()), look).view(texts, config.block, -1)
-        states = self.head.guessing(states)[:, : job.depth]
-        return states, self.head.scores(states)
+    def _forward(self, op: BlockForwardOp) -> tuple[Tensor, Tensor]:
+        config, sequences = self.head.config, len(op.lengths)
+        kv = self.pages.gather(split_pages(op.pages, op.page_counts), max(op.lengths) + config.block)
+        mask = torch.ones(config.block, config.block, dtype=torch.bool)
+        mask = mask.tril() if config.causal_in_block else mask
+        depths = (-1,) * config.block  # the window of all rows is the anchor's
+        attention = DraftAttention(kv, config.layer, op.lengths, mask, depths=depths)
+        positions = self.tensor(op.lengths)[:, None] + torch.arange(config.block, device=self.device)
+        rows = self.head.block_inputs(self.tensor(op.anchors)).flatten(0, 1)
+        rope = self.head.rope_rows(positions.flatten())
+        states = self.head.run_layers(rows, rope, attention).view(sequences, config.block, -1)
+        states = self.head.draft_states(states)[:, : op.depth]
+        return states, self.head.output_logits(states)
 
 
 class MedusaOps(TorchHeadOps):
-    """Of heads that each guess one place further."""
+    """Operations of Medusa heads, each of which drafts one position."""
 
     head: MedusaHead
 
-    def run(self, job: HeadOp) -> HeadLogits:
-        """Logits [texts * depth, outputs], each text's places in order."""
-        assert isinstance(job, MedusaForwardOp), "there is nothing else it can do"
-        logits = self.head.logits(self.head(self.features(self.numbers(job.slots)), job.depth))
-        return HeadLogits(all_scores(self.head, logits.flatten(0, 1), job.top))
+    def run(self, op: HeadOp) -> HeadLogits:
+        """Return logits [sequences * depth, outputs], ordered by sequence and position."""
+        assert isinstance(op, MedusaForwardOp), "this head has no other operations"
+        logits = self.head.logits(self.head(self.hidden_states(self.tensor(op.slots)), op.depth))
+        return HeadLogits(gather_logits(self.head, logits.flatten(0, 1), op.top_k))
 
 
-def head_work(head: DraftHead[Any], pages: HeadPages) -> TorchHeadOps:
-    """The one for its kind."""
+def make_head_ops(head: DraftHead[Any], pages: HeadPages) -> TorchHeadOps:
+    """Return the operations of a head."""
     if isinstance(head, BlockHead):
         return BlockOps(head, pages)
     return MedusaOps(head, pages) if isinstance(head, MedusaHead) else EagleOps(head, pages)

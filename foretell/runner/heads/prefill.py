@@ -12,13 +12,14 @@ from torch import Tensor
 
 from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import BlockHead, DraftHead, MedusaHead
+from foretell.runner.cuda.graph_shapes import next_power_of_2
 from foretell.runner.cuda.graphs import GraphCache
-from foretell.runner.heads.kv import HeadMemory, attend, store
-from foretell.runner.heads.tables import Whole, columns_for, power
+from foretell.runner.heads.kv import GraphKV, attend, store_rows
+from foretell.runner.heads.tables import Int64Array, padded_context
 from foretell.runner.native.head_prefill import PrefillRange
 
-MOST_ROWS = 256  # more are read as the definition does
-TOKEN, PLACE, SLOT, BEFORE, HOME, FIELDS = range(6)
+MAX_ROWS = 256  # more are read as the definition does
+TOKEN, POSITION, SLOT, PREVIOUS_SLOT, GRID_INDEX, FIELDS = range(6)
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,19 @@ class PrefillShape:
     """Readings of the same sizes are one graph."""
 
     rows: int  # filled up
-    texts: int = 0  # filled up; 0: rows see none but themselves
-    each: int = 0  # rows of a text, filled up
+    sequences: int = 0  # filled up; 0: rows see none but themselves
+    rows_per_sequence: int = 0  # rows of a text, filled up
     columns: int = 0  # places of a text that may be seen, filled up
 
     def covers(self, other: PrefillShape) -> bool:
         """Whether a reading of the others can be filled up to these."""
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return (self.texts > 0) == (other.texts > 0) and all(mine >= its for mine, its in pairs)
+        return (self.sequences > 0) == (other.sequences > 0) and all(mine >= its for mine, its in pairs)
 
     @property
-    def price(self) -> tuple[int, ...]:
+    def cost(self) -> tuple[int, ...]:
         """What tells which of two is cheaper to run."""
-        return self.rows, self.texts, self.each, self.columns
+        return self.rows, self.sequences, self.rows_per_sequence, self.columns
 
 
 class PrefillTable:
@@ -49,48 +50,50 @@ class PrefillTable:
     def __init__(self, sizes: PrefillShape, page_size: int, inputs: Tensor, leaves_out: bool = False) -> None:
         """`inputs` [rows, width] is where the target's states are put; `leaves_out`: whether who reads leaves out rows
         that have no slot."""
-        self.sizes, self.inputs, self.leaves_out, device = sizes, inputs, leaves_out, inputs.device
-        self.pages_each = -(-sizes.columns // page_size)
+        self.shape, self.inputs, self.skips_padding, device = sizes, inputs, leaves_out, inputs.device
+        self.pages_per_sequence = -(-sizes.columns // page_size)
         self.grid_at = FIELDS * sizes.rows
-        self.pages_at = self.grid_at + sizes.texts * sizes.each
-        count = self.pages_at + sizes.texts * self.pages_each
+        self.pages_at = self.grid_at + sizes.sequences * sizes.rows_per_sequence
+        count = self.pages_at + sizes.sequences * self.pages_per_sequence
         self._device = torch.zeros(count, dtype=torch.int64, device=device)
         self._host = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._numbers: Whole = self._host.numpy()
-        self._sent = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._numbers: Int64Array = self._host.numpy()
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def send(self, readings: list[PrefillRange], page_size: int) -> None:
+    def upload(self, readings: list[PrefillRange], page_size: int) -> None:
         """Of these places."""
-        if self._sent is not None:
-            self._sent.synchronize()  # until the last ones have left, which they mostly have
+        if self._copied is not None:
+            self._copied.synchronize()  # until the last ones have left, which they mostly have
         counts, pages = [each.stop - each.start for each in readings], [each.seq.pages for each in readings]
         rows, filled = self._numbers[: self.grid_at].reshape(FIELDS, -1), sum(counts)
-        rows[:HOME, :filled] = _fields(readings, page_size)  # as lists: they are few, and numpy takes long to begin
-        if self.sizes.texts:
-            self._send_texts(rows, counts, pages)
-        if filled < self.sizes.rows:
+        rows[:GRID_INDEX, :filled] = _fields(
+            readings, page_size
+        )  # as lists: they are few, and numpy takes long to begin
+        if self.shape.sequences:
+            self._write_grid(rows, counts, pages)
+        if filled < self.shape.rows:
             rows[:, filled:] = rows[:, filled - 1 : filled]
-            if self.leaves_out:
+            if self.skips_padding:
                 rows[SLOT, filled:] = -1
         self._device.copy_(self._host, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
+        if self._copied is not None:
+            self._copied.record()
 
-    def _send_texts(self, rows: Whole, counts: list[int], pages: list[list[int]]) -> None:
+    def _write_grid(self, rows: Int64Array, counts: list[int], pages: list[list[int]]) -> None:
         """Where rows stand side by side, as many for each text."""
-        grid = self._numbers[self.grid_at : self.pages_at].reshape(self.sizes.texts, -1)
-        held = self._numbers[self.pages_at :].reshape(self.sizes.texts, -1)
-        grid[:], place, first = 0, np.arange(self.sizes.each), 0
+        grid = self._numbers[self.grid_at : self.pages_at].reshape(self.shape.sequences, -1)
+        held = self._numbers[self.pages_at :].reshape(self.shape.sequences, -1)
+        grid[:], place, first = 0, np.arange(self.shape.rows_per_sequence), 0
         for text, count in enumerate(counts):
             grid[text] = first + np.minimum(place, count - 1)
-            rows[HOME, first : first + count] = text * self.sizes.each + place[:count]
-            some = pages[text][: self.pages_each]
+            rows[GRID_INDEX, first : first + count] = text * self.shape.rows_per_sequence + place[:count]
+            some = pages[text][: self.pages_per_sequence]
             held[text, : len(some)] = some
             first += count
 
     def field(self, which: int) -> Tensor:
         """[rows]."""
-        return self._device[which * self.sizes.rows : (which + 1) * self.sizes.rows]
+        return self._device[which * self.shape.rows : (which + 1) * self.shape.rows]
 
     @property
     def grid(self) -> Tensor:
@@ -100,7 +103,7 @@ class PrefillTable:
     @property
     def pages(self) -> Tensor:
         """[texts, pages]."""
-        return self._device[self.pages_at :].view(self.sizes.texts, -1)
+        return self._device[self.pages_at :].view(self.shape.sequences, -1)
 
 
 def _fields(readings: list[PrefillRange], page_size: int) -> list[list[int]]:
@@ -122,7 +125,7 @@ def _fields(readings: list[PrefillRange], page_size: int) -> list[list[int]]:
 class GraphPrefill:
     """Reads for a head of any kind."""
 
-    leaves_out = False  # rows that only fill up
+    skips_padding = False  # rows that only fill up
 
     def __init__(
         self,
@@ -132,84 +135,86 @@ class GraphPrefill:
         features: Tensor | None,
         page_size: int,
     ) -> None:
-        self.head, self.keys, self.values, self.features, self.page_size = head, keys, values, features, page_size
+        self.head, self.keys, self.values, self.state_cache, self.page_size = head, keys, values, features, page_size
         self.tables: dict[PrefillShape, PrefillTable] = {}
         self._inputs: Tensor | None = None
-        self.recorder: GraphCache[PrefillShape, None] = GraphCache(head.draft_ids.device)
+        self.graphs: GraphCache[PrefillShape, None] = GraphCache(head.draft_ids.device)
 
-    def read(self, readings: list[PrefillRange], columns: Tensor | None) -> bool:
+    def prefill(self, readings: list[PrefillRange], columns: Tensor | None) -> bool:
         """Keep what these places are to be remembered by; False if they are too many. `columns` are where the head's
         own stand among all of the target's states; None: just so."""
         rows = sum(each.stop - each.start for each in readings)
-        if rows > MOST_ROWS:
+        if rows > MAX_ROWS:
             return False
-        table = self._table(self.recorder.serving(self._sizes(readings, rows)), readings[0].states[0].dtype)
+        table = self._table(self.graphs.select(self._shape(readings, rows)), readings[0].states[0].dtype)
         pieces = [piece for each in readings for piece in each.states]
         if columns is None:
             torch.cat(pieces, out=table.inputs[:rows])
         else:
             torch.index_select(torch.cat(pieces), 1, columns, out=table.inputs[:rows])
-        if rows < table.sizes.rows and not self.leaves_out:
+        if rows < table.shape.rows and not self.skips_padding:
             table.inputs[rows:] = table.inputs[rows - 1]
-        table.send(readings, self.page_size)
-        self.recorder(table.sizes, lambda: self.run(table))
+        table.upload(readings, self.page_size)
+        self.graphs(table.shape, lambda: self.run(table))
         return True
 
-    def _sizes(self, readings: list[PrefillRange], rows: int) -> PrefillShape:
+    def _shape(self, readings: list[PrefillRange], rows: int) -> PrefillShape:
         if len(self.keys) <= 1 or isinstance(self.head, BlockHead):
-            return PrefillShape(power(rows))
+            return PrefillShape(next_power_of_2(rows))
         each, longest = max(r.stop - r.start for r in readings), max(r.stop for r in readings)
-        return PrefillShape(power(rows), power(len(readings)), power(each), columns_for(longest))
+        return PrefillShape(
+            next_power_of_2(rows), next_power_of_2(len(readings)), next_power_of_2(each), padded_context(longest)
+        )
 
     def _table(self, sizes: PrefillShape, dtype: torch.dtype) -> PrefillTable:
         if sizes not in self.tables:
             if self._inputs is None:  # one for all sizes: they are read one after the other
-                width = self.head.config.read_width
-                self._inputs = torch.zeros(MOST_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
-            self.tables[sizes] = PrefillTable(sizes, self.page_size, self._inputs[: sizes.rows], self.leaves_out)
+                width = self.head.config.input_width
+                self._inputs = torch.zeros(MAX_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
+            self.tables[sizes] = PrefillTable(sizes, self.page_size, self._inputs[: sizes.rows], self.skips_padding)
         return self.tables[sizes]
 
     def run(self, table: PrefillTable) -> None:
         slots = table.field(SLOT)
         if isinstance(self.head, BlockHead):
-            turn = self.head.turn(table.field(PLACE))
-            for layer, both in enumerate(self.head.remember(self.head.fuse(table.inputs), turn)):
-                self._keep(layer, slots, *both)
+            turn = self.head.rope_rows(table.field(POSITION))
+            for layer, both in enumerate(self.head.context_kv(self.head.fuse(table.inputs), turn)):
+                self._store_kv(layer, slots, *both)
             return
         if isinstance(self.head, MedusaHead):
-            assert self.features is not None, "this head keeps features"
-            store(table.inputs[:, None], self.features, slots)
+            assert self.state_cache is not None, "this head keeps features"
+            store_rows(table.inputs[:, None], self.state_cache, slots)
             return
         head: Any = self.head
         before = head.fuse(table.inputs)
-        if self.features is not None:  # else it looks at tokens alone, and takes anything for a feature
-            store(before[:, None], self.features, slots)
+        if self.state_cache is not None:  # else it looks at tokens alone, and takes anything for a feature
+            store_rows(before[:, None], self.state_cache, slots)
             # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
-            before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
-        pair = (table.field(TOKEN), before, head.turn(table.field(PLACE)))
-        attend = PrefillAttention(self, table) if table.sizes.texts else None  # none where there is one layer
-        self._keep(-1, slots, *head.remember(*pair, attend))
+            before = self.state_cache.view(-1, self.state_cache.shape[-1]).index_select(0, table.field(PREVIOUS_SLOT))
+        pair = (table.field(TOKEN), before, head.rope_rows(table.field(POSITION)))
+        attend = GraphPrefillAttention(self, table) if table.shape.sequences else None  # none where there is one layer
+        self._store_kv(-1, slots, *head.keys_values(*pair, attend))
 
-    def _keep(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        store(keys, self.keys[layer], slots)
-        store(values, self.values[layer], slots)
+    def _store_kv(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        store_rows(keys, self.keys[layer], slots)
+        store_rows(values, self.values[layer], slots)
 
 
-class PrefillAttention:
+class GraphPrefillAttention:
     """Attention of places that are read, over those before them; what a head of several layers needs."""
 
     def __init__(self, reader: GraphPrefill, table: PrefillTable) -> None:
-        self.reader, self.table, self.config = reader, table, reader.head.config.layer
-        places = table.field(PLACE).index_select(0, table.grid).view(table.sizes.texts, -1, 1)
-        column = torch.arange(table.pages_each * reader.page_size, device=places.device)
-        self.seen = (column >= places.clamp_max(1)) & (column <= places)  # a text's first place sees itself alone
+        self.prefill, self.table, self.config = reader, table, reader.head.config.layer
+        places = table.field(POSITION).index_select(0, table.grid).view(table.shape.sequences, -1, 1)
+        column = torch.arange(table.pages_per_sequence * reader.page_size, device=places.device)
+        self.mask = (column >= places.clamp_max(1)) & (column <= places)  # a text's first place sees itself alone
         if self.config.window is not None:
-            self.seen = self.seen & (column > places - self.config.window)
+            self.mask = self.mask & (column > places - self.config.window)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.reader._keep(layer, self.table.field(SLOT), k, v)
+        self.prefill._store_kv(layer, self.table.field(SLOT), k, v)
         pages = self.table.pages
-        memory = HeadMemory([self.reader.keys[layer]], [self.reader.values[layer]], self.config, pages)
+        memory = GraphKV([self.prefill.keys[layer]], [self.prefill.values[layer]], self.config, pages)
         rows = q.index_select(0, self.table.grid)
-        out = attend(rows, memory.keys[0], memory.values[0], memory.bias(self.seen), self.config)
-        return out.index_select(0, self.table.field(HOME))
+        out = attend(rows, memory.keys[0], memory.values[0], memory.mask_bias(self.mask), self.config)
+        return out.index_select(0, self.table.field(GRID_INDEX))

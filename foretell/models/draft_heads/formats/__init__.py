@@ -11,14 +11,14 @@ from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import FORMAT
 from foretell.models.draft_heads.formats import block, eagle, medusa, mtp
 
-from .layout import HeadFile, Layout, fill
+from .layout import HeadFile, TensorLayout, fill
 
 if TYPE_CHECKING:
     from foretell.hub.tensor import LazyTensor
 
 __all__ = ["HeadFile", "Layout", "fill", "kind_of", "layout_of", "load_foreign"]
 
-SPECULATORS: dict[str, tuple[str, Callable[[HeadFile], Layout]]] = {
+SPECULATORS: dict[str, tuple[str, Callable[[HeadFile], TensorLayout]]] = {
     "eagle3": ("eagle", eagle.speculators),
     "dflash": ("block", block.speculators),
     "dspark": ("block", block.speculators),
@@ -39,7 +39,7 @@ def kind_of(config: Mapping[str, Any], names: frozenset[str]) -> str | None:
     return None if found is None else found[0]
 
 
-def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callable[[HeadFile], Layout]] | None:
+def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callable[[HeadFile], TensorLayout]] | None:
     plain = {name.removeprefix("model.") for name in names}
     said = config.get("speculators_model_type")
     if said in NOT_SERVED:
@@ -59,7 +59,7 @@ def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callab
     return None
 
 
-def layout_of(file: HeadFile) -> Layout:
+def layout_of(file: HeadFile) -> TensorLayout:
     """What a head's file holds, in our words."""
     found = _rule(file.config.values, frozenset(file.tensors))
     if found is None:

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.models.config_fields import Fields
+from foretell.models.config_fields import ConfigFields
 from foretell.models.draft_heads.config import BlockConfig
 
 from .eagle import read_ids
-from .layout import HeadFile, Layout, Parts, draft_vocab, layer_parts, only_own
+from .layout import HeadFile, TensorLayout, TensorNames, draft_vocab, layer_tensors, own_or_shared
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 
 
-def dflash(file: HeadFile) -> Layout:
+def dflash(file: HeadFile) -> TensorLayout:
     """z-lab's and DeepSpec's format: layer numbers count layers from 0, so that v is h[v + 1]."""
-    config, nested = file.config, file.config.part("dflash_config")
+    config, nested = file.config, file.config.section("dflash_config")
     ids = read_ids(nested, "target_layer_ids") or read_ids(config, "target_layer_ids")
     if not ids:
         raise ModelError(f"{file.where}: the config does not say which layers it taps (target_layer_ids)")
     block = nested.get("block_size", config.get("block_size"))
-    settings = Fields({**config.values, **nested.values, "block_size": block})
+    settings = ConfigFields({**config.values, **nested.values, "block_size": block})
     return _block(file, "DFlash", config, settings, tuple(each + 1 for each in ids), _is_dspark(file))
 
 
-def speculators(file: HeadFile) -> Layout:
+def speculators(file: HeadFile) -> TensorLayout:
     """speculators' format of both: the layer's config stands apart, layer numbers count states."""
     config = file.config
     taps = read_ids(config, "aux_hidden_state_layer_ids")
     if not taps:
         raise ModelError(f"{file.where}: the config does not say which layers it taps (aux_hidden_state_layer_ids)")
-    anchor = config.flag("sample_from_anchor", config.text("speculators_model_type", "") == "dspark")
-    return _block(file, "speculators", config.part("transformer_layer_config"), config, taps, anchor)
+    anchor = config.flag("sample_from_anchor", config.string("speculators_model_type", "") == "dspark")
+    return _block(file, "speculators", config.section("transformer_layer_config"), config, taps, anchor)
 
 
 def _is_dspark(file: HeadFile) -> bool:
     return "markov_head.markov_w1.weight" in file.tensors
 
 
-def _block(file: HeadFile, source: str, sizes: Fields, settings: Fields, taps: tuple[int, ...], anchor: bool) -> Layout:
-    if settings.text("markov_head_type", "vanilla") != "vanilla":
+def _block(
+    file: HeadFile, source: str, sizes: ConfigFields, settings: ConfigFields, taps: tuple[int, ...], anchor: bool
+) -> TensorLayout:
+    if settings.string("markov_head_type", "vanilla") != "vanilla":
         raise UnsupportedModelError(f"{file.where}: a Markov head of the kind {settings.get('markov_head_type')!r}")
     layers = sum(f"layers.{i}.mlp.down_proj.weight" in file.tensors for i in range(64))
     layer = file.layer(sizes, "layers.0")
@@ -51,29 +53,29 @@ def _block(file: HeadFile, source: str, sizes: Fields, settings: Fields, taps: t
         taps,
         draft_vocab=draft_vocab(file),
         layers=layers,
-        block=settings.count("block_size", most=1024),
+        block=settings.integer("block_size", most=1024),
         sample_from_anchor=settings.flag("sample_from_anchor", anchor),
         causal_in_block=settings.flag("causal_head")
         or (layer.window is not None and not settings.flag("sliding_window_non_causal")),
-        mask_token=settings.count("mask_token_id", least=0),
+        mask_token=settings.integer("mask_token_id", least=0),
         markov_rank=rank,
         confidence=surety,
         confidence_with_markov=surety and file.shape("confidence_head.proj.weight")[1] > layer.width,
     )
-    parts: Parts = {
+    parts: TensorNames = {
         "fc.weight": ("fc.weight",),
         "feature_norm.weight": ("hidden_norm.weight",),
         "norm.weight": ("norm.weight",),
     }
     parts |= {ours: (alias,) for alias, plain in ALIASES.items() if alias in file.tensors for ours in _ours(plain)}
     for i in range(layers):
-        parts |= layer_parts(layer, i, f"layers.{i}")
+        parts |= layer_tensors(layer, i, f"layers.{i}")
     if rank:
         parts["markov_in"] = ("markov_head.markov_w1.weight",)
         parts["markov_out.weight"] = ("markov_head.markov_w2.weight",)
     if surety:
         parts["surety.weight"], parts["surety.bias"] = ("confidence_head.proj.weight",), ("confidence_head.proj.bias",)
-    return only_own(Layout(source, head, parts, "d2t", spare=frozenset({"d2t", "t2d"})), file)
+    return own_or_shared(TensorLayout(source, head, parts, "d2t", spare=frozenset({"d2t", "t2d"})), file)
 
 
 def _ours(plain: str) -> tuple[str, ...]:

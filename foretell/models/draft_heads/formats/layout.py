@@ -13,25 +13,24 @@ from torch import Tensor
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.models.config import ModelConfig
-from foretell.models.config_fields import Fields
+from foretell.models.config_fields import ConfigFields
 from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import HeadConfig, LayerConfig
-from foretell.models.draft_heads.io import fill_head, make_head
-from foretell.models.draft_heads.sharding import Lazily
+from foretell.models.draft_heads.io import LazyTensors, fill_head, make_head
 from foretell.models.hf_config import hf_rope
 from foretell.models.sharding import Shard
 
 if TYPE_CHECKING:
     from foretell.hub.tensor import LazyTensor
 
-Parts = dict[str, tuple[str, ...]]
+TensorNames = dict[str, tuple[str, ...]]
 
 WRAPPERS = re.compile(r"^((model|language_model)\.)+")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """`parts`: for each tensor of ours those of theirs that stand one under another in it.
 
     `offsets` is the tensor that tells, for each token the head can guess, how far the target's id lies behind it, `ids`
@@ -40,7 +39,7 @@ class Layout:
 
     source: str  # whose format it is
     config: HeadConfig
-    parts: Mapping[str, tuple[str, ...]]
+    tensors: Mapping[str, tuple[str, ...]]
     offsets: str | None = None
     ids: str | None = None
     spare: frozenset[str] = field(default_factory=frozenset)
@@ -51,7 +50,7 @@ class HeadFile:
     """A head's folder, opened: its config and its tensors, without what only says how they were wrapped."""
 
     where: str
-    config: Fields
+    config: ConfigFields
     tensors: Mapping[str, LazyTensor]
     target: ModelConfig
 
@@ -59,26 +58,28 @@ class HeadFile:
     def of(
         cls, where: str, config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], target: ModelConfig
     ) -> HeadFile:
-        return cls(where, Fields(config), {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}, target)
+        return cls(
+            where, ConfigFields(config), {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}, target
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self.tensors:
             raise ModelError(f"{self.where}: tensor {name!r} is missing")
         return tuple(self.tensors[name].shape)
 
-    def layer(self, config: Fields, first: str, inputs: int | None = None) -> LayerConfig:
+    def layer(self, config: ConfigFields, first: str, inputs: int | None = None) -> LayerConfig:
         """A layer whose tensors begin with `first`: sizes by the config, what it has by its tensors."""
-        width, heads = config.count("hidden_size"), config.count("num_attention_heads")
-        activation = config.text("hidden_act", "silu")
+        width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        activation = config.string("hidden_act", "silu")
         if activation not in ACTIVATIONS:
             raise UnsupportedModelError(f"hidden_act {activation!r} of a head is not served")
         out = self.shape(f"{first}.self_attn.o_proj.weight")
         layer = LayerConfig(
             width=width,
             heads=heads,
-            kv_heads=config.count("num_key_value_heads", heads),
-            head_dim=config.count("head_dim", out[1] // heads),
-            ffn=config.count("intermediate_size"),
+            kv_heads=config.integer("num_key_value_heads", heads),
+            head_dim=config.integer("head_dim", out[1] // heads),
+            ffn=config.integer("intermediate_size"),
             norm_eps=config.number("rms_norm_eps", 1e-6),
             rope=hf_rope(config, "full_attention", config.number("rope_theta", 10_000.0)),
             window=_window(config),
@@ -93,20 +94,22 @@ class HeadFile:
         return layer
 
 
-def _window(config: Fields) -> int | None:
+def _window(config: ConfigFields) -> int | None:
     """How far all layers look back; layers that differ in that are not served."""
-    types = set(config.names("layer_types"))
+    types = set(config.strings("layer_types"))
     if "sliding_attention" not in types:
         return None
     if len(types) > 1:
         raise UnsupportedModelError("a head whose layers look back differently far is not served")
-    return config.count("sliding_window")
+    return config.integer("sliding_window")
 
 
-def layer_parts(layer: LayerConfig, index: int, first: str, input_norm: str | None = "input_layernorm") -> Parts:
+def layer_tensors(
+    layer: LayerConfig, index: int, first: str, input_norm: str | None = "input_layernorm"
+) -> TensorNames:
     """Ours and theirs of a decoder layer whose tensors begin with `first`."""
     ours, attn, mlp = f"layers.{index}", f"{first}.self_attn", f"{first}.mlp"
-    parts: Parts = {f"{ours}.ffn_norm.weight": (f"{first}.post_attention_layernorm.weight",)}
+    parts: TensorNames = {f"{ours}.ffn_norm.weight": (f"{first}.post_attention_layernorm.weight",)}
     if input_norm is not None:
         parts[f"{ours}.attention_norm.weight"] = (f"{first}.{input_norm}.weight",)
     kinds = {
@@ -124,19 +127,19 @@ def layer_parts(layer: LayerConfig, index: int, first: str, input_norm: str | No
     return parts
 
 
-def fill(layout: Layout, file: HeadFile, shard: Shard | None = None) -> DraftHead[Any]:
+def fill(layout: TensorLayout, file: HeadFile, shard: Shard | None = None) -> DraftHead[Any]:
     """The head with its weights, or a rank's part; every tensor of the file has its place, or is known to be spare."""
-    used = {name for names in layout.parts.values() for name in names} | layout.spare
+    used = {name for names in layout.tensors.values() for name in names} | layout.spare
     used |= {name for name in (layout.offsets, layout.ids) if name is not None}
     if unknown := sorted(set(file.tensors) - used):
         raise ModelError(f"{file.where}: tensor {unknown[0]!r} has no place in a head of {layout.source}'s format")
     reads: dict[str, Callable[[], Tensor]] = {
-        ours: partial(_read, file, ours, theirs, layout.config.vocab) for ours, theirs in layout.parts.items()
+        ours: partial(_read, file, ours, theirs, layout.config.vocab) for ours, theirs in layout.tensors.items()
     }
     if (ids := draft_ids(layout, file)) is not None:
         reads["draft_ids"] = lambda: ids
     head = make_head(layout.config, shard)
-    fill_head(head, Lazily(reads), file.where)
+    fill_head(head, LazyTensors(reads), file.where)
     return head
 
 
@@ -167,7 +170,7 @@ def draft_vocab(file: HeadFile) -> int | None:
     return None if count == said else count
 
 
-def draft_ids(layout: Layout, file: HeadFile) -> Tensor | None:
+def draft_ids(layout: TensorLayout, file: HeadFile) -> Tensor | None:
     """The target's id of each token the head can guess, rising; None where it can guess all."""
     if layout.config.draft_vocab is None:
         return None
@@ -183,13 +186,13 @@ def draft_ids(layout: Layout, file: HeadFile) -> Tensor | None:
     return ids
 
 
-def only_own(layout: Layout, file: HeadFile) -> Layout:
+def own_or_shared(layout: TensorLayout, file: HeadFile) -> TensorLayout:
     """The layout with embedding and output taken from the file where it has them, and borrowed where not."""
-    parts, config = dict(layout.parts), layout.config
+    parts, config = dict(layout.tensors), layout.config
     if "embed_tokens.weight" in file.tensors:
         parts["embed"] = ("embed_tokens.weight",)
         config = replace(config, own_embed=True)
     if "lm_head.weight" in file.tensors:
         parts["output.weight"] = ("lm_head.weight",)
         config = replace(config, own_output=True)
-    return replace(layout, parts=parts, config=config)
+    return replace(layout, tensors=parts, config=config)

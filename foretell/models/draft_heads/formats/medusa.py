@@ -7,7 +7,7 @@ import re
 from foretell.errors import ModelError
 from foretell.models.draft_heads.config import LayerConfig, MedusaConfig
 
-from .layout import HeadFile, Layout
+from .layout import HeadFile, TensorLayout
 
 PREFIX = re.compile(r"^medusa_heads?\.")
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
@@ -16,7 +16,7 @@ THEIR_BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 THEIR_OUTPUT = re.compile(r"lm_heads\.(\d+)\.weight")
 
 
-def medusa(file: HeadFile) -> Layout:
+def medusa(file: HeadFile) -> TensorLayout:
     """Heads and blocks are counted by their tensors: configs are known to be wrong about both."""
     blocks: dict[tuple[int, int], dict[str, str]] = {}
     outputs: dict[int, str] = {}
@@ -53,4 +53,4 @@ def medusa(file: HeadFile) -> Layout:
     }
     parts |= {f"outputs.{head}.weight": (name,) for head, name in outputs.items()}
     parts |= {"output.weight": ("lm_head.weight",)} if shared else {}
-    return Layout("Medusa", config, parts, ids=ids)
+    return TensorLayout("Medusa", config, parts, ids=ids)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from foretell.errors import ModelError
 from foretell.models.draft_heads.config import MtpConfig
 
-from .layout import HeadFile, Layout, layer_parts
+from .layout import HeadFile, TensorLayout, layer_tensors
 
 QWEN = {
     "embed_norm.weight": "pre_fc_norm_embedding.weight",
@@ -30,7 +30,7 @@ SPECULATORS = {
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's own, in DeepSeek's modules
 
 
-def mtp(file: HeadFile) -> Layout:
+def mtp(file: HeadFile) -> TensorLayout:
     """Of several modules the first is served, and used again for each further token."""
     layers = file.target.layers
     for first, names, norm_output in (
@@ -43,8 +43,8 @@ def mtp(file: HeadFile) -> Layout:
     raise ModelError(f"{file.where}: has no module for multi-token prediction; name a head that has, as mtp:FOLDER")
 
 
-def _module(file: HeadFile, first: str, names: dict[str, str], norm_output: bool) -> Layout:
-    sizes = file.config.part("transformer_layer_config")
+def _module(file: HeadFile, first: str, names: dict[str, str], norm_output: bool) -> TensorLayout:
+    sizes = file.config.section("transformer_layer_config")
     inner = f"{first}layers.0" if names is QWEN else first.removesuffix(".")
     layer = file.layer(sizes if sizes.values else file.config, inner)
     layer = replace(layer, window=None)  # such a layer sees all, whatever the target's do
@@ -57,6 +57,6 @@ def _module(file: HeadFile, first: str, names: dict[str, str], norm_output: bool
         norm_output=norm_output,
         embed_scale=file.target.embed_scale,
     )
-    parts = {ours: (first + theirs,) for ours, theirs in names.items()} | layer_parts(layer, 0, inner)
+    parts = {ours: (first + theirs,) for ours, theirs in names.items()} | layer_tensors(layer, 0, inner)
     used = {name for theirs in parts.values() for name in theirs}
-    return Layout("MTP", head, parts, spare=frozenset(set(file.tensors) - used))
+    return TensorLayout("MTP", head, parts, spare=frozenset(set(file.tensors) - used))

@@ -1,0 +1,135 @@
+"""Engines around one model that is split over processes: the processes are started once, engines as often as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from foretell.control.controller import FixedController
+from foretell.draft import PlacedHead
+from foretell.draft.base import Drafter, NoDrafter, Wrapper
+from foretell.draft.registry import head_drafter
+from foretell.engine.engine import Engine
+from foretell.engine.scheduler import Scheduler
+from foretell.hub import open_checkpoint
+from foretell.kv.prefix import PrefixIndex
+from foretell.models.config import ModelConfig
+from foretell.models.decoder import Decoder
+from foretell.models.draft_heads import HeadConfig, TargetWeights, write_head
+from foretell.models.draft_heads.loading import open_head, pack_head
+from foretell.models.load import load_model
+from foretell.models.sharding import Shard
+from foretell.models.tied_weights import share_target_weights
+from foretell.runner.heads.kv import head_layer_shapes
+from foretell.runner.model_runner import ModelRunner
+from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, make_leader
+from tests.tensor_parallel.splitting import write_folder
+from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
+
+PAGES, PAGE_SIZE = 256, 4
+
+
+class SplitHead(Wrapper):
+    """One of the heads that were split with the target, as it is served; bound to an engine when that is made."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(NoDrafter())
+        self.name = name
+        self.draws = self.gives_probability = True
+
+    def bind(self, runner: ModelRunner, placed: PlacedHead) -> None:
+        self.inner = head_drafter(runner, placed.head, placed.first, self.name)
+        self.hidden_layers = self.inner.hidden_layers
+
+    @property
+    def drafters(self) -> Mapping[str, Drafter]:
+        return {self.name: self}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The first rank's part, and the others."""
+
+    model: Decoder
+    team: TensorParallelGroup
+    heads: Mapping[str, PlacedHead]
+
+    def engine(self, drafter: Drafter | None = None, pages: int = PAGES, nodes: int = 6, levels: int = 0) -> Engine:
+        """A fresh one; what lies in the other ranks' pages from the last one must not matter."""
+        heads = [each.head for each in self.heads.values()]
+        taps = tuple(sorted({tap for head in heads for tap in head.config.taps}))
+        shapes = tuple(shape for head in heads for shape in head_layer_shapes(head.config, head.shard))
+        runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, taps, shapes)
+        make_leader(runner, self.team)
+        if isinstance(drafter, SplitHead):
+            drafter.bind(runner, self.heads[drafter.name])
+        scheduler = Scheduler(runner, PrefixIndex(runner.pool), 16, 64)
+        return Engine(runner, drafter or NoDrafter(), FixedController(nodes, levels), scheduler)
+
+    def generate(
+        self,
+        drafter: Drafter | None = None,
+        after_step: Callable[[Engine], None] = lambda engine: None,
+        pages: int = PAGES,
+        nodes: int = 6,
+        levels: int = 0,
+        **params: object,
+    ) -> list[list[int]]:
+        """What is written after each prompt, all in one batch."""
+        engine = self.engine(drafter, pages, nodes, levels)
+        tracks = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
+        run(engine, after_step)
+        assert engine.runner.pool.num_held == 0, "all pages are back"
+        return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+
+
+@contextmanager
+def split(
+    folder: Path,
+    size: int,
+    patience: float = 60.0,
+    device: str = "cpu",
+    config: ModelConfig = CONFIG,
+    heads: Mapping[str, HeadConfig] = MappingProxyType({}),
+) -> Iterator[Split]:
+    """A tiny decoder and heads for it on so many processes, this one included, all on one device."""
+    whole = tiny_decoder(config=config)
+    write_folder(whole, folder)
+    for name, head in heads.items():
+        write_head(random_head(head, TargetWeights.of(whole)), folder / name)
+    folders = tuple(folder / name for name in heads)
+    part = ModelShardSpec(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT, folders)
+    orders = [LaunchSpec(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
+    team = TensorParallelGroup(orders, torch.device(device), patience)
+    try:
+        model = load_model(open_checkpoint(folder), torch.float32, device, Shard(0, size))
+        model.join_ranks(team.group)
+        placed = place(model, folder, heads)
+        team.wait_ready()
+        yield Split(model, team, placed)
+    finally:
+        team.close()
+
+
+def place(model: Decoder, folder: Path, heads: Mapping[str, HeadConfig]) -> dict[str, PlacedHead]:
+    """The first rank's part of the heads in a folder."""
+    lender, placed, first = (
+        share_target_weights(open_checkpoint(folder), model),
+        dict[str, PlacedHead](),
+        model.config.layers,
+    )
+    opened = {name: open_head(folder / name, model.config) for name in heads}
+    loaded = {name: each.load(lender, model.dtype, CONTEXT, model.shard) for name, each in opened.items()}
+    model.prepare(CONTEXT)
+    for name, head in loaded.items():
+        pack_head(head, model)
+        assert model.ranks is not None
+        head.join_ranks(model.ranks)
+        placed[name] = PlacedHead(head, first)
+        first += len(head_layer_shapes(head.config, head.shard))
+    return placed
