@@ -83,7 +83,7 @@ def test_it_writes_a_config_for_serve_and_its_evidence(
 def test_ctrl_c_leaves_a_config(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = EngineBackend.write, []
+    write, seen = EngineBackend.generate, []
 
     def stopped(self: EngineBackend, variant: Any, job: MeasureJob) -> TimedOutput:
         seen.append(variant)
