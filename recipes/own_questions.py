@@ -24,29 +24,29 @@ from foretell.models.hf_config import end_ids
 from foretell.tokenizer import Tokenizer
 from foretell.train.sampler import GenerationRequest, Sampler
 
-MARK = "question"  # one token
+MARKER = "question"  # a single token
 SLOTS = {"cuda": 1024, "cpu": 16}
-SHORTEST = 8  # characters of a question
+MIN_CHARACTERS = 8  # of a question
 
 
 def opening(tokenizer: Tokenizer) -> list[int]:
-    """A chat up to where the user's first words stand."""
-    chat, mark = tokenizer.encode_chat([{"role": "user", "content": MARK}]), tokenizer.encode(MARK)[-1]
+    """Return the tokens of a chat up to the content of the user's first message."""
+    chat, mark = tokenizer.encode_chat([{"role": "user", "content": MARKER}]), tokenizer.encode(MARKER)[-1]
     if mark not in chat:
-        raise SystemExit("this model's chat template does not show where the user speaks; give prompts of your own")
+        raise SystemExit("this model's chat template does not include the user's message; use other prompts")
     return chat[: chat.index(mark)]
 
 
-def drawn(opened: ModelSource, args: argparse.Namespace) -> list[str]:
-    """As many texts as asked, fewer those that did not come to an end."""
-    begin, ends = opening(opened.tokenizer), opened.tokenizer.end_ids | end_ids(opened.checkpoint)
-    wishes = [GenerationRequest(i, begin, args.temperature, args.longest) for i in range(args.count)]
-    slots = min(SLOTS[opened.device.type], args.count)
+def sample_questions(source: ModelSource, args: argparse.Namespace) -> list[str]:
+    """Sample `args.count` questions and return those that ended within the limit."""
+    begin, ends = opening(source.tokenizer), source.tokenizer.end_ids | end_ids(source.checkpoint)
+    requests = [GenerationRequest(i, begin, args.temperature, args.longest) for i in range(args.count)]
+    slots = min(SLOTS[source.device.type], args.count)
     with torch.inference_mode():
-        model = opened.load()
+        model = source.load()
     sampler = Sampler(model, slots, len(begin) + args.longest + 1, ends, args.seed)
-    texts = (tokens for _, tokens in sampler.write(wishes) if tokens and tokens[-1] in ends)
-    return [opened.tokenizer.decode(tokens).strip() for tokens in texts]
+    outputs = (tokens for _, tokens in sampler.generate(requests) if tokens and tokens[-1] in ends)
+    return [source.tokenizer.decode(tokens).strip() for tokens in outputs]
 
 
 def main() -> None:
@@ -56,22 +56,22 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--count", type=int, default=45_000)
     parser.add_argument("--temperature", type=float, default=0.85)
-    parser.add_argument("--longest", type=int, default=384, help="tokens of a question")
+    parser.add_argument("--longest", type=int, default=384, help="maximum tokens of a question")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.count < 1:
         parser.error(f"--count must be 1 or more, not {args.count}")
     began, forbidden = time.time(), measured(args.data)
-    opened = open_model(args.target, EngineConfig(model=args.target, device=args.device, quantization="none"), print)
-    found = drawn(opened, args)
-    once = list(dict.fromkeys(text for text in found if len(text) >= SHORTEST))
+    source = open_model(args.target, EngineConfig(model=args.target, device=args.device, quantization="none"), print)
+    found = sample_questions(source, args)
+    once = list(dict.fromkeys(text for text in found if len(text) >= MIN_CHARACTERS))
     kept = [text for text in once if not any(run in forbidden for run in windows(text))]
     with lzma.open(args.out, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"prompt": text, "source": "own"}, ensure_ascii=False) + "\n" for text in kept)
     took = f"{time.time() - began:.0f} s"
     print(
-        f"{len(kept)} questions of {len(found)} that ended; {len(once) - len(kept)} stand in what is measured; {took}"
+        f"{len(kept)} questions of {len(found)} complete ones; {len(once) - len(kept)} excluded for overlap with benchmarks; {took}"
     )
 
 
