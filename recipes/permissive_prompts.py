@@ -1,8 +1,8 @@
 """Permissively licensed prompts for training heads, from a folder of public data sets, as lines {"prompt", "source"}.
 
 The folder has gsm8k (train), super_natural_instructions, t0_50k, self_instruct, gpteacher, mbpp and dolly_subset, and
-beside them what heads are measured with (spec_bench, mt_bench, humaneval, the test half of gsm8k): a prompt that shares
-14 words in a row with one of those is left out. Answers are not taken along: the target writes them.
+the benchmarks (spec_bench, mt_bench, humaneval, the test half of gsm8k). A prompt that shares 14 consecutive words with
+a benchmark is excluded. Answers are dropped: the target generates them.
 Run it as `python recipes/permissive_prompts.py DATA prompts.jsonl.xz`.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 WINDOW = 14  # consecutive words that must not occur in a benchmark
 MAX_CHARACTERS = 6000  # of a prompt
-MAX_PER_TEMPLATE = 60  # prompts per template of t0_50k, which repeats texts across templates
+MAX_PER_TEMPLATE = 60  # prompts per template of t0_50k, which repeats content across templates
 MAX_PER_TASK = 16  # prompts per task of super_natural_instructions
 MAX_TOOL_PROMPTS = 1500  # of the tool-use set, whose long headers are all alike
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
@@ -41,7 +41,7 @@ def joined(*parts: str) -> str:
 
 
 def capped(items: Iterable[tuple[str, str]], most: int, rng: random.Random) -> Iterator[str]:
-    """Return shuffled texts, with a limit per group."""
+    """Return the prompts shuffled, with a limit per group."""
     taken: Counter[str] = Counter()
     shuffled = list(items)
     rng.shuffle(shuffled)

@@ -65,7 +65,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Pa
     assert llm.engine.drafter.drafters[better.name].head is better.head  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_read_is_told_and_nothing_changes(heads: Path, tmp_path: Path) -> None:
+def test_an_unreadable_head_is_reported_and_changes_nothing(heads: Path, tmp_path: Path) -> None:
     llm = LLM(heads / "model", drafter=f"eagle:{heads / 'poor'}", num_speculative_tokens=3, quiet=True)
     replacement = HeadHotSwap(tmp_path / "new", llm.engine)
     put(heads / "good", tmp_path / "new", 1)
