@@ -72,7 +72,7 @@ def test_an_unreadable_head_is_reported_and_changes_nothing(heads: Path, tmp_pat
     (tmp_path / "new" / "model.safetensors").write_bytes(b"half a file")
     found = load_or_report(replacement)
     assert isinstance(found, str) and found
-    with pytest.raises(ModelError, match="no head guesses here"):
+    with pytest.raises(ModelError, match="no draft head is served"):
         HeadHotSwap(tmp_path, LLM(heads / "model", drafter="ngram", quiet=True).engine)
 
 
