@@ -174,7 +174,7 @@ def test_control_characters_are_replaced_in_complete_outputs(
     params = SamplingParams(max_tokens=3, n=2, allowed_token_ids=escape)
     for terminal, shown in ((True, "␛␛␛\n\n␛␛␛\n"), (False, "\x1b\x1b\x1b\n\n\x1b\x1b\x1b\n")):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
-        generate.print_whole(llm, llm.generate([PROMPT], params)[0], params, show=False)
+        generate.print_outputs(llm, llm.generate([PROMPT], params)[0], params, show=False)
         assert capsys.readouterr().out == shown
 
 
@@ -214,13 +214,13 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["generate", "hi", "--speculative-config", '{"method": "eagle9"}'], 2, "speculative_config.method"),
     (["generate", "hi", "--max-draft", "-1"], 2, "max_draft"),
     (["generate", "hi", "--temprature", "1"], 2, "did you mean '--temperature'"),
-    (["generate", "hi", "there"], 2, "quotes"),
+    (["generate", "hi", "there"], 2, "quote arguments"),
     (["generate", "hi", "--raw", "--system", "x"], 2, "system"),
     (["generate", "hi", "--rule", "foo"], 2, "rule"),
     (["generate", "hi", "--kv-memory", "inf"], 2, "kv_memory"),
     (["generate", "hi", "--threads", "99999999999"], 2, "threads"),
     (["generate", "hi", "--device", "meta"], 2, "device"),
-    (["generate", "hi", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": "4"}'], 2, "whole"),
+    (["generate", "hi", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": "4"}'], 2, "must be an integer"),
     (["generate", "hi", "--device", "tpu9"], 2, "device"),
     (["generate", "hi", "--out", "/no/such/folder/x.json"], 2, "there is no folder"),
     (["genrate", "hi"], 2, "did you mean 'generate'"),
