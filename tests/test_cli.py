@@ -220,7 +220,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["generate", "hi", "--kv-memory", "inf"], 2, "kv_memory"),
     (["generate", "hi", "--threads", "99999999999"], 2, "threads"),
     (["generate", "hi", "--device", "meta"], 2, "device"),
-    (["generate", "hi", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": "4"}'], 2, "must be an integer"),
+    (["generate", "hi", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": "4"}'], 2, "integer"),
     (["generate", "hi", "--device", "tpu9"], 2, "device"),
     (["generate", "hi", "--out", "/no/such/folder/x.json"], 2, "there is no folder"),
     (["genrate", "hi"], 2, "did you mean 'generate'"),
