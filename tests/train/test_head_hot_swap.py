@@ -53,7 +53,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Pa
     assert replacement.load_candidate() is None, "there is nothing there yet"
     put(heads / "good", tmp_path / "new", 1)
     better = replacement.load_candidate()
-    assert better is not None and ": taken for eagle" in replacement.replace_if_better(better)
+    assert better is not None and "replaced the head of eagle" in replacement.replace_if_better(better)
     drafter: Any = llm.engine.drafter.drafters[better.name]
     assert drafter.head is drafter.work.head is better.head
     assert drafter._native is None or drafter._native.head is better.head, "and native drafting uses it"
@@ -61,7 +61,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Pa
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == before
     put(heads / "poor", tmp_path / "new", 2)
     worse = replacement.load_candidate()
-    assert worse is not None and "not taken" in replacement.replace_if_better(worse)
+    assert worse is not None and "not used" in replacement.replace_if_better(worse)
     assert llm.engine.drafter.drafters[better.name].head is better.head  # type: ignore[attr-defined]
 
 
