@@ -14,8 +14,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.clients import Address, ask
-from foretell.bench.serving import OwnServer, own_server
+from foretell.bench.http_client import Address, ask
+from foretell.bench.server_process import OwnServer, own_server
 from foretell.config import EngineConfig
 from foretell.server.memory_report import process_memory
 

@@ -50,7 +50,7 @@ def short_prompts() -> list[BenchPrompt]:
 
 
 def report(args: argparse.Namespace, found: CheckFindings) -> None:
-    from foretell.bench.check_report import markdown, remarks
+    from foretell.bench.check import markdown, remarks
     from foretell.bench.page.check import page
 
     print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

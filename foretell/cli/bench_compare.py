@@ -126,14 +126,14 @@ def in_process(args: argparse.Namespace) -> dict[str, Peer]:
     named = [word for word in IN_PROCESS if word in args.peers]
     if not named:
         return {}
-    from foretell.bench.peer_transformers import TransformersPeer
+    from foretell.bench.peers import TransformersPeer
 
     return {peer.name: peer for peer in TransformersPeer(open_target(args), named).peers}
 
 
 def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
     """Start one server, for requests with and without speculation."""
-    from foretell.bench.serving import own_server
+    from foretell.bench.server_process import own_server
 
     if not any(word in args.peers for word in OWN_SERVER):
         return {}
@@ -147,7 +147,7 @@ def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitS
 
 
 def report(args: argparse.Namespace, found: CompareFindings) -> None:
-    from foretell.bench.compare_report import markdown, remarks
+    from foretell.bench.compare import markdown, remarks
     from foretell.bench.page.compare import page
 
     print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

@@ -10,8 +10,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.arrivals import ClosedLoop, Level, Poisson
-from foretell.bench.clients import Address
+from foretell.bench.http_client import Address, ClosedLoop, Level, Poisson
 from foretell.bench.load import AUTO, LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
@@ -144,7 +143,7 @@ def levels(args: argparse.Namespace) -> tuple[Level, ...]:
 
 def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
     """Return the adaptive server and the fixed one, started unless named."""
-    from foretell.bench.serving import own_server
+    from foretell.bench.server_process import own_server
 
     if args.base_url is not None:
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
@@ -158,7 +157,7 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
 
 
 def report(args: argparse.Namespace, found: LoadFindings) -> None:
-    from foretell.bench.load_report import markdown, remarks
+    from foretell.bench.load import markdown, remarks
     from foretell.bench.page.load import page
 
     print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from foretell.bench import never_slower
-    from foretell.bench.batches import EngineBatches
+    from foretell.bench.batch_backend import EngineBatches
     from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
@@ -94,7 +94,7 @@ def extent_of(args: argparse.Namespace) -> Extent:
 
 
 def report(args: argparse.Namespace, found: Findings) -> None:
-    from foretell.bench.never_slower_report import markdown, remarks
+    from foretell.bench.never_slower import markdown, remarks
     from foretell.bench.page.never_slower import page
 
     print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

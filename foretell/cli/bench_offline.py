@@ -56,7 +56,7 @@ def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_drafters(args: argparse.Namespace) -> int:
-    from foretell.bench.variants import arms_of, default_names
+    from foretell.bench.measure import arms_of, default_names
     from foretell.draft.registry import KINDS
 
     plan, items = asked(args, DRAFTERS)
@@ -90,7 +90,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    from foretell.bench.variants import grid_of
+    from foretell.bench.measure import grid_of
 
     plan, items = asked(args, OFFLINE)
     arms = grid_of(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))

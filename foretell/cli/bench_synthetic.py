@@ -43,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from foretell.bench.batch_backend import SyntheticBatches
     from foretell.bench.drafter_slots import DrafterSlots
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
     from foretell.bench.synthetic import run_synthetic
-    from foretell.bench.synthetic_backend import SyntheticBatches
     from foretell.llm import LLM
 
     plan = plan_of(args)
@@ -79,7 +79,7 @@ def plan_of(args: argparse.Namespace) -> SyntheticPlan:
 
 def report(args: argparse.Namespace, found: SyntheticFindings) -> None:
     from foretell.bench.page.synthetic import page
-    from foretell.bench.synthetic_report import markdown, remarks
+    from foretell.bench.synthetic import markdown, remarks
 
     print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 

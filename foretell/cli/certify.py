@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     report = log if args.json else print
     job = _job(args)
     check_drafter(args)
-    if job.writes:
+    if job.needs_model:
         check_length(args, job)
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a custom rule may print
         found = certify(job, lambda: load_llm(_for_certificate(args)), report)
@@ -99,7 +99,7 @@ def _long_job(job: CertifyJob, tokens: int) -> CertifyJob:
     from foretell.bench.workloads import own
 
     prompts = tuple(item.messages[-1]["content"] for item in own())
-    return replace(job, prompts=prompts, max_tokens=-(-tokens // (job.rounds * len(prompts))), past_the_end=True)
+    return replace(job, prompts=prompts, max_tokens=-(-tokens // (job.num_settings * len(prompts))), ignore_eos=True)
 
 
 def check_length(args: argparse.Namespace, job: CertifyJob) -> None:
@@ -117,8 +117,8 @@ def check_length(args: argparse.Namespace, job: CertifyJob) -> None:
     if job.max_tokens <= available:
         return
     limit = f"after a prompt of {longest} tokens a context of {context} leaves {available}"
-    if job.past_the_end:
-        most = available * job.rounds * len(job.prompts)
+    if job.ignore_eos:
+        most = available * job.num_settings * len(job.prompts)
         asked = f"are {job.max_tokens} per output over {len(job.prompts)} prompts, and {limit}"
         raise RequestError("tokens", f"{asked}; ask for {most} or fewer")
     raise RequestError("max_tokens", f"{limit}, not {job.max_tokens}; ask for {available} or fewer")
@@ -150,12 +150,12 @@ def verdict(found: Certificate) -> str:
         return "verdict: NOT LOSSLESS"
     if found.verdict == "inconclusive":
         return f"verdict: inconclusive: {'; '.join(found.reasons)}"
-    accepted = sum(each.evidence.accepted for each in found.texts)
-    rejected = sum(each.evidence.rejected for each in found.texts)
-    what = "the same tokens" if found.order.judged_as == "match" else "the same greedy tokens"
+    accepted = sum(each.evidence.accepted for each in found.outputs)
+    rejected = sum(each.evidence.rejected for each in found.outputs)
+    what = "the same tokens" if found.job.request_rule == "match" else "the same greedy tokens"
     near = f", {found.near_ties} near-ties excused" if found.near_ties else ""
     same = f"{what} over {accepted} accepted and {rejected} rejected draft tokens{near}"
-    toy = f"in a toy model the same distribution to a total variation of {found.draws[0].finds:.3f}"
+    toy = f"in a toy model the same distribution to a total variation of {found.distribution[0].detectable:.3f}"
     return f"verdict: lossless: {same}; {toy}"
 
 

@@ -103,7 +103,7 @@ def finish(run: TrainingRun) -> int:
         record["certificate"] = {
             "verdict": certificate.verdict,
             "reasons": certificate.reasons,
-            "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.texts],
+            "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.outputs],
         }
         log(verdict(certificate))
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

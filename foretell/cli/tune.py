@@ -113,7 +113,7 @@ def arms_to_try(
 ) -> list[Variant]:
     """Return the variants to try, without self-drafting in the target's own quantization."""
     from foretell import draft
-    from foretell.bench.variants import default_names
+    from foretell.bench.measure import default_names
     from foretell.draft.registry import KINDS
     from foretell.tune.search_space import SearchSpace, is_sampled
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.draft_latency import TREE_SUFFIX as OF_TREES
+from foretell.control.draft_latency import TREE_SUFFIX
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.cuda.warmup import DummySequences
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
@@ -73,7 +73,7 @@ class CostProfiler:
         sizes = STEP_SIZES if wanted is None else ()
         short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CONTEXT, LONG_CONTEXT))
         paid = [name for name, traits in self.controller.traits.items() if not traits.free]
-        drafters = [name for name in paid if wanted is None or name in wanted or name + OF_TREES in wanted]
+        drafters = [name for name in paid if wanted is None or name in wanted or name + TREE_SUFFIX in wanted]
         for round_ in range(ROUNDS + 1):
             is_warmup = round_ == 0
             yield from (ProfileStep(count, rows, short, is_warmup=is_warmup) for count, rows in sizes)

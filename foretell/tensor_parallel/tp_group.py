@@ -68,7 +68,7 @@ class TensorParallelGroup:
         return self._workers.fail(error)
 
     def on_failure(self, told: Callable[[RankError], None]) -> None:
-        """Have `told` called once, from another thread, should a rank be lost."""
+        """Have `flush` called once, from another thread, should a rank be lost."""
         self._workers.on_failure(told)
 
     def close(self) -> None:

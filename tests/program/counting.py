@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from foretell import program as fp
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 
 @dataclass
@@ -34,7 +34,7 @@ def all_at_once(engine: fp.Engine, requests: int) -> Iterator[None]:
 
     def hold() -> None:
         held.set()
-        gate.wait(PATIENCE)
+        gate.wait(TIMEOUT)
 
     def open_gate() -> None:
         try:  # a submitted request may not be in the inbox yet
@@ -43,7 +43,7 @@ def all_at_once(engine: fp.Engine, requests: int) -> Iterator[None]:
             gate.set()
 
     inner._inbox.put(hold)
-    assert held.wait(PATIENCE)
+    assert held.wait(TIMEOUT)
     watcher = threading.Thread(target=open_gate)
     watcher.start()
     try:

@@ -16,7 +16,7 @@ from foretell.errors import ForetellError, RequestError
 from foretell.types import Delta
 from tests.program.counting import forwards
 from tests.program.test_one_batch import continue_text
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 LONG_GEN = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
 BROKEN = 'start: "a" nothing'  # refers to a missing rule
@@ -103,7 +103,7 @@ def test_a_failed_state_fails_its_queued_branches(engine: fp.Engine, monkeypatch
     asked = threading.Event()
 
     async def fail(*_: object) -> None:
-        await asyncio.to_thread(asked.wait, PATIENCE)
+        await asyncio.to_thread(asked.wait, TIMEOUT)
         raise ForetellError("not today")
 
     @fp.function
@@ -152,7 +152,7 @@ def test_cancelling_frees_the_pages(engine: fp.Engine, monkeypatch: pytest.Monke
     def held() -> list[Delta]:
         """Slow down, so that no generation ends before it is cancelled."""
         if len(inner.scheduler.running) == 4:
-            release.wait(PATIENCE)
+            release.wait(TIMEOUT)
         return step()
 
     monkeypatch.setattr(inner, "step", held)
@@ -185,7 +185,7 @@ def test_an_interrupted_batch_ends_at_once(engine: fp.Engine) -> None:
     def long(s: fp.ProgramState, i: int) -> None:
         s += f"The {i}" + fp.gen("x", **LONG_GEN)
         if i < 4:
-            began.wait(PATIENCE)
+            began.wait(TIMEOUT)
         if i == 0:
             _thread.interrupt_main()
         s["x"]

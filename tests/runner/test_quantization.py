@@ -93,7 +93,7 @@ def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, bits
 def test_floats_must_fit_until_they_are_rounded() -> None:
     needs = MemoryNeeds(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
     assert plan_memory(needs, 5 * GIB, None).weights == GIB
-    with pytest.raises(CapacityError, match="before they are rounded"):
+    with pytest.raises(CapacityError, match="before they are quantized"):
         plan_memory(needs, 3 * GIB, None)
 
 

@@ -43,7 +43,7 @@ def test_the_exit_code_is_the_certificates(
 ) -> None:
     evaluator = SimpleNamespace(
         measure=lambda drafter: MeasuredAcceptance(2.0, 3, 4),
-        certify=lambda drafter: Certificate(CertifyJob(quick=True), draws=[DISTRIBUTION], texts=[result]),
+        certify=lambda drafter: Certificate(CertifyJob(quick=True), distribution=[DISTRIBUTION], outputs=[result]),
     )
     run: Any = SimpleNamespace(
         job=SimpleNamespace(out=tmp_path),

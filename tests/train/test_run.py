@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from foretell.cli.main import main
 from tests.folder import write_tiny_folder
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 ROWS = [{"prompt": f"The quick brown fox number {i} jumps over the lazy dog."} for i in range(12)]
 FLAGS = ["--max-tokens", "24", "--context", "96", "--draft-vocab", "64", "--held-out", "2", "--long-share", "0.2"]
@@ -127,7 +127,7 @@ def test_a_killed_run_resumes_exactly(folder: Path) -> None:
     undisturbed = start(command(folder, "eagle", "whole", *flags))
     process = start(command(folder, "eagle", "killed", *flags), slowly=True)
     checkpoint = folder / "killed" / "checkpoint.safetensors"
-    wait_for(lambda: checkpoint.is_file() or process.poll() is not None, 2 * PATIENCE)
+    wait_for(lambda: checkpoint.is_file() or process.poll() is not None, 2 * TIMEOUT)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert checkpoint.is_file() and not (folder / "killed" / "run.json").is_file(), "it was killed on the way"

@@ -102,19 +102,19 @@ def _slice(packed: BatchLayout, start: int, stop: int) -> BatchLayout:
     return BatchLayout(*columns, spans, [row - first for row in indices])
 
 
-def step_shape(packed: BatchLayout, queries_per_key: int) -> tuple[Sizes, Tiles | None]:
+def step_shape(packed: BatchLayout, queries_per_kv_head: int) -> tuple[Sizes, Tiles | None]:
     """Return the shape that a step is padded to, and its tiles; None in plain decoding, where each sequence is one."""
     rows = next((size for size in CAPTURE_ROWS if packed.rows <= size), packed.rows)
-    small = max(SMALL_TILE, next_power_of_2(queries_per_key))
+    small = max(SMALL_TILE, next_power_of_2(queries_per_kv_head))
     if is_plain_decode(packed):
         keys = padded_context(max([span.start for span in packed.spans]) + 1)
         return Sizes(rows, next_power_of_2(packed.rows), small, parts(keys)), None
     is_prefill = all(prefill_spans(packed))
     if is_prefill:  # with this many rows the library's matrix products add up alike for any number of them
-        rows, height = max(rows, CAPTURE_ROWS[-1]), max(PREFILL_TILE, next_power_of_2(queries_per_key))
+        rows, height = max(rows, CAPTURE_ROWS[-1]), max(PREFILL_TILE, next_power_of_2(queries_per_kv_head))
     else:
-        height = _tile_rows(packed.spans, small, queries_per_key)
-    tiles = make_tiles(packed, height // queries_per_key, is_prefill)
+        height = _tile_rows(packed.spans, small, queries_per_kv_head)
+    tiles = make_tiles(packed, height // queries_per_kv_head, is_prefill)
     depth = padded_depth(tiles.depth)
     splits = NO_PARTS if is_prefill else parts(padded_context(max(span.stop for span in packed.spans)))
     nodes = min(rows, next_power_of_2(len(tiles.nodes))) if depth else 0
@@ -124,7 +124,7 @@ def step_shape(packed: BatchLayout, queries_per_key: int) -> tuple[Sizes, Tiles 
 
 
 def chain_shape(
-    packed: BatchLayout, first: Sizes, queries_per_key: int, steps: int, vocab: int, sampled: bool = False
+    packed: BatchLayout, first: Sizes, queries_per_kv_head: int, steps: int, vocab: int, sampled: bool = False
 ) -> ChainShape:
     """Return the shape of a chain whose first step has the shape `first`.
 
@@ -132,16 +132,16 @@ def chain_shape(
     also has room for sequences that catch up on tokens drafted by others. So one graph serves all of these, and a few
     more rows in one step cost next to nothing.
     """
-    sequences, height = len(packed.spans), max(LARGE_TILE, next_power_of_2(queries_per_key))
+    sequences, height = len(packed.spans), max(LARGE_TILE, next_power_of_2(queries_per_kv_head))
     if first.splits != NO_PARTS:
         min_rows = max(2 * sequences, MAX_CHAIN_PREFILL)
         rows = max(first.rows, next((size for size in CAPTURE_ROWS if min_rows <= size), 0))
         # Several sequences can divide the rows in any way.
-        tiles = rows if sequences > 1 else -(-MAX_CHAIN_PREFILL // (height // queries_per_key))
+        tiles = rows if sequences > 1 else -(-MAX_CHAIN_PREFILL // (height // queries_per_kv_head))
         first = Sizes(rows, max(first.tiles, next_power_of_2(tiles)), max(first.height, height), first.splits)
     return ChainShape(
         first=first,
-        height=max(SMALL_TILE, next_power_of_2(queries_per_key)),
+        height=max(SMALL_TILE, next_power_of_2(queries_per_kv_head)),
         splits=parts(padded_context(max(span.stop for span in packed.spans) + steps)),
         sequences=min(first.rows, next_power_of_2(sequences)),  # the first step has a row for each
         steps=steps,
@@ -150,7 +150,7 @@ def chain_shape(
     )
 
 
-def _tile_rows(spans: list[Span], small: int, queries_per_key: int) -> int:
+def _tile_rows(spans: list[Span], small: int, queries_per_kv_head: int) -> int:
     """Return the tile height for these spans, as measured on an H200.
 
     Large tiles are faster for many rows per sequence, unless the rows suffice for small tiles with unsplit keys; the
@@ -158,7 +158,7 @@ def _tile_rows(spans: list[Span], small: int, queries_per_key: int) -> int:
     """
     rows, keys = max(span.rows for span in spans), max(span.stop for span in spans)
     unsplit = rows >= MANY_ROWS and keys <= SHORT and not any(span.parents for span in spans)
-    return small if unsplit or rows <= small // queries_per_key else max(LARGE_TILE, small)
+    return small if unsplit or rows <= small // queries_per_kv_head else max(LARGE_TILE, small)
 
 
 def padded_depth(depth: int) -> int:

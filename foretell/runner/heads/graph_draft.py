@@ -138,7 +138,7 @@ class GraphDraft:
     def _chain_mask(self, memory: GraphKV, table: DraftTable) -> Tensor:
         """What the rows of all steps see, [texts, depth, columns]."""
         depths = torch.arange(table.shape.depth, device=self.device)
-        text = memory.context_mask(table.field(POSITION), table.columns, depths, hidden=1)
+        text = memory.context_mask(table.field(POSITION), table.columns, depths, first_position=1)
         own = memory.window_mask(depths, torch.arange(memory.columns - table.columns, device=depths.device))
         return torch.cat([text, own.expand(len(text), -1, -1)], -1)
 
@@ -159,7 +159,7 @@ class TreeMask:
     def attention(self) -> GraphAttention:
         """What the level's rows see."""
         depths = torch.full((self.rows,), self.depth, device=self.draft_column.device)
-        text = self.kv.context_mask(self.table.field(POSITION), self.table.columns, depths, hidden=1)
+        text = self.kv.context_mask(self.table.field(POSITION), self.table.columns, depths, first_position=1)
         seen = torch.cat([text, self.mask & self.kv.window_mask(depths, self.column_depth)], -1)
         return GraphAttention(self.kv, self.kv.mask_bias(seen), self.table.columns + self.first)
 
@@ -272,7 +272,7 @@ class GraphBlockDraft(GraphForward[BlockHead]):
 
     def _mask(self, memory: GraphKV, table: DraftTable, rows: Tensor) -> Tensor:
         """[texts, block, columns]; a window is the anchor's."""
-        text = memory.context_mask(table.field(POSITION), table.columns, torch.full_like(rows, -1), hidden=0)
+        text = memory.context_mask(table.field(POSITION), table.columns, torch.full_like(rows, -1), first_position=0)
         guess = torch.arange(memory.columns - table.columns, device=self.device)
         limit = rows[:, None] if self.head.config.causal_in_block else len(rows) - 1
         own = (guess <= limit).expand(len(rows), -1)

@@ -1,4 +1,4 @@
-"""What a head is asked to do, in whole numbers: what the first of several ranks tells the others, and does itself."""
+"""Operations of draft heads as messages of integers. The leader sends them to the other ranks and runs them itself."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ Ints = list[int]
 
 @dataclass(frozen=True)
 class HeadOp:
-    """Fields are numbers and lists of numbers, and nothing else."""
+    """An operation. Its fields are integers and lists of integers only, so that it can be sent to other ranks."""
 
 
 @dataclass(frozen=True)
 class PrefillOp(HeadOp):
-    """Remember places of some texts, whose features are kept already."""
+    """Compute and store keys and values of positions whose hidden states are stored already."""
 
     starts: Ints
     stops: Ints
-    tokens: Ints  # of all these places but the first of a text; or of each place those that a head looks back at
-    pages: Ints  # of all texts, one after the other
-    page_counts: Ints  # how many each has
+    tokens: Ints  # of these positions but a sequence's first; or per position those that a head looks back at
+    pages: Ints  # of all sequences, concatenated
+    page_counts: Ints  # per sequence
 
 
 @dataclass(frozen=True)
 class StepOp(HeadOp):
-    """One step of a head that guesses a token after another; as many rows for each text."""
+    """One step of an autoregressive head; the same number of rows for each sequence."""
 
     tokens: Ints
     positions: Ints
-    previous: Ints  # where the feature before each row is: in a first step a slot, then a row wanted of the last step
-    used_rows: Ints  # rows that count; the others fill up
-    lengths: Ints  # of each text the places that all its rows see
-    draft_mask: Ints  # [texts, rows, guesses]: which of the guesses behind its text each row sees
-    depths: Ints  # how far behind its text each row of a text stands
-    top_k: int  # how many of the likeliest tokens are looked at; 0: all
-    columns: int = 0  # places of a text, guesses included; what follows is told in a first step only
+    previous: Ints  # hidden states before each row: a slot in the first step, later a used row of the last one
+    used_rows: Ints  # the others are padding
+    lengths: Ints  # context positions of each sequence, which all its rows see
+    draft_mask: Ints  # [sequences, rows, drafted]: which draft tokens each row sees
+    depths: Ints  # of the rows of a sequence, counted from the end of its context
+    top_k: int  # logits needed per row; 0: all
+    columns: int = 0  # positions of a sequence, draft included; set in the first step only, as the next two
     pages: Ints = field(default_factory=list)
     page_counts: Ints = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class BlockForwardOp(HeadOp):
-    """Run a block behind each text, to `depth` guesses; what comes of it is asked for level by level."""
+    """Run a block of `depth` draft tokens after each sequence; `BlockLevelOp` then returns it level by level."""
 
     anchors: Ints
-    lengths: Ints  # places before each anchor
+    lengths: Ints  # positions before each anchor
     depth: int
     pages: Ints
     page_counts: Ints
@@ -65,18 +65,18 @@ class BlockForwardOp(HeadOp):
 
 @dataclass(frozen=True)
 class BlockLevelOp(HeadOp):
-    """Of the last pass the guesses at one depth, each of one of its texts and behind one token."""
+    """Return the logits at one depth of the last block, for some sequences and previous tokens."""
 
     depth: int
     sequences: Ints
     previous_tokens: Ints
     top_k: int
-    wants_confidence: int  # whether the head is to say how sure it is
+    wants_confidence: int  # 1: also return the confidence
 
 
 @dataclass(frozen=True)
 class MedusaForwardOp(HeadOp):
-    """Guess as many places at once from the states kept in some slots."""
+    """Run the Medusa heads on the hidden states stored in some slots."""
 
     slots: Ints
     depth: int
@@ -86,75 +86,75 @@ class MedusaForwardOp(HeadOp):
 HEAD_OPS: tuple[type[HeadOp], ...] = (PrefillOp, StepOp, BlockForwardOp, BlockLevelOp, MedusaForwardOp)
 
 
-def flatten_pages(texts: Several[Several[int]]) -> tuple[Ints, Ints]:
-    """Pages of all texts one after the other, and how many each has."""
-    return [page for pages in texts for page in pages], [len(pages) for pages in texts]
+def flatten_pages(page_lists: Several[Several[int]]) -> tuple[Ints, Ints]:
+    """Return the pages of all sequences, concatenated, and the number of pages of each."""
+    return [page for pages in page_lists for page in pages], [len(pages) for pages in page_lists]
 
 
 def split_pages(pages: Ints, counts: Ints) -> list[Ints]:
-    """What `flat` was given."""
+    """Undo `flatten_pages`."""
     return [pages[stop - count : stop] for count, stop in zip(counts, accumulate(counts), strict=True)]
 
 
 @dataclass(frozen=True)
 class HeadLogits:
-    """Logits over all the head can guess, in the order of what was asked for. Of several ranks the first has them."""
+    """Logits over the head's output vocabulary, a row per requested row; with several ranks only on the leader."""
 
     logits: Tensor
-    confidence: Tensor | None = None  # logits of a confidence head
+    confidence: Tensor | None = None  # logits of the confidence head
 
 
 NO_LOGITS = HeadLogits(torch.empty(0))
 
 
 class HeadOps(Protocol):
-    """What a drafter asks of its head, wherever that lies."""
+    """The operations of a head, local or sharded over ranks."""
 
     def store_hidden_states(self, slots: Tensor, states: Tensor) -> None: ...
-    def run(self, job: HeadOp) -> HeadLogits: ...
+    def run(self, op: HeadOp) -> HeadLogits: ...
 
 
 class TorchHeadOps(ABC):
-    """A head, and what it keeps of each place."""
+    """Runs the operations of a head, or of its shard, in torch."""
 
     def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         self.head: Any = head
         self.pages, self.device = pages, pages.device
 
     def store_hidden_states(self, slots: Tensor, states: Tensor) -> None:
-        """Keep what becomes of the target's states [places, tapped width] here, until places are read and after; a head
-        that looks at tokens alone keeps nothing."""
+        """Store the head's part of the target's hidden states [positions, width], if it needs any."""
         if self.pages.state_cache is not None:
-            self.pages.store_hidden_states(slots, self.head.kept(states))
+            self.pages.store_hidden_states(slots, self.head.local_hidden(states))
 
     @abstractmethod
-    def run(self, job: HeadOp) -> HeadLogits:
-        """Do it, all ranks at once."""
+    def run(self, op: HeadOp) -> HeadLogits:
+        """Run an operation on all ranks at once."""
 
-    def tensor(self, of: Ints) -> Tensor:
-        return torch.tensor(of, device=self.device)
+    def tensor(self, numbers: Ints) -> Tensor:
+        """Return integers as a tensor on the head's device."""
+        return torch.tensor(numbers, device=self.device)
 
     def hidden_states(self, slots: Tensor) -> Tensor:
-        """[places, width]: what all ranks keep of them; zeros, where none is kept."""
+        """Return the stored hidden states of all ranks [positions, width]; zeros if none are stored."""
         if self.pages.state_cache is None:
-            nothing: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
-            return nothing
-        features: Tensor = self.head.whole(self.pages.hidden_states(slots))
-        return features
+            zeros: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
+            return zeros
+        states: Tensor = self.head.gather_columns(self.pages.hidden_states(slots))
+        return states
 
-    def spans(self, job: PrefillOp, first: int) -> list[PrefillSpan]:
-        """Pages, start and stop of each text's places, none of them before `first`."""
-        found = zip(split_pages(job.pages, job.page_counts), job.starts, job.stops, strict=True)
+    def spans(self, op: PrefillOp, first: int) -> list[PrefillSpan]:
+        """Return pages, start and stop of each sequence; positions before `first` are left out."""
+        found = zip(split_pages(op.pages, op.page_counts), op.starts, op.stops, strict=True)
         return [(pages, max(start, first), stop) for pages, start, stop in found if stop > first]
 
     def slots(self, spans: list[PrefillSpan], back: int = 0) -> Tensor:
-        """Those of all places, or of the ones `back` before them."""
+        """Return the slots of all positions, or of those `back` before them."""
         runs = (slots_of(pages, self.pages.page_size, start - back, stop - back) for pages, start, stop in spans)
         return self.tensor([slot for run in runs for slot in run])
 
 
 class EagleOps(TorchHeadOps):
-    """Of a head that guesses one token after another."""
+    """Operations of an autoregressive head."""
 
     head: EagleHead | MtpHead | DistilledHead
 
@@ -162,58 +162,61 @@ class EagleOps(TorchHeadOps):
         super().__init__(head, pages)
         self._kv, self._carried = DraftKV([], []), torch.empty(0)
 
-    def run(self, job: HeadOp) -> HeadLogits:
-        if isinstance(job, PrefillOp):
-            self._prefill(job)
+    def run(self, op: HeadOp) -> HeadLogits:
+        if isinstance(op, PrefillOp):
+            self._prefill(op)
             return NO_LOGITS
-        assert isinstance(job, StepOp), "there is nothing else it can do"
-        return HeadLogits(self._step(job))
+        assert isinstance(op, StepOp), "this head has no other operations"
+        return HeadLogits(self._step(op))
 
-    def _prefill(self, job: PrefillOp) -> None:
-        """At place p it keeps the pair of p's token and the feature of p-1: that depends on nothing behind p."""
-        spans = self.spans(job, 1)  # the first place of a text has no feature before it
-        tokens, own = self.tensor(job.tokens), self.slots(spans)
-        features = self.hidden_states(self.slots(spans, back=1))
-        turn = self.head.rope_rows(self.tensor([place for _, start, stop in spans for place in range(start, stop)]))
+    def _prefill(self, op: PrefillOp) -> None:
+        """Store KV of the pair of token p and hidden states p - 1 at position p; it depends on nothing after p."""
+        spans = self.spans(op, 1)  # the first position of a sequence has no hidden states before it
+        tokens, own = self.tensor(op.tokens), self.slots(spans)
+        states = self.hidden_states(self.slots(spans, back=1))
+        positions = [position for _, start, stop in spans for position in range(start, stop)]
+        rope = self.head.rope_rows(self.tensor(positions))
         attend = PrefillAttention(self.pages, self.head.config.layer, spans, own)
-        self.pages.store_kv(-1, own, *self.head.keys_values(tokens, features, turn, attend))
+        self.pages.store_kv(-1, own, *self.head.keys_values(tokens, states, rope, attend))
 
-    def _step(self, job: StepOp) -> Tensor:
-        before = self.tensor(job.previous)
-        if job.page_counts:
-            self._kv = self.pages.gather(split_pages(job.pages, job.page_counts), job.columns)
-            feature = self.hidden_states(before)
+    def _step(self, op: StepOp) -> Tensor:
+        previous = self.tensor(op.previous)
+        if op.page_counts:
+            self._kv = self.pages.gather(split_pages(op.pages, op.page_counts), op.columns)
+            hidden = self.hidden_states(previous)
         else:
-            feature = self._carried[before]
-        seen = torch.tensor(job.draft_mask, dtype=torch.bool, device=self.device).view(
-            len(job.lengths), len(job.depths), -1
+            hidden = self._carried[previous]
+        mask = torch.tensor(op.draft_mask, dtype=torch.bool, device=self.device).view(
+            len(op.lengths), len(op.depths), -1
         )
-        look = DraftAttention(
-            self._kv, self.head.config.layer, job.lengths, seen, first_position=1, depths=tuple(job.depths)
+        attention = DraftAttention(
+            self._kv, self.head.config.layer, op.lengths, mask, first_position=1, depths=tuple(op.depths)
         )
-        turn = self.head.rope_rows_clamped(self.tensor(job.positions))
-        states = self.head.step(self.tensor(job.tokens), feature, turn, look)[self.tensor(job.used_rows)]
+        rope = self.head.rope_rows_clamped(self.tensor(op.positions))
+        states = self.head.step(self.tensor(op.tokens), hidden, rope, attention)[self.tensor(op.used_rows)]
         self._carried = self.head.carry(states)
-        return gather_logits(self.head, self.head.logits(states), job.top_k)
+        return gather_logits(self.head, self.head.logits(states), op.top_k)
 
 
 class BlockForwardOutput:
-    """What a pass came to: states that guess [texts, depth, width], and scores without what a Markov head adds."""
+    """Result of a block forward: states [sequences, depth, width], and logits without the bias of the Markov head."""
 
-    def __init__(self, head: BlockHead, states: Tensor, scores: Tensor) -> None:
-        self.head, self.states, self.logits = head, states, scores
+    def __init__(self, head: BlockHead, states: Tensor, logits: Tensor) -> None:
+        self.head, self.states, self.logits = head, states, logits
 
-    def level(self, job: BlockLevelOp) -> HeadLogits:
-        owners, before = torch.tensor([job.sequences, job.previous_tokens], device=self.logits.device)
-        logits = self.logits[owners, job.depth]
+    def level(self, op: BlockLevelOp) -> HeadLogits:
+        sequences, previous = torch.tensor([op.sequences, op.previous_tokens], device=self.logits.device)
+        logits = self.logits[sequences, op.depth]
         if self.head.config.markov_rank:
-            logits = logits + self.head.markov_logits(before)
-        sure = self.head.confidence_logits(self.states[owners, job.depth], before) if job.wants_confidence else None
-        return HeadLogits(gather_logits(self.head, logits, job.top_k), sure)
+            logits = logits + self.head.markov_logits(previous)
+        confidence = None
+        if op.wants_confidence:
+            confidence = self.head.confidence_logits(self.states[sequences, op.depth], previous)
+        return HeadLogits(gather_logits(self.head, logits, op.top_k), confidence)
 
 
 class BlockOps(TorchHeadOps):
-    """Of a head that guesses a block at once."""
+    """Operations of a block head."""
 
     head: BlockHead
 
@@ -221,58 +224,60 @@ class BlockOps(TorchHeadOps):
         super().__init__(head, pages)
         self._output: BlockForwardOutput | None = None
 
-    def run(self, job: HeadOp) -> HeadLogits:
-        if isinstance(job, PrefillOp):
-            spans = self.spans(job, 0)
+    def run(self, op: HeadOp) -> HeadLogits:
+        if isinstance(op, PrefillOp):
+            spans = self.spans(op, 0)
             slots = self.slots(spans)
-            fused = self.head.normalize_projected(self._hidden_states(slots, job.tokens))
-            self.store_kv(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
-        elif isinstance(job, BlockForwardOp):
-            self._output = BlockForwardOutput(self.head, *self._forward(job))
+            fused = self.head.normalize_projected(self._hidden_states(slots, op.tokens))
+            self.store_kv(slots, [position for _, start, stop in spans for position in range(start, stop)], fused)
+        elif isinstance(op, BlockForwardOp):
+            self._output = BlockForwardOutput(self.head, *self._forward(op))
         else:
-            assert isinstance(job, BlockLevelOp) and self._output is not None, "there is nothing else it can do"
-            return self._output.level(job)
+            assert isinstance(op, BlockLevelOp) and self._output is not None, "this head has no other operations"
+            return self._output.level(op)
         return NO_LOGITS
 
     def _hidden_states(self, slots: Tensor, tokens: Ints) -> Tensor:
-        """What is kept here of features, and of the tokens that stand beside them, where the head wants those."""
+        """Return the local hidden states, plus the embedding of previous tokens if the head uses them."""
         kept, back = self.pages.hidden_states(slots), self.head.config.look_back
         return kept + self.head.project_hints(self.tensor(tokens).view(-1, back)) if back else kept
 
-    def store_kv(self, slots: Tensor, places: Ints, fused: Tensor) -> None:
-        """Keep keys and values of each layer."""
-        for layer, (keys, values) in enumerate(self.head.context_kv(fused, self.head.rope_rows(self.tensor(places)))):
+    def store_kv(self, slots: Tensor, positions: Ints, fused: Tensor) -> None:
+        """Compute and store keys and values of each layer."""
+        for layer, (keys, values) in enumerate(
+            self.head.context_kv(fused, self.head.rope_rows(self.tensor(positions)))
+        ):
             self.pages.store_kv(layer, slots, keys, values)
 
-    def _forward(self, job: BlockForwardOp) -> tuple[Tensor, Tensor]:
-        config, texts = self.head.config, len(job.lengths)
-        memory = self.pages.gather(split_pages(job.pages, job.page_counts), max(job.lengths) + config.block)
-        seen = torch.ones(config.block, config.block, dtype=torch.bool)
-        seen = seen.tril() if config.causal_in_block else seen
-        look = DraftAttention(
-            memory, config.layer, job.lengths, seen, depths=(-1,) * config.block
-        )  # a window is the anchor's
-        places = self.tensor(job.lengths)[:, None] + torch.arange(config.block, device=self.device)
-        rows = self.head.block_inputs(self.tensor(job.anchors)).flatten(0, 1)
-        states = self.head.run_layers(rows, self.head.rope_rows(places.flatten()), look).view(texts, config.block, -1)
-        states = self.head.draft_states(states)[:, : job.depth]
+    def _forward(self, op: BlockForwardOp) -> tuple[Tensor, Tensor]:
+        config, sequences = self.head.config, len(op.lengths)
+        kv = self.pages.gather(split_pages(op.pages, op.page_counts), max(op.lengths) + config.block)
+        mask = torch.ones(config.block, config.block, dtype=torch.bool)
+        mask = mask.tril() if config.causal_in_block else mask
+        depths = (-1,) * config.block  # the window of all rows is the anchor's
+        attention = DraftAttention(kv, config.layer, op.lengths, mask, depths=depths)
+        positions = self.tensor(op.lengths)[:, None] + torch.arange(config.block, device=self.device)
+        rows = self.head.block_inputs(self.tensor(op.anchors)).flatten(0, 1)
+        rope = self.head.rope_rows(positions.flatten())
+        states = self.head.run_layers(rows, rope, attention).view(sequences, config.block, -1)
+        states = self.head.draft_states(states)[:, : op.depth]
         return states, self.head.output_logits(states)
 
 
 class MedusaOps(TorchHeadOps):
-    """Of heads that each guess one place further."""
+    """Operations of Medusa heads, each of which drafts one position."""
 
     head: MedusaHead
 
-    def run(self, job: HeadOp) -> HeadLogits:
-        """Logits [texts * depth, outputs], each text's places in order."""
-        assert isinstance(job, MedusaForwardOp), "there is nothing else it can do"
-        logits = self.head.logits(self.head(self.hidden_states(self.tensor(job.slots)), job.depth))
-        return HeadLogits(gather_logits(self.head, logits.flatten(0, 1), job.top_k))
+    def run(self, op: HeadOp) -> HeadLogits:
+        """Return logits [sequences * depth, outputs], ordered by sequence and position."""
+        assert isinstance(op, MedusaForwardOp), "this head has no other operations"
+        logits = self.head.logits(self.head(self.hidden_states(self.tensor(op.slots)), op.depth))
+        return HeadLogits(gather_logits(self.head, logits.flatten(0, 1), op.top_k))
 
 
 def make_head_ops(head: DraftHead[Any], pages: HeadPages) -> TorchHeadOps:
-    """The one for its kind."""
+    """Return the operations of a head."""
     if isinstance(head, BlockHead):
         return BlockOps(head, pages)
     return MedusaOps(head, pages) if isinstance(head, MedusaHead) else EagleOps(head, pages)

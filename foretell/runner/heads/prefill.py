@@ -12,9 +12,10 @@ from torch import Tensor
 
 from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import BlockHead, DraftHead, MedusaHead
+from foretell.runner.cuda.graph_shapes import next_power_of_2
 from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.heads.kv import GraphKV, attend, store_rows
-from foretell.runner.heads.tables import Int64Array, next_power_of_2, padded_context
+from foretell.runner.heads.tables import Int64Array, padded_context
 from foretell.runner.native.head_prefill import PrefillRange
 
 MAX_ROWS = 256  # more are read as the definition does
@@ -190,9 +191,9 @@ class GraphPrefill:
             store_rows(before[:, None], self.state_cache, slots)
             # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
             before = self.state_cache.view(-1, self.state_cache.shape[-1]).index_select(0, table.field(PREVIOUS_SLOT))
-        pair = (table.field(TOKEN), before, head.turn(table.field(POSITION)))
+        pair = (table.field(TOKEN), before, head.rope_rows(table.field(POSITION)))
         attend = GraphPrefillAttention(self, table) if table.shape.sequences else None  # none where there is one layer
-        self._store_kv(-1, slots, *head.remember(*pair, attend))
+        self._store_kv(-1, slots, *head.keys_values(*pair, attend))
 
     def _store_kv(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         store_rows(keys, self.keys[layer], slots)

@@ -27,7 +27,7 @@ class DraftOutput:
     probs: Tensor | None = None  # [depth, texts, outputs]: what each was drawn from, where any was
 
     def unpadded(self, texts: int) -> DraftOutput:
-        """Without those that only fill up, and never written over. `told` has landed."""
+        """Without those that only fill up, and never written over. `flush` has landed."""
         return DraftOutput(
             self.readback[:, :, :texts].clone(), None if self.probs is None else self.probs[:, :texts].clone()
         )
@@ -179,7 +179,7 @@ def gather_logits(head: DraftHead[Any], scores: Tensor, top: int) -> Tensor:
 
 
 def _spread_logits(told: Tensor, top: int, outputs: int) -> Tensor:
-    """`told` [rows, ranks, logits and tokens of the likeliest, and the sum of all]."""
+    """`flush` [rows, ranks, logits and tokens of the likeliest, and the sum of all]."""
     best, chosen = told[..., :top].flatten(1).topk(top)
     tokens = told[..., top:-1].flatten(1).gather(1, chosen).long()
     total = told[..., -1].logsumexp(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Texts a head guesses for as a table of whole numbers of fixed size, brought to the device in one copy."""
+"""Sequences that a head drafts for, as a padded table of integers that is copied to the device in one transfer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-CAPTURE_CONTEXTS = (512, 1024, 2048, 4096)  # places of text that sizes are made for; behind, powers of two
-MAX_POSITIONS = 1 << 17  # of all texts of a pass together; a single text that has more is not recorded
-SMALL_BATCH = 8  # texts whose levels have as many branches as there may be: that many rows cost what one costs
-CAPTURE_WIDTHS = (1, 2, 5)  # branches that are followed in a level of more texts; more are filled up likewise
-MAX_DEPTH_PADDING = (
-    2  # times as deep as a draft has to be is what it may be filled up to: each level is a step of the head
-)
+from foretell.runner.cuda.graph_shapes import next_power_of_2
+
+CAPTURE_CONTEXTS = (512, 1024, 2048, 4096)  # positions that contexts are padded to; longer ones to powers of 2
+MAX_POSITIONS = 1 << 17  # padded positions of a batch; a single sequence with more runs without a CUDA graph
+SMALL_BATCH = 8  # sequences up to which trees are padded to the largest width: so few rows cost as much as one
+CAPTURE_WIDTHS = (1, 2, 5)  # widths that trees of larger batches are padded to; beyond them to the largest
+MAX_DEPTH_PADDING = 2  # a draft is padded to at most this many times its depth: each level is a step of the head
 
 TOKEN, POSITION, PREVIOUS_SLOT, WIDTH, TEMPERATURE, FIELDS = range(6)
 Int64Array = npt.NDArray[np.int64]
@@ -23,126 +23,116 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DraftRow:
-    """A text to be guessed for: its last token and that one's place, the slot of the place before, and its pages."""
+    """A sequence to draft for."""
 
-    token: int
-    position: int
-    previous_slot: int
+    token: int  # the last one
+    position: int  # of that token
+    previous_slot: int  # of the position before it
     pages: list[int]
-    width: int = 1  # branches to be followed in a level
-    temperature: float = 0.0  # what logits are divided by before a guess is drawn; 0: nothing is drawn
-    noise_keys: Int64Array = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # of the noise, by depth; none: nothing is drawn
+    width: int = 1  # branches to expand per level
+    temperature: float = 0.0  # 0: argmax
+    noise_keys: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))  # by depth; empty: no sampling
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """Drafts of the same sizes are one graph."""
+    """Padded shape of a batch of drafts; batches of one shape share a CUDA graph."""
 
-    sequences: int  # filled up
-    columns: int  # places of a text that may be seen, filled up
+    sequences: int  # padded
+    columns: int  # context positions per sequence, padded
     depth: int
-    width: int = 0  # branches that are followed in a level, filled up; 0: a chain
-    sampled: bool = False  # whether noise decides
+    width: int = 0  # branches expanded per level, padded; 0: a chain
+    sampled: bool = False
 
     @property
     def is_small(self) -> bool:
-        """Whether what it works with may be held on to."""
+        """Return whether a CUDA graph may hold on to the memory of this shape."""
         return self.sequences * self.columns <= MAX_POSITIONS
 
     def covers(self, other: DraftShape) -> bool:
-        """Whether a draft of the others can be filled up to these: of a deeper one the beginning is the same."""
-        alike = (self.width > 0, self.sampled) == (other.width > 0, other.sampled)
-        room = self.sequences >= other.sequences and self.columns >= other.columns and self.width >= other.width
-        return alike and room and other.depth <= self.depth <= MAX_DEPTH_PADDING * other.depth
+        """Return whether a draft of the other shape can be padded to this one: it equals the start of a deeper one."""
+        same_kind = (self.width > 0, self.sampled) == (other.width > 0, other.sampled)
+        fits = self.sequences >= other.sequences and self.columns >= other.columns and self.width >= other.width
+        return same_kind and fits and other.depth <= self.depth <= MAX_DEPTH_PADDING * other.depth
 
     @property
     def cost(self) -> tuple[int, ...]:
-        """What tells which of two is cheaper to run."""
+        """Return a key that orders shapes by the time they take."""
         return self.depth, self.sequences, self.columns, self.width
 
 
-def draft_shape(texts: list[DraftRow], depth: int, most_wide: int = 0) -> DraftShape:
-    """What these texts are filled up to; `most_wide`: for trees, the most branches that can be followed."""
-    drawn = any(text.temperature > 0 for text in texts)
-    wide = min(most_wide, max(text.width for text in texts))
-    if wide:
-        widths = CAPTURE_WIDTHS if len(texts) > SMALL_BATCH else ()
-        wide = min(most_wide, next((width for width in widths if wide <= width), most_wide))
-    return DraftShape(
-        next_power_of_2(len(texts)), padded_context(max(text.position for text in texts)), depth, wide, drawn
-    )
+def draft_shape(rows: list[DraftRow], depth: int, max_width: int = 0) -> DraftShape:
+    """Return the shape that a batch is padded to; `max_width` is the largest width of trees, 0 for chains."""
+    sampled = any(row.temperature > 0 for row in rows)
+    width = min(max_width, max(row.width for row in rows))
+    if width:
+        widths = CAPTURE_WIDTHS if len(rows) > SMALL_BATCH else ()
+        width = min(max_width, next((each for each in widths if width <= each), max_width))
+    columns = padded_context(max(row.position for row in rows))
+    return DraftShape(next_power_of_2(len(rows)), columns, depth, width, sampled)
 
 
-def padded_context(places: int) -> int:
-    """What so many places of a text are filled up to."""
-    return next((size for size in CAPTURE_CONTEXTS if places <= size), next_power_of_2(places))
+def padded_context(positions: int) -> int:
+    """Return the number of positions that a context is padded to."""
+    return next((size for size in CAPTURE_CONTEXTS if positions <= size), next_power_of_2(positions))
 
 
-def split_batch(texts: list[DraftRow]) -> list[slice]:
-    """The texts in their order, cut so that what a pass works with has its bounds; one too long for them is alone."""
+def split_batch(rows: list[DraftRow]) -> list[slice]:
+    """Split a batch into slices of at most `MAX_POSITIONS` padded positions; a longer sequence is alone."""
     starts, longest = [0], 0
-    for at, text in enumerate(texts):
-        longest = max(longest, text.position)
+    for at, row in enumerate(rows):
+        longest = max(longest, row.position)
         if at > starts[-1] and next_power_of_2(at + 1 - starts[-1]) * padded_context(longest) > MAX_POSITIONS:
             starts.append(at)
-            longest = text.position
-    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(texts)], strict=True)]
-
-
-def next_power_of_2(number: int) -> int:
-    """The next power of two."""
-    return 1 << (number - 1).bit_length()
+            longest = row.position
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True)]
 
 
 class DraftTable:
-    """A row for each text: fields, a key of noise for each depth, and its pages. Rows that fill up see nothing."""
+    """A row per sequence: its fields, a noise key for each depth, and its pages. Padded rows attend to nothing."""
 
-    def __init__(self, sizes: DraftShape, guesses: int, page_size: int, device: torch.device) -> None:
-        """`guesses`: rows of a draft that are remembered for those behind them."""
-        self.shape, self.draft_rows, self.device = sizes, guesses, device
-        self.context_pages = -(-sizes.columns // page_size)  # pages of text; behind them stand places for the guesses
+    def __init__(self, shape: DraftShape, draft_rows: int, page_size: int, device: torch.device) -> None:
+        """`draft_rows`: rows of a draft whose KV later rows attend to."""
+        self.shape, self.draft_rows, self.device = shape, draft_rows, device
+        self.context_pages = -(-shape.columns // page_size)  # the pages after them hold draft tokens
         self.columns = self.context_pages * page_size
-        width = FIELDS + sizes.depth + self.context_pages + -(-guesses // page_size)
-        self._rows = torch.zeros(sizes.sequences, width, dtype=torch.int64, device=device)
-        self._host = torch.zeros(sizes.sequences, width, dtype=torch.int64, pin_memory=device.type == "cuda")
+        width = FIELDS + shape.depth + self.context_pages + -(-draft_rows // page_size)
+        self._rows = torch.zeros(shape.sequences, width, dtype=torch.int64, device=device)
+        self._host = torch.zeros(shape.sequences, width, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._numbers: Int64Array = self._host.numpy()
-        self._current: list[list[int]] = [[]] * sizes.sequences
+        self._current: list[list[int]] = [[]] * shape.sequences  # pages
 
-    def upload(self, texts: list[DraftRow]) -> None:
-        """Of these texts; the host has seen the end of what was done with the last ones."""
-        numbers, behind = self._numbers, FIELDS + self.shape.depth
-        fields = [(text.token, text.position, text.previous_slot, text.width) for text in texts]
-        numbers[: len(texts), :TEMPERATURE] = fields
-        numbers[: len(texts), TEMPERATURE] = np.array([text.temperature for text in texts]).view(np.int64)
-        numbers[len(texts) :, :FIELDS] = 0
-        for row, text in enumerate(texts):
-            if len(text.noise_keys):
-                numbers[row, FIELDS : FIELDS + len(text.noise_keys)] = (
-                    text.noise_keys
-                )  # deeper than it guesses any will do
-            pages = text.pages[: self.context_pages]
-            if pages != self._current[row]:
-                numbers[row, behind : behind + len(pages)] = pages
-                self._current[row] = pages
+    def upload(self, rows: list[DraftRow]) -> None:
+        """Write these sequences and copy them to the device; the previous draft has to be finished."""
+        numbers, pages_at = self._numbers, FIELDS + self.shape.depth
+        fields = [(row.token, row.position, row.previous_slot, row.width) for row in rows]
+        numbers[: len(rows), :TEMPERATURE] = fields
+        numbers[: len(rows), TEMPERATURE] = np.array([row.temperature for row in rows]).view(np.int64)
+        numbers[len(rows) :, :FIELDS] = 0
+        for at, row in enumerate(rows):
+            if len(row.noise_keys):
+                numbers[at, FIELDS : FIELDS + len(row.noise_keys)] = row.noise_keys  # unused beyond its depth
+            pages = row.pages[: self.context_pages]
+            if pages != self._current[at]:
+                numbers[at, pages_at : pages_at + len(pages)] = pages
+                self._current[at] = pages
         self._rows.copy_(self._host, non_blocking=True)
 
     def field(self, which: int) -> Tensor:
-        """[texts]."""
+        """Return a field of all sequences, [sequences]."""
         return self._rows[:, which]
 
     @property
     def temperatures(self) -> Tensor:
-        """[texts, 1], in float32."""
+        """Return the temperatures as float32, [sequences, 1]."""
         return self._rows[:, TEMPERATURE : TEMPERATURE + 1].view(torch.float64).float()
 
     @property
     def noise_keys(self) -> Tensor:
-        """[texts, depth]."""
+        """Return the noise keys, [sequences, depth]."""
         return self._rows[:, FIELDS : FIELDS + self.shape.depth]
 
     @property
     def pages(self) -> Tensor:
-        """[texts, pages]."""
+        """Return the pages, [sequences, pages]."""
         return self._rows[:, FIELDS + self.shape.depth :]

@@ -1,4 +1,4 @@
-"""A step in one call of the native library: on a CPU in float32, with weights in floats or integers."""
+"""The native executor: a step in one call of the native library, on a CPU in float32 with float or int weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foretell.runner.executor import Executor, StepOutput
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
-    """The executor, where the library has all of the model's layers and computes where they are."""
+    """Return the native executor if the library supports all layers and the model is on the CPU in float32."""
     on_cpu = model.embed.device.type == "cpu" and model.dtype == torch.float32
     if not on_cpu or model.config.head_dim % 2:
         return None
@@ -33,7 +33,7 @@ def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
 
 
 class NativeExecutor(Executor):
-    """What `EagerExecutor` gives, rounding aside. A row has the same bits whatever else is in the step."""
+    """Returns what `EagerExecutor` returns, up to rounding; a row's bits do not depend on the rest of the step."""
 
     is_batch_invariant = True
 
@@ -44,38 +44,43 @@ class NativeExecutor(Executor):
         self._context = min(len(table) for table in model.rope_tables.values())
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
-        self._held = (*model.rope_tables.values(), model.embed)  # the records have addresses only
+        self._held = (*model.rope_tables.values(), model.embed)  # kept alive: the records hold only addresses
         self._all_reduce = AllReduceCallback(model.ranks) if model.ranks is not None else None
 
-    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, hidden_layers: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
         require(min(tokens) >= 0 and max(tokens) < self._vocab, "tokens of the model's vocabulary")
         require(max(positions) < self._context, "positions within the model's context")
         require(0 <= min(slots) <= max(slots) < self._slots, "slots of the KV cache")
-        require(not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "hidden states of the model's layers")
+        require(
+            not hidden_layers or 0 <= min(hidden_layers) <= max(hidden_layers) <= len(self._layers),
+            "hidden states of the model's layers",
+        )
         rows, wanted = len(tokens), len(packed.logits_indices)
-        numbers, places = pack_int64(
-            (tokens, positions, slots, *flatten_spans(packed.spans), packed.logits_indices, taps, [0] * wanted)
+        numbers, addresses = pack_int64(
+            (tokens, positions, slots, *flatten_spans(packed.spans), packed.logits_indices, hidden_layers, [0] * wanted)
         )
         logits = torch.empty(wanted, self._model.local.vocab)
-        features = torch.empty(rows, len(taps) * self._width) if taps else None
+        hidden_states = torch.empty(rows, len(hidden_layers) * self._width) if hidden_layers else None
         step = pack_record(
             StepRecord,
-            *places[:-1],
+            *addresses[:-1],
             logits.data_ptr(),
-            None if features is None else features.data_ptr(),
-            places[-1],
+            None if hidden_states is None else hidden_states.data_ptr(),
+            addresses[-1],
             rows,
             len(packed.spans),
             wanted,
-            len(taps),
+            len(hidden_layers),
             None if self._all_reduce is None else self._all_reduce.address,
         )
         self._native.forward(self._record, step)
         if self._all_reduce is None:
-            return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)  # that the library wrote
+            return StepOutput(
+                logits, hidden_states, numbers[len(numbers) - wanted :].tolist
+            )  # the argmax, written by the library
         self._all_reduce.check()
-        return StepOutput(self._model.gather_logits(logits), features)
+        return StepOutput(self._model.gather_logits(logits), hidden_states)
 
     def _layer(self, index: int) -> LayerRecord:
         block = self._model.blocks[index]
@@ -94,7 +99,7 @@ class NativeExecutor(Executor):
 
     def _model_record(self) -> ModelRecord:
         model, config = self._model, self._model.local
-        assert model.head.native is not None, "native_executor looked"
+        assert model.head.native is not None, "native_executor has checked"
         return ModelRecord(
             ctypes.addressof(self._layers),
             _weights(model.head),
@@ -118,19 +123,21 @@ class NativeExecutor(Executor):
 
 
 def pack_int64(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
-    """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six, and
-    numpy's are dear to make and to find."""
+    """Pack lists of integers into one array; return it and the address of each list.
+
+    One array takes less time than six, and numpy arrays take longer to create and to get the address of.
+    """
     numbers = array("q", itertools.chain.from_iterable(lists))
-    place, _ = numbers.buffer_info()
-    places = []
+    address, _ = numbers.buffer_info()
+    addresses = []
     for each in lists:
-        places.append(place)
-        place += 8 * len(each)
-    return numbers, places
+        addresses.append(address)
+        address += 8 * len(each)
+    return numbers, addresses
 
 
 class AllReduceCallback:
-    """Lets the library add up what all ranks have, from in the midst of a step."""
+    """Lets the library all-reduce over the ranks in the middle of a step."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -139,7 +146,7 @@ class AllReduceCallback:
         self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
 
     def _all_reduce(self, address: int, count: int) -> bool:
-        """An error cannot go through the library: it is kept, and the library breaks off."""
+        """Keep an error, since it cannot pass through the library, and make the library stop."""
         try:
             numbers = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
             joined = self._ranks.all_reduce(numbers)
@@ -150,14 +157,14 @@ class AllReduceCallback:
         return self._error is None
 
     def check(self) -> None:
-        """Raise what made the library break off."""
+        """Raise the error that made the library stop."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
 
 def _weights(layer: Linear) -> int:
-    assert layer.native is not None, "native_executor looked"
+    assert layer.native is not None, "native_executor has checked"
     return layer.native.address
 
 

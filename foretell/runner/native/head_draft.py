@@ -1,4 +1,4 @@
-"""Guesses of a head in one call of the native library: on a CPU in float32. The definition is the head's own `step`."""
+"""Drafts of a head in one call of the native library, on a CPU in float32. The head's own `step` defines them."""
 
 from __future__ import annotations
 
@@ -32,53 +32,58 @@ from foretell.runner.native.executor import pack_int64
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """Texts to be guessed for: the last token of each, its place, its pages, the most guesses, the least chance."""
+    """Sequences to draft for, as parallel lists."""
 
-    tokens: list[int]
-    positions: list[int]
+    tokens: list[int]  # the last token of each sequence
+    positions: list[int]  # of that token
     pages: list[list[int]]
-    depths: list[int]
-    min_probabilities: list[float]
+    depths: list[int]  # draft tokens at most
+    min_probabilities: list[float]  # a draft ends when its probability falls below this
 
 
 @dataclass(frozen=True)
 class DraftResult:
-    """Guesses and how sure each is, by depth and text."""
+    """Draft tokens and their confidence, by depth and sequence."""
 
     tokens: list[list[int]]
     confidence: list[list[float]]
-    probs: Tensor | None = None  # [texts, depth, vocab]: what each was drawn from, where any was
+    probs: Tensor | None = None  # [sequences, depth, vocab]: the distributions that tokens were sampled from
 
 
 class DraftBuffers:
-    """What is asked as the library wants it, and room for `depth` guesses of each text behind it. Plain arrays: numpy's
-    are dear to make, and dearer to find."""
+    """A request in the library's layout, and buffers for `depth` draft tokens per sequence.
 
-    def __init__(self, asked: DraftRequest, depth: int) -> None:
-        """Without room for guesses there is no address of it either."""
-        self.num_sequences, self.depth = len(asked.tokens), depth
-        pages = list(chain.from_iterable(asked.pages))
-        begins = list(accumulate(map(len, asked.pages[:-1]), initial=0))
-        room = self.num_sequences * depth
-        self._numbers, places = pack_int64((asked.tokens, asked.positions, pages, begins, asked.depths, [0] * room))
-        self._floats = array("f", chain(asked.min_probabilities, repeat(0.0, room)))
-        floors, _ = self._floats.buffer_info()
-        self.inputs = (*places[:-1], floors)
-        self.outputs = (places[-1], floors + self._floats.itemsize * self.num_sequences) if room else (None, None)
+    Plain arrays: numpy arrays take longer to create, and longer still to get the address of.
+    """
 
-    def result(self, made: int, probs: Tensor | None = None) -> DraftResult:
-        """What lies there now, of the depths that were made."""
-        texts, room = self.num_sequences, self.num_sequences * self.depth
-        tokens, sure = self._numbers[-room:].tolist(), self._floats[-room:].tolist()
-        rows = range(0, made * texts, texts)
+    def __init__(self, request: DraftRequest, depth: int) -> None:
+        """`depth` 0: no output buffers, and no addresses of them."""
+        self.num_sequences, self.depth = len(request.tokens), depth
+        pages = list(chain.from_iterable(request.pages))
+        first_pages = list(accumulate(map(len, request.pages[:-1]), initial=0))
+        outputs = self.num_sequences * depth
+        self._numbers, addresses = pack_int64(
+            (request.tokens, request.positions, pages, first_pages, request.depths, [0] * outputs)
+        )
+        self._floats = array("f", chain(request.min_probabilities, repeat(0.0, outputs)))
+        floats, _ = self._floats.buffer_info()
+        self.inputs = (*addresses[:-1], floats)
+        confidence = floats + self._floats.itemsize * self.num_sequences
+        self.outputs = (addresses[-1], confidence) if outputs else (None, None)
+
+    def result(self, depth: int, probs: Tensor | None = None) -> DraftResult:
+        """Return the first `depth` levels of the output buffers."""
+        width, outputs = self.num_sequences, self.num_sequences * self.depth
+        tokens, confidence = self._numbers[-outputs:].tolist(), self._floats[-outputs:].tolist()
+        rows = range(0, depth * width, width)
         return DraftResult(
-            [tokens[row : row + texts] for row in rows], [sure[row : row + texts] for row in rows], probs
+            [tokens[row : row + width] for row in rows], [confidence[row : row + width] for row in rows], probs
         )
 
 
 @dataclass(frozen=True)
 class PrefillBuffers:
-    """Places to be read, as the library wants them: a ReadingRecord, which has addresses of these numbers only."""
+    """Positions to prefill in the library's layout: a record that holds only addresses into `numbers`."""
 
     record: array[int]
     numbers: array[int]
@@ -86,21 +91,21 @@ class PrefillBuffers:
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What goes with a call: of rows that are nodes of trees the slots of the last places each sees, as many for all,
-    its own the last of them; how guesses are drawn, a DRAW for each depth and text, and whether it is told what from;
-    what is read first, by heads of tokens alone."""
+    """Optional inputs of a draft."""
 
+    # For rows that are tree nodes: the slots of the last positions each one attends to, the same number for all rows
+    # and its own slot last.
     tree_slots: list[list[int]] | None = None
-    draws: bytes | None = None
+    draws: bytes | None = None  # sampling parameters, a SAMPLING_ROW for each depth and sequence; None: argmax
     returns_probs: bool = False
-    prefill: PrefillBuffers | None = None
+    prefill: PrefillBuffers | None = None  # prefilled in the same call, by heads that condition on tokens only
 
 
 NO_OPTIONS = DraftOptions()
 
 
 class NativeHead:
-    """A head's layers over its keys and values in the cache, [pages, page_size, kv_heads, dim] each."""
+    """A head's layers over its keys and values in the KV cache, [pages, page_size, kv_heads, dim] each."""
 
     def __init__(self, native: Library, head: DraftHead[Any], keys: list[Tensor], values: list[Tensor]) -> None:
         self.library, self.head = native, head
@@ -110,7 +115,7 @@ class NativeHead:
         self._layers = (LayerRecord * len(layers))(*layers)
         self._embed = head.embedding.contiguous()
         self._ids = head.draft_ids.contiguous()
-        self._held = (keys, values, head.rope_table)  # the records have addresses only
+        self._held = (keys, values, head.rope_table)  # kept alive: the records hold only addresses
         self.page_size = keys[0].shape[1]
         self.record = self._head_record()
 
@@ -134,7 +139,7 @@ class NativeHead:
         config: Any = head.config
         third = getattr(config, "generation", 0) == 3
         output = head.output.native
-        assert output is not None, "native_head looked"
+        assert output is not None, "native_for_head has checked"
         return HeadRecord(
             ctypes.addressof(self._layers),
             None if third else weights_address(getattr(head, "fc", None)),
@@ -163,56 +168,74 @@ class NativeHead:
 
 
 class NativeChain(NativeHead):
-    """For heads that guess one token after another."""
+    """Drafts with autoregressive heads, one token after another."""
 
-    def draft(self, asked: DraftRequest, features: Tensor | None, beside: DraftOptions = NO_OPTIONS) -> DraftResult:
-        """A token, again and again: the likeliest, or as `beside` says; `features` [texts, width] of the places before
-        are written over, and None for a head that reads tokens alone."""
-        for place, depth, pages in zip(asked.positions, asked.depths, asked.pages, strict=True):
-            require(place + depth <= len(pages) * self.page_size, "pages for all draft tokens of a sequence")
-        desk = DraftBuffers(asked, max(asked.depths))
-        probs = torch.zeros(desk.num_sequences, desk.depth, self.head.config.vocab) if beside.returns_probs else None
-        return desk.result(self._run(desk, features, beside, probs=probs), probs)
+    def draft(
+        self, request: DraftRequest, hidden_states: Tensor | None, options: DraftOptions = NO_OPTIONS
+    ) -> DraftResult:
+        """Draft a chain for each sequence, argmax or sampled.
 
-    def step(self, asked: DraftRequest, features: Tensor, beside: DraftOptions = NO_OPTIONS) -> Tensor:
-        """Logits [rows, outputs] of one guess; `features` become those behind it."""
-        logits = torch.empty(len(asked.tokens), self._vocab)
-        self._run(DraftBuffers(asked, 0), features, beside, logits)
+        `hidden_states` [sequences, width] of the previous positions are overwritten; None for a head that conditions
+        on tokens only.
+        """
+        for position, depth, pages in zip(request.positions, request.depths, request.pages, strict=True):
+            require(position + depth <= len(pages) * self.page_size, "pages for all draft tokens of a sequence")
+        buffers = DraftBuffers(request, max(request.depths))
+        probs = None
+        if options.returns_probs:
+            probs = torch.zeros(buffers.num_sequences, buffers.depth, self.head.config.vocab)
+        return buffers.result(self._run(buffers, hidden_states, options, probs=probs), probs)
+
+    def step(self, request: DraftRequest, hidden_states: Tensor, options: DraftOptions = NO_OPTIONS) -> Tensor:
+        """Return the logits [rows, outputs] of one step; `hidden_states` become those of this step."""
+        logits = torch.empty(len(request.tokens), self._vocab)
+        self._run(DraftBuffers(request, 0), hidden_states, options, logits)
         return logits
 
     def _run(
         self,
-        desk: DraftBuffers,
-        features: Tensor | None,
-        beside: DraftOptions,
+        buffers: DraftBuffers,
+        hidden_states: Tensor | None,
+        options: DraftOptions,
         logits: Tensor | None = None,
         probs: Tensor | None = None,
     ) -> int:
-        """How many guesses were made for the longest; `logits` and `probs` are filled where they are wanted."""
-        usual = features is None or (features.is_contiguous() and features.dtype == torch.float32)
-        require(usual, "contiguous float32 hidden states")
-        places = (_address(features), _address(logits))
-        own = None if beside.tree_slots is None else array("q", chain.from_iterable(beside.tree_slots))
-        tree = (None, 0) if own is None else (own.buffer_info()[0], len(own) // desk.num_sequences)
-        draws = None if beside.draws is None else array("b", beside.draws)
-        drawn_for = desk.num_sequences * max(desk.depth, 1)
-        require(draws is None or len(draws) == drawn_for * SAMPLING_ROW.itemsize, "one DRAW for each draft token")
-        drawn = (None if draws is None else draws.buffer_info()[0], _address(probs), self.head.config.vocab)
-        along = None if beside.prefill is None else beside.prefill.record.buffer_info()[0]
-        sizes = (desk.num_sequences, desk.depth)
-        record = pack_record(DraftChainRecord, *desk.inputs, *places, *desk.outputs, *sizes, *tree, *drawn, along)
+        """Return the length of the longest draft; `logits` and `probs` are written if given."""
+        is_plain = hidden_states is None or (hidden_states.is_contiguous() and hidden_states.dtype == torch.float32)
+        require(is_plain, "contiguous float32 hidden states")
+        slots = None if options.tree_slots is None else array("q", chain.from_iterable(options.tree_slots))
+        tree = (None, 0) if slots is None else (slots.buffer_info()[0], len(slots) // buffers.num_sequences)
+        draws = None if options.draws is None else array("b", options.draws)
+        num_draws = buffers.num_sequences * max(buffers.depth, 1)
+        require(
+            draws is None or len(draws) == num_draws * SAMPLING_ROW.itemsize, "one SAMPLING_ROW for each draft token"
+        )
+        record = pack_record(
+            DraftChainRecord,
+            *buffers.inputs,
+            _address(hidden_states),
+            _address(logits),
+            *buffers.outputs,
+            buffers.num_sequences,
+            buffers.depth,
+            *tree,
+            None if draws is None else draws.buffer_info()[0],
+            _address(probs),
+            self.head.config.vocab,
+            None if options.prefill is None else options.prefill.record.buffer_info()[0],
+        )
         return self.library.draft_chain(self.record, record)
 
 
 class NativeBlock(NativeHead):
-    """For heads that guess a block at once."""
+    """Drafts with block heads, a block of tokens in one forward pass."""
 
     def __init__(self, native: Library, head: BlockHead, keys: list[Tensor], values: list[Tensor], pages: int) -> None:
-        """Behind `pages` pages there is room for the blocks' own keys and values."""
+        """The slots after the first `pages` pages hold the keys and values of blocks."""
         super().__init__(native, head, keys, values)
         config = head.config
-        self.max_sequences = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # texts at once
-        self.record.join = self.record.feature_norm = None  # of features, which are no rows of a block
+        self.max_sequences = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # at once
+        self.record.join = self.record.feature_norm = None  # they apply to hidden states, not to the rows of a block
         self._masks = head.mask_embeddings.expand(config.block - 1, -1).contiguous()
         self._markov = None if head.markov_in is None else head.markov_in.data.contiguous()
         self._confidence = head.confidence_weights
@@ -233,32 +256,32 @@ class NativeBlock(NativeHead):
             pages * keys[0].shape[1],
         )
 
-    def draft(self, asked: DraftRequest) -> DraftResult:
-        """The likeliest tokens, each in view of the one before it."""
-        desk = DraftBuffers(asked, min(max(asked.depths), self._block_drafts))
-        return desk.result(self._run(desk, desk.depth)[0])
+    def draft(self, request: DraftRequest) -> DraftResult:
+        """Draft the argmax tokens, each conditioned on the one before it by the Markov head."""
+        buffers = DraftBuffers(request, min(max(request.depths), self._block_drafts))
+        return buffers.result(self._run(buffers, buffers.depth)[0])
 
-    def states(self, asked: DraftRequest) -> tuple[Tensor, Tensor]:
-        """Normed states [texts, block, width] and logits [texts, depth, outputs], without what a Markov head adds."""
-        return self._run(DraftBuffers(asked, 0), min(max(asked.depths), self._block_drafts))[1:]
+    def states(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
+        """Return normed states [sequences, block, width] and logits [sequences, depth, outputs], no Markov bias."""
+        return self._run(DraftBuffers(request, 0), min(max(request.depths), self._block_drafts))[1:]
 
     @property
     def _block_drafts(self) -> int:
         drafts: int = self.head.config.drafts
         return drafts
 
-    def _run(self, desk: DraftBuffers, depth: int) -> tuple[int, Tensor, Tensor]:
-        require(desk.num_sequences <= self.max_sequences, "a spare block of KV slots for each sequence")
-        states = torch.empty(desk.num_sequences, self.head.config.block, self._width)
-        logits = torch.empty(desk.num_sequences, depth, self._vocab)
+    def _run(self, buffers: DraftBuffers, depth: int) -> tuple[int, Tensor, Tensor]:
+        require(buffers.num_sequences <= self.max_sequences, "a spare block of KV slots for each sequence")
+        states = torch.empty(buffers.num_sequences, self.head.config.block, self._width)
+        logits = torch.empty(buffers.num_sequences, depth, self._vocab)
         record = BlockDraftRecord(
-            *desk.inputs, states.data_ptr(), logits.data_ptr(), *desk.outputs, desk.num_sequences, depth
+            *buffers.inputs, states.data_ptr(), logits.data_ptr(), *buffers.outputs, buffers.num_sequences, depth
         )
         return self.library.draft_blocks(self._block, record), states, logits
 
 
 def native_for_head(head: DraftHead[Any]) -> Library | None:
-    """The library, where it has all of the head's layers and computes where they are."""
+    """Return the native library if it supports all layers of the head and the head is on the CPU in float32."""
     native = library()
     if native is None or head.like.device.type != "cpu" or head.like.dtype != torch.float32:
         return None
@@ -281,7 +304,7 @@ def norm_address(norm: Norm | None) -> int | None:
 
 
 class NativeMedusa:
-    """All places ahead at once."""
+    """Drafts with Medusa heads, one head per position."""
 
     def __init__(self, native: Library, head: MedusaHead) -> None:
         self._native, self._outputs = native, head.config.outputs
@@ -290,7 +313,7 @@ class NativeMedusa:
         self._blocks, self._outputs_table = _table(blocks), _table(outputs)
         self._held = (head, head.draft_ids.contiguous())
         level = outputs[0].native
-        assert level is not None, "native_for_head looked"
+        assert level is not None, "native_for_head has checked"
         self._record = MedusaRecord(
             ctypes.addressof(self._blocks),
             ctypes.addressof(self._outputs_table),
@@ -303,20 +326,23 @@ class NativeMedusa:
             len(outputs) == 1,
         )
 
-    def draft(self, features: Tensor, depth: int) -> DraftResult:
-        """The likeliest tokens; `features` [texts, width] are the target's last states."""
-        guesses, sure = np.empty((depth, len(features)), np.int64), np.empty((depth, len(features)), np.float32)
-        self._run(features, depth, (guesses.ctypes.data, sure.ctypes.data))
-        return DraftResult(guesses.tolist(), sure.tolist())
+    def draft(self, hidden_states: Tensor, depth: int) -> DraftResult:
+        """Draft the argmax tokens; `hidden_states` [sequences, width] are the target's last ones."""
+        tokens = np.empty((depth, len(hidden_states)), np.int64)
+        confidence = np.empty((depth, len(hidden_states)), np.float32)
+        self._run(hidden_states, depth, (tokens.ctypes.data, confidence.ctypes.data))
+        return DraftResult(tokens.tolist(), confidence.tolist())
 
-    def logits(self, features: Tensor, depth: int) -> Tensor:
-        """[depth, texts, outputs]."""
-        return self._run(features, depth, (None, None))
+    def logits(self, hidden_states: Tensor, depth: int) -> Tensor:
+        """Return logits [depth, sequences, outputs]."""
+        return self._run(hidden_states, depth, (None, None))
 
-    def _run(self, features: Tensor, depth: int, out: tuple[int | None, int | None]) -> Tensor:
-        require(features.is_contiguous() and features.dtype == torch.float32, "contiguous float32 hidden states")
-        logits = torch.empty(depth, len(features), self._outputs)
-        rows = MedusaDraftRecord(features.data_ptr(), logits.data_ptr(), *out, len(features), depth)
+    def _run(self, hidden_states: Tensor, depth: int, out: tuple[int | None, int | None]) -> Tensor:
+        require(
+            hidden_states.is_contiguous() and hidden_states.dtype == torch.float32, "contiguous float32 hidden states"
+        )
+        logits = torch.empty(depth, len(hidden_states), self._outputs)
+        rows = MedusaDraftRecord(hidden_states.data_ptr(), logits.data_ptr(), *out, len(hidden_states), depth)
         self._native.draft_medusa(self._record, rows)
         return logits
 

@@ -1,4 +1,4 @@
-"""What a head keeps of places the target has run, by one call of the native library."""
+"""Prefill of a draft head over positions that the target has run, in one call of the native library."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class PrefillRange:
-    """Places that a head is to read: of one text those from `start` to `stop`, with the target's states there."""
+    """Positions `start` to `stop` of a sequence that a head prefills, with the target's hidden states there."""
 
     seq: Sequence
     start: int
     stop: int
-    states: list[Tensor]  # [places, tapped layers * width], in pieces
+    states: list[Tensor]  # chunks of [positions, hidden layers * width]
 
     def row_addresses(self) -> list[int]:
-        """Where each place's states lie in memory."""
+        """Return the address of each position's hidden states."""
         found: list[int] = []
-        for piece in self.states:
-            found += addresses_of(piece, 0, len(piece))
+        for chunk in self.states:
+            found += addresses_of(chunk, 0, len(chunk))
         return found
 
 
 @dataclass
 class PrefillTables:
-    """What `HeadPrefillRecord` points to: where states lie, the slots they are for, and the places; then of pairs
-    tokens, the slots before them and their own, places; all pages, where each text's begin, whose a pair is."""
+    """The arrays that `HeadPrefillRecord` points to, in its order.
+
+    First come the hidden states to store, then pairs of a token and the hidden states of the position before it, from
+    which EAGLE heads compute keys and values.
+    """
 
     states: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -56,26 +59,29 @@ class PrefillTables:
     first_pages: list[int] = field(default_factory=list)
     pair_sequences: list[int] = field(default_factory=list)
 
-    def add_states(self, reading: PrefillRange, slots: list[int]) -> None:
-        self.states += reading.row_addresses()
+    def add_states(self, span: PrefillRange, slots: list[int]) -> None:
+        self.states += span.row_addresses()
         self.slots += slots
-        self.positions += range(reading.start, reading.stop)
+        self.positions += range(span.start, span.stop)
 
-    def add_pairs(self, text: int, reading: PrefillRange, start: int, slots: list[int]) -> None:
-        """`slots` begin with the one before `start`."""
-        self.tokens += reading.seq.tokens[start : reading.stop]
+    def add_pairs(self, sequence: int, span: PrefillRange, start: int, slots: list[int]) -> None:
+        """Add pairs from `start` on; `slots` begin with the slot before `start`."""
+        self.tokens += span.seq.tokens[start : span.stop]
         self.previous_slots += slots[:-1]
         self.pair_slots += slots[1:]
-        self.pair_positions += range(start, reading.stop)
+        self.pair_positions += range(start, span.stop)
         self.first_pages.append(len(self.pages))
-        self.pages += reading.seq.pages
-        self.pair_sequences += repeat(text, reading.stop - start)
+        self.pages += span.seq.pages
+        self.pair_sequences += repeat(sequence, span.stop - start)
 
 
 class NativePrefill:
-    """Reads for a head whose guesses `native` makes; `columns` are where its taps begin among all that is tapped."""
+    """Prefills for a head that drafts with `native`.
 
-    def __init__(self, native: NativeHead, features: Tensor | None, columns: list[int]) -> None:
+    `columns` are where the head's hidden layers begin in the target's hidden states.
+    """
+
+    def __init__(self, native: NativeHead, hidden_states: Tensor | None, columns: list[int]) -> None:
         head: Any = native.head
         self._native, self._page_size = native, native.page_size
         self._pairs, self._tokens_only = not isinstance(head, BlockHead), isinstance(head, DistilledHead)
@@ -83,8 +89,8 @@ class NativePrefill:
         self._kv_weights = _addresses([weights_address(layer.attention.kv) for layer in layers])
         norms = [norm_address(norm) for norm in getattr(head, "tap_norms", ())]
         self._norms, self._columns = _addresses(norms), np.array(columns, np.int64)
-        joins = native.record.join is not None  # then what it joins is no feature of several taps
-        self._held = (features, head.target_norm)
+        joins = native.record.join is not None  # then `fc` joins embedding and hidden states, and not several layers
+        self._held = (hidden_states, head.target_norm)
         self._record = PrefillHeadRecord(
             native.record,
             ctypes.addressof(self._kv_weights),
@@ -93,7 +99,7 @@ class NativePrefill:
             ctypes.addressof(self._norms) if norms else None,
             norm_address(getattr(head, "fc_norm", None)),
             None if self._pairs else norm_address(head.feature_norm),
-            None if features is None else features.data_ptr(),
+            None if hidden_states is None else hidden_states.data_ptr(),
             self._columns.ctypes.data,
             len(columns),
             head.config.target_width,
@@ -101,33 +107,33 @@ class NativePrefill:
             self._pairs,
         )
 
-    def prefill(self, readings: list[PrefillRange]) -> None:
-        """Keep what these places are to be remembered by."""
-        found = self.pack(readings)  # for as long as the library reads it
+    def prefill(self, ranges: list[PrefillRange]) -> None:
+        """Store hidden states, keys and values of these positions."""
+        found = self.pack(ranges)  # keeps the arrays alive during the call
         self._native.library.head_prefill(self._record, found.record)
 
-    def pack(self, readings: list[PrefillRange]) -> PrefillBuffers:
-        """These places as the library wants them. Lists, not arrays: as a rule there are two or three of them."""
+    def pack(self, ranges: list[PrefillRange]) -> PrefillBuffers:
+        """Return these positions in the library's layout. Lists, not arrays: mostly there are two or three."""
         tables = PrefillTables()
-        for text, each in enumerate(readings):
-            # The slots of these places and of the one before them; the first place of a text has nothing before it.
+        for sequence, each in enumerate(ranges):
+            # The slots of these positions and of the one before; the first position of a sequence has none before it.
             paired = max(each.start, 1)
             slots = slots_of(each.seq.pages, self._page_size, paired - 1, each.stop)
             if not self._tokens_only:
                 tables.add_states(each, slots[each.start - paired + 1 :])
             if self._pairs:
-                tables.add_pairs(text, each, paired, slots)
+                tables.add_pairs(sequence, each, paired, slots)
         numbers, addresses = pack_int64(tuple(vars(tables).values()))
         counts = (len(tables.states), len(tables.tokens))
         return PrefillBuffers(pack_record(HeadPrefillRecord, *addresses, *counts), numbers)
 
 
 def addresses_of(rows: Tensor, begin: int, end: int) -> range:
-    """Where each of them lies in memory, from one to another."""
-    apart, beside = rows.stride()
-    require(rows.dtype == torch.float32 and beside == 1, "float32 hidden states with contiguous rows")
-    first, apart = rows.data_ptr(), apart * FLOAT_BYTES
-    return range(first + begin * apart, first + end * apart, apart)
+    """Return the addresses of rows `begin` to `end`."""
+    row_stride, column_stride = rows.stride()
+    require(rows.dtype == torch.float32 and column_stride == 1, "float32 hidden states with contiguous rows")
+    first, stride = rows.data_ptr(), row_stride * FLOAT_BYTES
+    return range(first + begin * stride, first + end * stride, stride)
 
 
 def _addresses(found: list[int | None]) -> ctypes.Array[ctypes.c_void_p]:
