@@ -281,4 +281,4 @@ def test_names_must_differ_and_the_baseline_be_one_of_them(capsys: pytest.Captur
         code, _, err = command(capsys, "compare", url, url)
         assert code == 2 and "two have the name" in err
         code, _, err = command(capsys, "compare", f"a={url}", "--baseline", "b")
-        assert code == 2 and "is nobody of these" in err
+        assert code == 2 and "is not one of the peers" in err
