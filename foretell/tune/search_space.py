@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretell.bench.measure import ADAPT, NEED_A_MODEL, PLAIN, Variant
+from foretell.bench.measure import ADAPTIVE, NEED_A_MODEL, PLAIN, Variant
 from foretell.bench.prompt import BenchPrompt
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
@@ -38,7 +38,7 @@ class SearchSpace:
         return list(found.values())
 
     def _lengths(self, name: str) -> list[int | None]:
-        adapts = name in ADAPT or "+" in name
+        adapts = name in ADAPTIVE or "+" in name
         return [None] if adapts else [None, *self.lengths]
 
     def _rules(self, name: str, default: str) -> list[str]:

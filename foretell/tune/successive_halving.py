@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from foretell.bench.intervals import shown
-from foretell.bench.measure import PLAIN, Backend, Sample, Variant, Watch, measure
-from foretell.bench.plan import Plan
+from foretell.bench.measure import PLAIN, BenchBackend, ProgressCallback, Sample, Variant, measure
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import ALL, Cell, Group, cell_of, grouped
+from foretell.bench.results import ALL, PairGroup, TaskCell, group_pairs, task_cell
 from foretell.tune.search_space import AUTO, DEFAULT_RULE, serve_settings
 
 KEEP_ONE_IN = 3  # variants of a rung that go on to the next: 1 in 3
@@ -41,10 +41,10 @@ class Rung:
     @property
     def num_prompts(self) -> int:
         """Return the number of prompts, each of which plain decoding has run."""
-        return sum(sample.arm == PLAIN.name for sample in self.samples)
+        return sum(sample.variant == PLAIN.name for sample in self.samples)
 
     @cached_property
-    def cells(self) -> dict[str, Cell]:
+    def cells(self) -> dict[str, TaskCell]:
         """Return the results of this rung alone, since earlier ones are biased by the selection."""
         return cells_by_variant(self.samples, self.variants)
 
@@ -53,13 +53,13 @@ class Rung:
 class SuccessiveHalving:
     """A search within a time budget. `rungs` grows, so that an interrupted search keeps its results."""
 
-    backend: Backend
+    backend: BenchBackend
     variants: Sequence[Variant]
     prompts: Sequence[BenchPrompt]
-    plan: Plan
+    plan: BenchPlan
     budget: float  # seconds
     clock: Callable[[], float]
-    watch: Watch
+    watch: ProgressCallback
     after: Callable[[], object] = lambda: None  # called after each rung
     rungs: list[Rung] = field(default_factory=list)
     _passes: int = 0
@@ -114,16 +114,16 @@ class SuccessiveHalving:
         timed = [(speedup, variant) for variant in last if (speedup := seen.get(variant.name)) is not None]
         return [variant for _, variant in sorted(timed, key=lambda pair: -pair[0])]
 
-    def _all_cells(self) -> dict[str, Cell]:
+    def _all_cells(self) -> dict[str, TaskCell]:
         samples = [sample for rung in self.rungs for sample in rung.samples]
         return cells_by_variant(samples, self.variants)
 
-    def ranking(self) -> list[tuple[Variant, Cell]]:
+    def ranking(self) -> list[tuple[Variant, TaskCell]]:
         """Return every measured variant with the results of its last rung, later rungs first, then fastest first.
 
         A rung with a single prompt has no confidence interval; then all rungs count.
         """
-        found: dict[str, tuple[Variant, Cell]] = {}
+        found: dict[str, tuple[Variant, TaskCell]] = {}
         overall = self._all_cells()
         for rung in reversed(self.rungs):
             timed = [
@@ -137,16 +137,16 @@ class SuccessiveHalving:
         return list(found.values())
 
 
-def cells_by_variant(samples: Sequence[Sample], variants: Sequence[Variant]) -> dict[str, Cell]:
+def cells_by_variant(samples: Sequence[Sample], variants: Sequence[Variant]) -> dict[str, TaskCell]:
     """Return the results of each variant over all prompts.
 
     A bench groups them by task, where a task with one prompt has no confidence interval.
     """
-    groups: dict[str, list[Group]] = {}
-    for group in grouped(samples, [variant.name for variant in variants]):
-        groups.setdefault(group.arm, []).append(group)
+    groups: dict[str, list[PairGroup]] = {}
+    for group in group_pairs(samples, [variant.name for variant in variants]):
+        groups.setdefault(group.variant, []).append(group)
     return {
-        name: cell_of(replace(own[0], task=ALL, pairs=[pair for group in own for pair in group.pairs]))
+        name: task_cell(replace(own[0], task=ALL, pairs=[pair for group in own for pair in group.pairs]))
         for name, own in groups.items()
     }
 
@@ -160,7 +160,7 @@ def num_rungs(num_variants: int) -> int:
     return count
 
 
-def evidence(ranking: Sequence[tuple[Variant, Cell]]) -> list[dict[str, Any]]:
+def evidence(ranking: Sequence[tuple[Variant, TaskCell]]) -> list[dict[str, Any]]:
     """Return the results of each variant as JSON."""
     return [
         {
@@ -172,14 +172,14 @@ def evidence(ranking: Sequence[tuple[Variant, Cell]]) -> list[dict[str, Any]]:
             "speedup_interval": cell.speedup_interval,
             "accepted_per_step": cell.accepted_per_step,
             "same_text": cell.same_text,
-            "texts": cell.texts,
+            "texts": cell.sequences,
             "tokens": cell.tokens,
         }
         for variant, cell in ranking
     ]
 
 
-Ranking = Sequence[tuple[Variant, Cell]]
+Ranking = Sequence[tuple[Variant, TaskCell]]
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class TuneResult:
     """The variant to serve with, and why."""
 
     variant: Variant
-    cell: Cell | None
+    cell: TaskCell | None
     summary: str
 
 
@@ -221,7 +221,7 @@ def config_text(result: TuneResult, ranking: Ranking, engine: dict[str, Any], co
     ]
     for variant, cell in ranking:
         ratio = shown(cell.speedup, cell.speedup_interval)
-        lines.append(f"#   {variant.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.texts}")
+        lines.append(f"#   {variant.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.sequences}")
     found = serve_settings(result.variant, engine, conditions.get("rule", DEFAULT_RULE))
     if found.get("rule") == AUTO:
         lines.append("# The rule auto is block for requests without a seed; those with one keep their output.")
@@ -236,7 +236,7 @@ def table(ranking: Ranking, most: int = 12) -> str:
     head = "| drafter | speedup | accepted per step | prompts | same output |\n| --- | ---: | ---: | ---: | --- |"
     rows = [
         f"| {variant.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} "
-        f"| {cell.texts} | {SAME_OUTPUT[cell.same_text]} |"
+        f"| {cell.sequences} | {SAME_OUTPUT[cell.same_text]} |"
         for variant, cell in ranking[:most]
     ]
     return "\n".join([head, *rows])

@@ -52,7 +52,7 @@ def serve_config(path: Path) -> Any:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretell.cli.tune.SHORTEST", 0.2)
+    monkeypatch.setattr("foretell.cli.tune.MIN_BUDGET", 0.2)
 
 
 def test_it_writes_a_config_for_serve_and_its_evidence(
@@ -83,7 +83,7 @@ def test_it_writes_a_config_for_serve_and_its_evidence(
 def test_ctrl_c_leaves_a_config(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = EngineBackend.write, []
+    write, seen = EngineBackend.generate, []
 
     def stopped(self: EngineBackend, variant: Any, job: MeasureJob) -> TimedOutput:
         seen.append(variant)
@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_a_config(
     monkeypatch.setattr(EngineBackend, "write", stopped)
     out = tmp_path / "part.yaml"
     code, printed, err = tune(capsys, *arguments_for(tiny_folder, trace, out))
-    assert code == 130 and "Stopped before the end" in printed and "foretell: stopped" in err
+    assert code == 130 and "Interrupted: these are the results so far" in printed and "foretell: stopped" in err
     part = json.loads(out.with_suffix(".json").read_text())
     assert part["complete"] is False and len(part["arms"]) == 6
     assert "interrupted" in out.read_text() and serve_config(out)
@@ -131,7 +131,7 @@ def test_bad_input_is_rejected_before_a_model_is_loaded(
         (["--trace", str(empty), "--workload", "own"], "leave out --workload"),
         (["--workload", "owm"], "did you mean 'own'"),
         (["--workload", "gsm8k"], "is not shipped"),
-        (["--budget", "soon"], "is no time such as 90s, 5m or 1h"),
+        (["--budget", "soon"], "is not a duration such as 90s, 5m or 1h"),
         (["--budget", "1s"], "budget: must be 5 seconds or more"),
         (["--out", str(tmp_path)], "is a folder"),
         (["--max-tokens", "0"], "max_tokens"),

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant
-from foretell.bench.plan import Plan
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import Cell
+from foretell.bench.results import TaskCell
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.tune.search_space import SearchSpace, interleave_tasks, is_sampled, serve_settings
@@ -41,7 +41,7 @@ class TimedBackend(FakeStage):
 
 def search(backend: TimedBackend, names: list[str], budget: float, **tasks: int) -> SuccessiveHalving:
     prompts = interleave_tasks(items(**(tasks or {"chat": 6, "code": 6})))
-    return SuccessiveHalving(backend, arms(*names), prompts, Plan(), budget, lambda: backend.now, watch_nothing)
+    return SuccessiveHalving(backend, arms(*names), prompts, BenchPlan(), budget, lambda: backend.now, watch_nothing)
 
 
 NAMES = [f"variant {i}" for i in range(12)]
@@ -149,7 +149,7 @@ def test_tasks_with_one_prompt_share_an_interval() -> None:
     found = search(backend, ["a", "b"], budget=100.0, chat=1, code=1, math=1, story=1)
     found.run()
     (variant, cell), _ = found.ranking()
-    assert variant.name == "a" and cell.texts == 4 and cell.speedup_interval is not None and cell.task == "all"
+    assert variant.name == "a" and cell.sequences == 4 and cell.speedup_interval is not None and cell.task == "all"
 
 
 def test_the_evidence_has_speedups_with_intervals() -> None:
@@ -203,7 +203,7 @@ def test_requests_with_a_seed_keep_their_output_if_block_is_faster() -> None:
     assert yaml.safe_load(text)["rule"] == "auto" and "those with one keep their output" in text
 
 
-def cell_of_block() -> Cell:
+def cell_of_block() -> TaskCell:
     """Return a significantly faster result of a rule that guarantees the distribution alone."""
     found = search(TimedBackend({"a": 1.5}, noise=0.01), ["a"], budget=300.0)
     found.run()

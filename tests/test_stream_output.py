@@ -1,4 +1,4 @@
-"""Coloured text: the same text, each token in its drafter's colour, and nothing in it that a terminal obeys."""
+"""Coloured output: the same text, each token in its drafter's colour, with control characters replaced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tokenizer(tiny_folder: Path) -> Tokenizer:
 
 
 def deltas(tokenizer: Tokenizer, text: str, sizes: list[int]) -> list[Delta]:
-    """A text in steps of so many tokens: all but the last of a step by one of two drafters."""
+    """Split a text into steps of given sizes; all tokens of a step but the last come from one of two drafters."""
     tokens, found, shown = tokenizer.encode(text, add_special=False), [], ""
     for step, size in enumerate(sizes * len(tokens)):
         if not tokens:
@@ -30,17 +30,17 @@ def deltas(tokenizer: Tokenizer, text: str, sizes: list[int]) -> list[Delta]:
         now, tokens = tokens[:size], tokens[size:]
         origins = (*(("ngram", "suffix")[step % 2],) * (len(now) - 1), TARGET)
         read = tokenizer.encode(text, add_special=False)
-        whole = tokenizer.decode(read[: len(read) - len(tokens)]).rstrip("\ufffd")
-        found.append(Delta("0", 0, tuple(now), whole[len(shown) :], origins))
-        shown = whole
+        decoded = tokenizer.decode(read[: len(read) - len(tokens)]).rstrip("\ufffd")
+        found.append(Delta("0", 0, tuple(now), decoded[len(shown) :], origins))
+        shown = decoded
     return found
 
 
 @pytest.mark.parametrize("sizes", [[1], [3], [4, 1, 2], [50]])
-def test_the_text_stays_and_every_guess_has_its_colour(tokenizer: Tokenizer, sizes: list[int]) -> None:
-    tint = StreamRenderer(tokenizer, Palette(["ngram", "suffix"]))
+def test_the_text_is_unchanged_and_every_draft_token_has_its_colour(tokenizer: Tokenizer, sizes: list[int]) -> None:
+    renderer = StreamRenderer(tokenizer, Palette(["ngram", "suffix"]))
     steps = deltas(tokenizer, TEXT, sizes)
-    painted = "".join(tint.render(delta) for delta in steps)
+    painted = "".join(renderer.render(delta) for delta in steps)
     assert CODES.sub("", painted) == TEXT
     used = [colour for colour in COLOURS if colour in painted]
     origins = {origin for delta in steps for origin in delta.origins} - {TARGET}
@@ -48,24 +48,24 @@ def test_the_text_stays_and_every_guess_has_its_colour(tokenizer: Tokenizer, siz
     assert painted.count(RESET) == sum(painted.count(colour) for colour in used)
 
 
-def test_text_that_was_held_back_keeps_its_colours(tokenizer: Tokenizer) -> None:
+def test_delayed_text_keeps_its_colours(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("the quick brown fox", add_special=False)
-    tint = StreamRenderer(tokenizer, Palette(["ngram"]))
+    renderer = StreamRenderer(tokenizer, Palette(["ngram"]))
     half = len(tokens) // 2
-    first = tint.render(Delta("0", 0, tuple(tokens[:half]), "th", ("ngram",) * half))
-    rest = tint.render(Delta("0", 0, tuple(tokens[half:]), "e quick brown fox", (TARGET,) * (len(tokens) - half)))
+    first = renderer.render(Delta("0", 0, tuple(tokens[:half]), "th", ("ngram",) * half))
+    rest = renderer.render(Delta("0", 0, tuple(tokens[half:]), "e quick brown fox", (TARGET,) * (len(tokens) - half)))
     assert CODES.sub("", first + rest) == "the quick brown fox"
     assert first.startswith(COLOURS[0]) and rest.startswith(COLOURS[0]) and not rest.endswith(RESET)
 
 
 def test_without_a_palette_there_are_no_colours(tokenizer: Tokenizer) -> None:
-    tint = StreamRenderer(tokenizer, None)
-    assert "".join(tint.render(delta) for delta in deltas(tokenizer, TEXT, [3])) == TEXT
-    assert tint.legend() == ""
+    renderer = StreamRenderer(tokenizer, None)
+    assert "".join(renderer.render(delta) for delta in deltas(tokenizer, TEXT, [3])) == TEXT
+    assert renderer.legend() == ""
 
 
 @pytest.mark.parametrize("palette", [None, Palette(["ngram"])])
-def test_a_terminal_does_not_obey_what_a_model_writes(tokenizer: Tokenizer, palette: Palette | None) -> None:
+def test_control_characters_are_replaced_on_a_terminal(tokenizer: Tokenizer, palette: Palette | None) -> None:
     hostile = "a\x1b[2Jb\x07c\rd\x9be\n\tf"
     tokens = tuple(tokenizer.encode(hostile, add_special=False))
     shown = StreamRenderer(tokenizer, palette, terminal=True).render(
@@ -75,15 +75,15 @@ def test_a_terminal_does_not_obey_what_a_model_writes(tokenizer: Tokenizer, pale
     assert StreamRenderer(tokenizer, None).render(Delta("0", 0, tokens, hostile, (TARGET,) * len(tokens))) == hostile
 
 
-def test_the_legend_names_those_whose_tokens_stood(tokenizer: Tokenizer) -> None:
-    tint = StreamRenderer(tokenizer, Palette(["prediction", "ngram", "suffix"]))
+def test_the_legend_names_drafters_with_accepted_tokens(tokenizer: Tokenizer) -> None:
+    renderer = StreamRenderer(tokenizer, Palette(["prediction", "ngram", "suffix"]))
     for delta in deltas(tokenizer, TEXT, [3])[:1]:
-        tint.render(delta)
-    assert CODES.sub("", tint.legend()) == "ngram: guessed, and stood; plain: the model itself"
-    assert COLOURS[1] in tint.legend(), "the colour it has among all of them"
+        renderer.render(delta)
+    assert CODES.sub("", renderer.legend()) == "ngram: accepted draft tokens; no colour: the target"
+    assert COLOURS[1] in renderer.legend(), "its colour among all drafters"
 
 
-def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_only_on_terminals_that_support_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
