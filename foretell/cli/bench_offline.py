@@ -138,7 +138,7 @@ def check_arms(arms: list[Variant]) -> None:
     from foretell import draft
 
     for arm in arms:
-        draft.arms(arm.speculation)
+        draft.drafter_names(arm.speculation)
 
 
 def measure(

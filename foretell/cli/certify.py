@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
 def check_drafter(args: argparse.Namespace) -> None:
     """Refuse an unknown drafter before minutes of sampling."""
-    from foretell.draft import arms
+    from foretell.draft import drafter_names
 
     given = given_options(_for_certificate(args), SpeculationConfig)
     vllm = getattr(args, "speculative_config", None)
-    arms(SpeculationConfig(**given) if vllm is None else speculation_from_vllm(vllm, **given))
+    drafter_names(SpeculationConfig(**given) if vllm is None else speculation_from_vllm(vllm, **given))
 
 
 def _job(args: argparse.Namespace) -> CertifyJob:

@@ -122,7 +122,7 @@ def arms_to_try(
     names = [name for name in names if name != own or args.drafters]
     arms = SearchSpace(names, args.nodes, is_sampled(items, args.temperature)).variants(base)
     for arm in arms:
-        draft.arms(arm.speculation)
+        draft.drafter_names(arm.speculation)
     if not arms:
         raise RequestError("drafters", "leave nothing to try; name some, such as ngram,suffix")
     return arms
@@ -180,8 +180,13 @@ def fitting_variants(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list
     from foretell.bench.drafter_slots import has_weights
 
     loaded = set(llm.engine.drafter.drafters)
-    lacking = {name for arm in arms for name in draft.arms(arm.speculation) if has_weights(name) and name not in loaded}
-    return [arm for arm in arms if not lacking & set(draft.arms(arm.speculation))], sorted(lacking)
+    lacking = {
+        name
+        for arm in arms
+        for name in draft.drafter_names(arm.speculation)
+        if has_weights(name) and name not in loaded
+    }
+    return [arm for arm in arms if not lacking & set(draft.drafter_names(arm.speculation))], sorted(lacking)
 
 
 def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_long: list[str]) -> dict[str, Any]:

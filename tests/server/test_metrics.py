@@ -13,8 +13,9 @@ import pytest
 
 from foretell.build.engine_builder import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
-from foretell.draft.backoff import Supervisor
+from foretell.draft.mix import MixDrafter
 from foretell.draft.scripted import ScriptedDrafter
+from foretell.draft.supervisor import Supervisor
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import StepTiming
 from foretell.sampling_params import SamplingParams
@@ -139,8 +140,7 @@ def test_controller_decisions_are_exposed_by_drafter_and_reason() -> None:
 
 def test_failures_of_drafters_and_their_pauses_are_shown() -> None:
     clock = [0.0]
-    drafter = half_right()
-    drafter.supervisor = Supervisor(lambda: clock[0])
+    drafter = MixDrafter([half_right()], supervisor=Supervisor(lambda: clock[0]))
     engine = World(max_num_seqs=4, budget=NODES).engine(drafter)
     metrics = Metrics("m", health=lambda: engine.safe_drafter.health)
     name = PREFIX + '{}{{drafter="half"}}'

@@ -9,7 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from foretell.draft.backoff import (
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.supervisor import (
     FIRST_PAUSE,
     LOG_INTERVAL,
     LONGEST_PAUSE,
@@ -18,9 +21,6 @@ from foretell.draft.backoff import (
     Supervisor,
     comes_from_signal,
 )
-from foretell.draft.base import Drafter
-from foretell.draft.mix import MixDrafter
-from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, Sequence, StepResult
 from tests.tiny import PROMPTS, World, add, generate
@@ -58,12 +58,11 @@ class Faulty(Drafter):
 
 
 def alone(drafter: Drafter, supervisor: Supervisor) -> Engine:
-    drafter.supervisor = supervisor
-    return World().engine(drafter)
+    return World().engine(MixDrafter([drafter], supervisor=supervisor))
 
 
 def in_a_mix(drafter: Drafter, supervisor: Supervisor) -> Engine:
-    return World().engine(MixDrafter([drafter], supervisor=supervisor))
+    return World().engine(MixDrafter([drafter, NGramDrafter(1, 3)], ("faulty",), supervisor))
 
 
 BOTH = pytest.mark.parametrize("make", [alone, in_a_mix])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.draft.heads.sampling import draw_nodes
+from foretell.draft.heads.sampling import sample_draft_tokens
 from tests.tiny import PROMPTS, VOCAB, World, add
 
 
@@ -20,7 +20,7 @@ def test_a_draw_over_some_tokens_is_the_draw_over_all(params: dict[str, float], 
     logits = torch.randn(len(seqs), len(ids), generator=torch.Generator().manual_seed(3)) * 2
     whole = torch.full((len(seqs), VOCAB), float("-inf")).index_copy_(1, ids, logits)
     for offset in range(3):
-        some, full = draw_nodes(logits, seqs, offset, "fixed", ids), draw_nodes(whole, seqs, offset)
+        some, full = sample_draft_tokens(logits, seqs, offset, "fixed", ids), sample_draft_tokens(whole, seqs, offset)
         assert some.tokens == full.tokens and set(some.tokens) <= set(ids.tolist())
         assert some.confidence == pytest.approx(full.confidence)
         assert torch.allclose(some.probs, full.probs[:, ids])

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.draft.base import Drafter
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.graph_draft import grow_from
+from foretell.draft.heads.graph_draft import build_dynamic_tree
 from foretell.draft.heads.tree import EagleTree
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.cuda.graphs import GraphCache, capture_now
@@ -23,7 +23,7 @@ from foretell.runner.heads.sampler import TreeCandidates, TreeTopK
 from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
-from tests.heads.test_laws import Compared
+from tests.heads.test_head_losslessness import Compared
 from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
 from tests.laws.test_losslessness import WORLDS as LAWS
 from tests.recordings import Tape
@@ -38,7 +38,7 @@ def waiting(
     """Twice the same texts, of several lengths, that could be guessed for now: by definition, and in one piece."""
     drafters, texts = [], []
     for whole in (False, True):
-        engine = WORLD.engine(drafter := OwnHead(config, whole=whole))
+        engine = WORLD.engine(drafter := OwnHead(config, single_graph=whole))
         choice, warm = SpeculationChoice(rule=rule), itertools.cycle(heats)
         tracks = [
             add(engine, str(i), LONG[i], choice, temperature=next(warm), ignore_eos=True)[0] for i in range(len(LONG))
@@ -48,7 +48,7 @@ def waiting(
         seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
         for seq in seqs:
             assert seq.pending == 1 and seq.num_output_tokens and engine.runner.reserve(seq, len(seq.tokens) + 40)
-        assert isinstance(drafter.inner, HeadDrafter) and drafter.inner.whole == whole and len(seqs) > 2
+        assert isinstance(drafter.inner, HeadDrafter) and drafter.inner.traits.single_graph == whole and len(seqs) > 2
         drafters.append(drafter.inner)
         texts.append(seqs)
     assert [seq.tokens for seq in texts[0]] == [seq.tokens for seq in texts[1]]
@@ -115,14 +115,14 @@ def test_what_a_text_does_not_follow_crowds_nothing_out() -> None:
     """Eight branches that it leaves out go on with likelier children than the two that it follows."""
     table = DraftTable(DraftShape(1, 256, 3, width=10), 21, 4, torch.device("cpu"))
     table.upload([DraftRow(0, 5, 0, [0], width=2)])
-    choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, max_depth=3), wide=2)
+    choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, max_depth=3), width=2)
     likely, even, two = (torch.full((30,), 1e-6) for _ in range(3))
     likely[:2], likely[2:10], even[:], two[20:22] = 0.18, 0.08, 1 / 30, 0.5
     choice.add_level(likely.log()[None])
     for _ in range(2):
         tokens, _ = choice.expand()
         choice.add_level(torch.where(tokens[:, None] < 2, even, two).log())
-    grow_from(tree, TreeCandidates.from_readback(choice.output), 0)
+    build_dynamic_tree(tree, TreeCandidates.from_readback(choice.output), 0)
     assert tree.depth == 3 and len(tree.tokens) == 10 + 2 * 10 + 2 * 10
 
 
@@ -153,7 +153,7 @@ def test_what_is_drawn_is_too(config: HeadConfig, rule: str) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_text_may_end_before_others_have_their_guesses(config: HeadConfig, whole: bool) -> None:
-    engine = World(pages=400).engine(drafter := OwnHead(config, whole=whole))
+    engine = World(pages=400).engine(drafter := OwnHead(config, single_graph=whole))
     prompts = ([1 + j % 30 for j in range(CONTEXT - 5)], PROMPTS[1])
     seqs = [
         add(engine, str(i), prompt, max_tokens=5 + 40 * i, ignore_eos=True)[0].seq for i, prompt in enumerate(prompts)
@@ -177,7 +177,7 @@ class Whole(Compared):
 
     def __init__(self, config: HeadConfig, page_size: int, other: Drafter) -> None:
         super().__init__(config, page_size, other)
-        self.settings = {"whole": True}
+        self.settings = {"single_graph": True}
 
 
 @pytest.mark.parametrize("levels", [0, 3])
@@ -197,13 +197,13 @@ def test_guesses_and_memory_are_those_of_the_definition_all_along(config: HeadCo
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_the_text_is_the_same_however_it_is_sampled(sampling: str) -> None:
     for name, levels in (("eagle", 0), ("eagle", 3), ("block", 3)):
-        drafter = OwnHead(HEADS[name], whole=True)
+        drafter = OwnHead(HEADS[name], single_graph=True)
         assert generate(drafter, World(levels=levels, budget=9), **SAMPLING[sampling]) == truth_for(sampling)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_what_is_drawn_for_other_rules_can_be_judged(rule: str) -> None:
-    engine = World().engine(OwnHead(HEADS["eagle"], whole=True))
+    engine = World().engine(OwnHead(HEADS["eagle"], single_graph=True))
     choice = SpeculationChoice(rule=rule)
     tracks = [add(engine, str(i), prompt, choice, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
@@ -235,13 +235,13 @@ class Watched(GraphCache[Any, Any]):
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_the_work_never_looks_at_its_values(config: HeadConfig, heat: float) -> None:
-    engine = World(budget=9, levels=3).engine(drafter := OwnHead(config, whole=True))
+    engine = World(budget=9, levels=3).engine(drafter := OwnHead(config, single_graph=True))
     inner: Any = drafter.inner
-    inner._whole.graphs, inner._whole_reader.graphs = (Watched(torch.device("cpu")) for _ in range(2))
+    inner._graph.graphs, inner._graph_prefill.graphs = (Watched(torch.device("cpu")) for _ in range(2))
     for i, prompt in enumerate(PROMPTS):
         add(engine, str(i), prompt, SpeculationChoice(max_draft=3) if i % 2 else SpeculationChoice(), temperature=heat)
     run(engine)
-    assert len(inner._whole.graphs.graphs) > 3 and len(inner._whole_reader.graphs.graphs) > 2
+    assert len(inner._graph.graphs.graphs) > 3 and len(inner._graph_prefill.graphs.graphs) > 2
     with pytest.raises(AssertionError, match="no work for a graph"), Unlookable():
         torch.ones(3).tolist(), torch.ones(1).item()
 
@@ -251,7 +251,7 @@ def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig)
     """The same memory serves other texts, more and fewer of them, with longer and shorter ones in their rows."""
     drafters, texts = waiting(config)
     whole: Any = drafters[1]
-    whole._whole.tables.clear()
+    whole._graph.tables.clear()
     for budgets in ([Budget(4)] * len(LONG), [Budget(14, max_depth=3)] * len(LONG)):
         for order in ((0, 1, 2, 5), (5, 4, 3), (2, 5, 0, 1), (3, 3, 3)):
             defined, mine = (
@@ -259,7 +259,7 @@ def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig)
                 for each, seqs in zip(drafters, texts, strict=True)
             )
             compare(mine, defined)
-    assert len(whole._whole.tables) == 2, "one for chains and one for trees"
+    assert len(whole._graph.tables) == 2, "one for chains and one for trees"
 
 
 @pytest.mark.parametrize("places", [[5] * 9, [3, 2000, 7, 60, 60, 5], [300, 5, 5, 5, 5, 5, 5, 5], [5000], [1]])
@@ -279,10 +279,10 @@ def test_several_passes_guess_what_the_definition_does(config: HeadConfig, monke
     drafters, texts = waiting(config, heats=(0.0, 1.0))
     monkeypatch.setattr(head_tables, "MAX_POSITIONS", 1024)  # two texts at once
     whole: Any = drafters[1]
-    whole._whole.tables.clear()
+    whole._graph.tables.clear()
     for budgets in ([Budget(4)] * len(LONG), [Budget(14, max_depth=3)] * len(LONG)):
         both(drafters, texts, budgets, slice(0, None))
-    assert max(sizes.sequences for sizes in whole._whole.tables) == 2
+    assert max(sizes.sequences for sizes in whole._graph.tables) == 2
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -291,8 +291,8 @@ def test_what_serves_for_a_draft_guesses_the_same(config: HeadConfig, heat: floa
     """Deeper, wider, for more texts and longer ones."""
     drafters, texts = waiting(config, heats=(heat,))
     whole: Any = drafters[1]
-    deepest = min(6, whole.deepest)
-    whole._whole.graphs = (tape := Tape()).recorder()
+    deepest = min(6, whole.max_depth)
+    whole._graph.graphs = (tape := Tape()).recorder()
     with capture_now():
         for budget in (Budget(deepest), Budget(40, max_depth=deepest)):
             whole.propose(texts[1], [budget] * len(texts[1]))
@@ -305,7 +305,7 @@ def test_what_serves_for_a_draft_guesses_the_same(config: HeadConfig, heat: floa
             [Budget(8 + i, max_depth=max(2, deepest - 2), min_probability=0.001 * i) for i in range(6)],
             some,
         )
-    assert tape.count == recorded and sum(whole._whole.graphs.pool.requests.values()) >= 2
+    assert tape.count == recorded and sum(whole._graph.graphs.pool.requests.values()) >= 2
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
@@ -314,7 +314,7 @@ def test_what_serves_for_a_reading_keeps_the_same(config: HeadConfig) -> None:
     """The same places are read by themselves, and in rows and columns for more."""
     drafters, texts = waiting(config)
     head, seq = drafters[1], texts[1][-1]
-    reader, pages = head._whole_reader, head.pages
+    reader, pages = head._graph_prefill, head.pages
     assert reader is not None
     keys, values, features = pages.caches
     kept = [*keys, *values, *([] if features is None else [features])]

@@ -54,7 +54,7 @@ def test_a_preempted_sequence_with_a_longer_prefix_hit_gets_drafts_again(kind: s
 
 
 class Lapse(OwnHead):
-    """Fails in some calls of `follow`."""
+    """A head that fails in some calls of `update_kv`."""
 
     def __init__(self, kind: str, fails: set[int], packed: bool = True) -> None:
         super().__init__(HEADS[kind], packed=packed)
@@ -67,16 +67,16 @@ class Lapse(OwnHead):
         if self.calls not in self.fails:
             head.update_kv(outcomes)
             return
-        follow = head._follow
+        update = head._update_kv
 
         def fail(outcomes: list[StepResult]) -> None:
             raise RuntimeError("planted")
 
-        head._follow = fail  # type: ignore[method-assign]
+        head._update_kv = fail  # type: ignore[method-assign]
         try:
             head.update_kv(outcomes)
         finally:
-            head._follow = follow  # type: ignore[method-assign]
+            head._update_kv = update  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("in_a_mix", [False, True])
@@ -110,4 +110,4 @@ def test_pages_that_were_not_read_are_used_again() -> None:
         (track,) = add(engine, str(i), [i + 1, *PROMPT], temperature=1.0, ignore_eos=True)
         finish(engine)
         assert (drafted(track) > 0) == (i > 0)
-    assert isinstance(head.inner, HeadDrafter) and not head.inner._trails.unread
+    assert isinstance(head.inner, HeadDrafter) and not head.inner._pending.unread_pages

@@ -12,12 +12,11 @@ from foretell.certify.toy import Context, bias, chain, toy_language, tree
 from foretell.certify.toy import ToyLanguage as Toy
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
-from foretell.draft.mix import MixDrafter
+from foretell.draft.mix import MergedDrafter, MixDrafter, merge_drafts
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
-from foretell.draft.tree_merge import MergedDrafter, merged
 from foretell.engine.stats import SpeculationStats, token_origins
 from foretell.sampling_params import SamplingParams
 from foretell.types import (
@@ -41,18 +40,18 @@ RIGHT = Draft((1, 4, 5), (-1, 0, -1), "right", confidence=(0.6, 0.9, 0.3))
 
 
 def test_a_token_stands_once_under_its_parent_and_the_likeliest_come_first() -> None:
-    found = merged([LEFT, RIGHT], 9, "both")
+    found = merge_drafts([LEFT, RIGHT], 9, "both")
     assert found.tokens == (1, 4, 2, 5, 3) and found.parents == (-1, 0, 0, -1, 2)
     assert found.origins == ("left", "right", "left", "right", "left")
     assert found.confidence == pytest.approx((0.9, 0.6, 0.5, 0.3, 0.5))
-    assert merged([LEFT, RIGHT], 3, "both").tokens == (1, 4, 2)
-    assert merged([LEFT], 9, "both").tokens == LEFT.tokens
-    silent = merged([LEFT, Draft.chain([7, 8], "silent")], 9, "both")
+    assert merge_drafts([LEFT, RIGHT], 3, "both").tokens == (1, 4, 2)
+    assert merge_drafts([LEFT], 9, "both").tokens == LEFT.tokens
+    silent = merge_drafts([LEFT, Draft.chain([7, 8], "silent")], 9, "both")
     assert silent.tokens == (1, 7, 2, 8, 3)
 
 
 def test_the_record_says_whose_guess_stood() -> None:
-    found = merged([LEFT, RIGHT], 9, "both")
+    found = merge_drafts([LEFT, RIGHT], 9, "both")
     request = Request("0", (1,), SamplingParams(), 0, 9)
     share = ScheduledSequence.of(Sequence(0, request, [1, 2]), 1)
     outcome = StepResult(share, found, VerifyResult((0, 1), 9), new_tokens=(1, 4, 9))
@@ -72,7 +71,7 @@ def test_behind_drawn_guesses_others_keep_the_law(rule: Rule) -> None:
             mine = first(here, context, chance)
             row = here.draft[context]
             fixed = Draft((int(row.argmin()), int(row.argmax()), 0), (-1, -1, 0), "fixed")
-            return merged([fixed, mine], len(mine) + 2, "both", drawn=True)
+            return merge_drafts([fixed, mine], len(mine) + 2, "both", sampled=True)
 
         for kind in ("random", "zeros"):
             assert bias(toy_language(kind, 3, 4, seed=1), make, rule, 3) < 1e-12
@@ -152,13 +151,13 @@ def test_one_that_fails_leaves_it_to_the_others() -> None:
 
 def test_it_is_named_with_a_plus() -> None:
     config = SpeculationConfig(drafter="suffix+recycle")
-    assert drafters.arms(config) == ("suffix", "recycle", "suffix+recycle")
-    assert drafters.defaults(config) == ("suffix+recycle",)
+    assert drafters.drafter_names(config) == ("suffix", "recycle", "suffix+recycle")
+    assert drafters.default_drafters(config) == ("suffix+recycle",)
     both = SpeculationConfig(drafter="suffix+recycle,suffix")
-    assert drafters.defaults(both) == ("suffix", "suffix+recycle")
-    assert drafters.parts_of("eagle:/a+b/head") == (), "a folder may have one in its name"
+    assert drafters.default_drafters(both) == ("suffix", "suffix+recycle")
+    assert drafters.merged_parts("eagle:/a+b/head") == (), "a folder may have one in its name"
     arm = MergedDrafter("suffix+recycle", [SuffixDrafter(), TokenRecyclingDrafter()])
-    assert arm.free and not arm.draws
+    assert arm.traits.is_free and not arm.traits.samples
     probs = torch.eye(3)[:1]
-    alone = merged([Draft((0,), (-1,), "x", (True,), (1.0,), probs)], 4, "both", drawn=True)
+    alone = merge_drafts([Draft((0,), (-1,), "x", (True,), (1.0,), probs)], 4, "both", sampled=True)
     assert alone.sampled == (True,) and alone.probs is not None

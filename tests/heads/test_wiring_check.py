@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretell import LLM, SamplingParams
-from foretell.draft.heads.wiring_check import accuracy, examine
+from foretell.draft.heads.wiring_check import accuracy, check_wiring
 from foretell.errors import ForetellError, ModelError
 from foretell.models.draft_heads import EagleConfig, EagleHead, MtpConfig, MtpHead
 from tests.folder import write_tiny_folder
-from tests.heads.teaching import LAYER, Lesson
+from tests.heads.toy_training import LAYER, Lesson
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 ON_RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -42,7 +42,7 @@ def taught(lesson: Lesson) -> EagleHead:
 
 def test_a_head_that_is_wired_right_is_taken_as_it_is(lesson: Lesson, taught: EagleHead) -> None:
     stated = taught.config
-    assert examine(lesson.runner, taught, lesson.starts, "it") == ""
+    assert check_wiring(lesson.runner, taught, lesson.starts, "it") == ""
     assert taught.config == stated
 
 
@@ -51,7 +51,7 @@ def test_taps_that_are_off_by_one_are_set_right(lesson: Lesson, taught: EagleHea
     for wrong in ((0,), (2,)):
         taught.config = replace(right, hidden_layers=wrong)
         assert accuracy(taught, lesson.texts) < 0.5
-        words = examine(lesson.runner, taught, lesson.starts, "it")
+        words = check_wiring(lesson.runner, taught, lesson.starts, "it")
         assert f"taps (1,) for {wrong}" in words
         assert taught.config == right
 
@@ -59,14 +59,14 @@ def test_taps_that_are_off_by_one_are_set_right(lesson: Lesson, taught: EagleHea
 def test_a_wrong_norm_is_set_right(lesson: Lesson, taught: EagleHead) -> None:
     right = taught.config
     taught.config = replace(right, norm_before_residual=False)
-    words = examine(lesson.runner, taught, lesson.starts, "it")
+    words = check_wiring(lesson.runner, taught, lesson.starts, "it")
     assert taught.config == right and "norm_before_residual True" in words
 
 
 def test_a_stranger_is_refused(lesson: Lesson) -> None:
     head = lesson.head(EagleConfig(LAYER, lesson.config.vocab, 32, (0, 1, 2)))
     with pytest.raises(ModelError, match="not a head for this target"):
-        examine(lesson.runner, head, lesson.starts, "it")
+        check_wiring(lesson.runner, head, lesson.starts, "it")
 
 
 @ON_RANKS

@@ -10,7 +10,7 @@ import torch
 from foretell import LLM, SamplingParams
 from foretell.build import draft_heads as heads_module
 from foretell.config import SpeculationConfig
-from foretell.draft import arms, heads_wanted, models_wanted
+from foretell.draft import drafter_names, heads_wanted, models_wanted
 from foretell.errors import ForetellError, ModelError, RequestError
 from foretell.hub import open_checkpoint
 from foretell.models.draft_heads import (
@@ -29,7 +29,7 @@ from foretell.models.hf_config import read_config
 from foretell.models.load import load_model
 from foretell.vllm_config import speculation_from_vllm
 from tests.folder import write_tiny_folder
-from tests.heads.teaching import LAYER
+from tests.heads.toy_training import LAYER
 
 PARAMS = SamplingParams(max_tokens=20, temperature=1.0, seed=3, ignore_eos=True)
 PROMPTS = ["The quick brown fox", "She sells sea shells by the sea shore. She sells"]
@@ -73,7 +73,7 @@ def test_a_head_in_a_folder_serves(kind: str, heads: Path, tiny_folder: Path, pl
     llm = LLM(tiny_folder, drafter=f"{kind}:{heads / kind}", num_speculative_tokens=3, quiet=True)
     assert tokens(llm) == plain
     assert llm.engine.stats.speculation.by_drafter.keys() == {f"{kind}:{heads / kind}"}
-    assert llm.engine.drafter.drafters[f"{kind}:{heads / kind}"].memory > 0
+    assert llm.engine.drafter.drafters[f"{kind}:{heads / kind}"].traits.weight_bytes > 0
 
 
 @pytest.mark.parametrize(("accuracy", "believed"), [((), None), ((0.7, 0.5), 0.7), ((0.0,), 0.1)])
@@ -89,7 +89,7 @@ def test_a_head_is_believed_as_good_as_it_was(
     init_weights(head, torch.Generator().manual_seed(0))
     write_head(head, tmp_path)
     arm = LLM(tiny_folder, drafter=f"{kind}:{tmp_path}", quiet=True).engine.drafter.drafters[f"{kind}:{tmp_path}"]
-    assert arm.prior == believed if believed is not None else arm.prior > 0.5
+    assert arm.traits.prior_acceptance == believed if believed is not None else arm.traits.prior_acceptance > 0.5
 
 
 def test_several_heads_and_others_serve_together(heads: Path, tiny_folder: Path, plain: list[list[int]]) -> None:
@@ -103,10 +103,10 @@ def test_a_folder_is_recognised_by_what_is_in_it(heads: Path, tiny_folder: Path)
     folder = heads / "block"
     for name in (str(folder), f"model:{folder}"):
         config = SpeculationConfig(drafter=name)
-        assert arms(config) == heads_wanted(config) == (f"block:{folder}",) and not models_wanted(config)
+        assert drafter_names(config) == heads_wanted(config) == (f"block:{folder}",) and not models_wanted(config)
     assert models_wanted(SpeculationConfig(drafter=f"model:{tiny_folder}")) == (str(tiny_folder),)
     theirs = speculation_from_vllm({"method": "eagle3", "model": str(heads / "eagle")})
-    assert arms(theirs) == (f"eagle:{heads / 'eagle'}",)
+    assert drafter_names(theirs) == (f"eagle:{heads / 'eagle'}",)
 
 
 def test_a_name_alone_means_the_one_that_comes_with_the_package(

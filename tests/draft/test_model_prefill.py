@@ -12,7 +12,7 @@ from foretell.draft.model import ModelDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Draft, ScheduledSequence
-from tests.draft.tiny_tokens import string_translator, token_translator
+from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import CONTEXT, VOCAB, World, add, generate, model_drafter, run, tiny_decoder
 
 PROMPTS = [[1 + (i + j) % 9 for j in range(50)] for i in range(8)]

@@ -16,10 +16,11 @@ from torch import Tensor
 from foretell.build.draft_compat import look_up
 from foretell.build.model_source import no_progress
 from foretell.control.controller import FixedController
-from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.cross_tokenizer.alignment import LONGEST, AlignedText, Speller
+from foretell.draft.base import Drafter
+from foretell.draft.cross_tokenizer.alignment import MAX_SEGMENT, AlignedText, TextEncoder
 from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide
+from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
@@ -29,7 +30,7 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence
-from tests.draft.tiny_tokens import (
+from tests.draft.tiny_tokenizers import (
     LETTERS,
     draft_tokens,
     spelled,
@@ -53,13 +54,13 @@ def pair(target: Tokenizer, draft: Tokenizer) -> VocabMap:
 
 
 def retelling(vocabularies: VocabMap) -> AlignedText:
-    return AlignedText(vocabularies, Speller(vocabularies.draft), Speller(vocabularies.target).adds_space)
+    return AlignedText(vocabularies, TextEncoder(vocabularies.draft), TextEncoder(vocabularies.target).adds_space)
 
 
 def retold(vocabularies: VocabMap, tokens: list[int]) -> list[int]:
     fresh = retelling(vocabularies)
-    fresh.follow(tokens)
-    return fresh.since(0)
+    fresh.append(tokens)
+    return fresh.tokens_from(0)
 
 
 def sequence(tokens: list[int], number: int = 0, temperature: float = 0.8) -> Sequence:
@@ -83,12 +84,16 @@ def test_a_text_that_grew_is_told_as_a_whole_one(kinds: tuple[str, str], text: s
     vocabularies = pair(tiny(kinds[0]), tiny(kinds[1]))
     tokens, kept = vocabularies.target.tokenizer.encode(text), retelling(vocabularies)
     for cut in sorted(cuts):
-        kept.follow(tokens[: max(cut, kept.read)])
-    kept.follow(tokens)
+        kept.append(tokens[: max(cut, kept.num_read)])
+    kept.append(tokens)
     fresh = retelling(vocabularies)
-    fresh.follow(tokens)
-    assert (kept.settled, kept.tail, kept.since(0)) == (fresh.settled, fresh.tail, fresh.since(0))
-    assert vocabularies.draft.tokenizer.decode(kept.since(0)) == text, "no space is lost or added on the way"
+    fresh.append(tokens)
+    assert (kept.stable_tokens, kept.tail, kept.tokens_from(0)) == (
+        fresh.stable_tokens,
+        fresh.tail,
+        fresh.tokens_from(0),
+    )
+    assert vocabularies.draft.tokenizer.decode(kept.tokens_from(0)) == text, "no space is lost or added on the way"
 
 
 @pytest.mark.parametrize(("target", "draft"), KINDS)
@@ -102,25 +107,25 @@ def test_the_draft_begins_in_its_own_way_and_once(target: str, draft: str) -> No
 def test_growing_costs_a_window_and_not_the_text(text: str) -> None:
     seen: list[int] = []
 
-    class Counting(Speller):
+    class Counting(TextEncoder):
         def _encode(self, text: str) -> list[int]:
             seen.append(len(text))
             return super()._encode(text)
 
     vocabularies = pair(tiny("byte-level"), tiny("metaspace"))
     told, tokens = retelling(vocabularies), vocabularies.target.tokenizer.encode(text)
-    told.speller = Counting(vocabularies.draft)
+    told.encoder = Counting(vocabularies.draft)
     for end in range(len(tokens) - 200, len(tokens)):
-        told.follow(tokens[:end])
-        told.since(len(told.settled))
+        told.append(tokens[:end])
+        told.tokens_from(len(told.stable_tokens))
         if end > len(tokens) - 200:
-            assert sum(seen) <= 3 * LONGEST
+            assert sum(seen) <= 3 * MAX_SEGMENT
         seen.clear()
 
 
 def test_special_tokens_go_by_their_part_and_never_by_their_name() -> None:
-    vocabularies, spell = tiny_vocabularies(), Speller(tiny_vocabularies().draft).inside
-    assert vocabularies.marks == {0: 1}, "</s> is the target's end and <end> the draft's, which has a </s> too"
+    vocabularies, spell = tiny_vocabularies(), TextEncoder(tiny_vocabularies().draft).encode_inside
+    assert vocabularies.special == {0: 1}, "</s> is the target's end and <end> the draft's, which has a </s> too"
     assert (vocabularies.to_target[1], vocabularies.to_target.get(2)) == (0, None)
     tokens = [*target_tokens().encode("ab"), 0, *target_tokens().encode("cd")]
     assert retold(vocabularies, tokens) == [0, *spell("ab"), 1, *spell("cd")]
@@ -132,7 +137,7 @@ def test_the_end_of_a_turn_is_not_the_end_of_all() -> None:
     assert pair(target, draft).to_target[0] == 0, "what there is"
     target.end_ids = frozenset({0, 1})
     assert pair(target, draft).to_target[0] == 1
-    assert pair(target, draft).marks == {0: 0, 1: 0}
+    assert pair(target, draft).special == {0: 0, 1: 0}
 
 
 def test_a_name_that_stands_in_the_text_is_text() -> None:
@@ -155,7 +160,7 @@ def test_tokens_that_a_model_does_not_have_are_never_used() -> None:
     assert small.to_target
     assert all(theirs < 10 and ours < 20 for theirs, ours in small.to_target.items())
     assert max(retold(small, target_tokens().encode("abcdefghijklmno no kl"))) < 10
-    assert max(Speller(small.target).inside("abcdefghijklmno no kl")) < 20
+    assert max(TextEncoder(small.target).encode_inside("abcdefghijklmno no kl")) < 20
 
 
 def test_of_two_tokens_that_say_the_same_the_text_goes_before_the_byte() -> None:
@@ -209,7 +214,7 @@ def test_guesses_are_drawn_from_what_both_have_by_the_chances_they_come_with() -
     known = scores(drafter, draft_tokens().encode("ab cd"))[[vocabularies.to_draft[token] for token in common]]
     assert torch.allclose(draft.probs[0, common], (known / 0.8).softmax(-1), atol=1e-5)
     said = [vocabularies.to_draft[token] for token in draft.tokens]
-    assert drafter._shadows[0].seq.tokens == draft_tokens().encode("ab cd") + said, "it goes on from its own tokens"
+    assert drafter._draft_seqs[0].seq.tokens == draft_tokens().encode("ab cd") + said, "it goes on from its own tokens"
 
 
 def scores(drafter: CrossTokenizerDrafter, tokens: list[int]) -> Tensor:
@@ -244,7 +249,7 @@ class Saying(CrossTokenizerDrafter):
         numbers = {draft_tokens().piece(token): token for token in range(VOCAB)}
         self.script, self.chance = iter([numbers[piece] for piece in pieces]), chance
 
-    def _run(self, seqs: list[Sequence]) -> Tensor:
+    def _forward(self, seqs: list[Sequence]) -> Tensor:
         rest = torch.full((1, VOCAB), (1 - self.chance) / (VOCAB - 1))
         rest[0, next(self.script)] = self.chance
         return rest.log()
@@ -296,9 +301,9 @@ def test_the_way_is_chosen_by_how_alike_texts_are_cut_and_said(caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "foretell"):
         alike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), tiny("byte-level")))
         unlike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), letters))
-    assert (alike.draws, unlike.draws) == (True, False)
-    assert "100% of ordinary text is cut the same, so it draws" in caplog.messages[-2]
-    assert "so it writes text that is encoded anew" in caplog.messages[-1]
+    assert (alike.traits.samples, unlike.traits.samples) == (True, False)
+    assert "100% of sample text is split alike, so drafts are sampled" in caplog.messages[-2]
+    assert "so drafts are generated as text and encoded again" in caplog.messages[-1]
 
 
 PROSE = [
@@ -322,7 +327,7 @@ def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() 
 
     def write(drafter: Drafter, temperature: float) -> tuple[list[list[int]], float]:
         engine = Engine(runner, drafter, FixedController(4), Scheduler(runner, None, 4, 256), target.tokenizer)
-        maker = RequestBuilder(RequestLimits(256, frozenset(), target.config.vocab), target.tokenizer, drafter)
+        maker = RequestBuilder(RequestLimits(256, frozenset(), target.config.vocab), target.tokenizer, engine.drafter)
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=7)
         wanted = [maker.make(str(i), target.tokenizer.encode(text), params)[0] for i, text in enumerate(PROSE)]
         tracks = [engine.add(request) for request in wanted]
@@ -330,7 +335,7 @@ def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() 
         return [track.seq.tokens for track in tracks], engine.stats.speculation.accepted_per_step
 
     for temperature in (0.0, 1.0):
-        plain, _ = write(NoDrafter(), temperature)
+        plain, _ = write(MixDrafter([]), temperature)
         text, yielded = write(CrossTokenizerDrafter(drafts, vocabularies), temperature)
         assert text == plain
         assert yielded > 1.3

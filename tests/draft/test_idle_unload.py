@@ -6,6 +6,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ import foretell.build.engine_builder
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.draft.base import Drafter
 from foretell.draft.idle_unload import RETRY, Background, UnloadableDrafter
-from foretell.draft.load import fit
+from foretell.draft.load import drop_unaffordable
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -69,20 +70,21 @@ def test_it_leaves_when_it_was_not_used_for_long_and_comes_back_when_called() ->
     guest.drafter.propose([track.seq], [Budget(3)])
     guest.now = 12.0
     guest.look()
-    assert guest.drafter.is_ready, "it was used six seconds ago"
+    assert guest.drafter.is_loaded, "it was used six seconds ago"
     assert guest.background.waiting[0][0] == pytest.approx(4.0)
     guest.drafter.propose([track.seq], [Budget(2, is_exploration=True)])
     guest.drafter.propose([track.seq], [Budget(0)])
     guest.now = 16.0
     guest.look()
-    assert not guest.drafter.is_ready, "a trial is no use"
-    assert guest.drafter.unavailable == {"model"}
+    assert not guest.drafter.is_loaded, "a trial is no use"
+    mix = MixDrafter([guest.drafter])
+    assert mix.unavailable == {"model"}
     assert guest.drafter.propose([track.seq], [Budget(3)]) == [Draft()]
     guest.drafter.forget(track.seq)
-    guest.drafter.request_load("model")
-    assert guest.drafter.is_ready
+    mix.request_load("model")
+    assert guest.drafter.is_loaded
     assert guest.drafter.propose([track.seq], [Budget(3)])[0].tokens == guess.tokens
-    guest.drafter.wake()
+    guest.drafter.load()
     assert guest.made == 1
 
 
@@ -95,15 +97,15 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
         raise CapacityError("it needs 2.00 GiB and 1.00 GiB is free")
 
     guest.make = full
-    guest.drafter.wake()
-    guest.drafter.wake()
+    guest.drafter.load()
+    guest.drafter.load()
     assert guest.made == 1
-    assert "cannot come back: it needs 2.00 GiB" in caplog.text
+    assert "cannot be loaded: it needs 2.00 GiB" in caplog.text
     guest.now += RETRY
-    guest.drafter.wake()
+    guest.drafter.load()
     assert guest.made == 2
     guest.now += RETRY
-    guest.drafter.wake()
+    guest.drafter.load()
     assert guest.made == 2, "the second pause is longer"
 
     def leave() -> Drafter:
@@ -111,12 +113,12 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
 
     guest.make = leave
     guest.now += RETRY
-    guest.drafter.wake()
+    guest.drafter.load()
     assert guest.made == 3
     guest.make = lambda: model_drafter(seed=0)
     guest.now += 4 * RETRY
-    guest.drafter.wake()
-    assert guest.made == 4 and guest.drafter.is_ready, "an exit does not leave it loading"
+    guest.drafter.load()
+    assert guest.made == 4 and guest.drafter.is_loaded, "an exit does not leave it loading"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,9 @@ def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettin
     truth, guest = generate(temperature=temperature), Guest()
     drafter = MixDrafter([NGramDrafter(1, 3), guest.drafter])
     engine = World().engine(drafter)
-    traits = {name: DrafterTraits(arm.free, arm.reads, 1e-4, 0.95) for name, arm in drafter.drafters.items()}
+    traits = {
+        name: replace(arm.traits, relative_cost=1e-4, prior_acceptance=0.95) for name, arm in drafter.drafters.items()
+    }
     controller = engine.controller = AdaptiveController(traits, settings, clock=lambda: 0.0, loader=drafter)
     controller.costs.observe(1, 0, 1.0)  # steps are dear, so that guesses pay from the first
     tracks = [
@@ -135,7 +139,7 @@ def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettin
     ]
     while engine.busy:
         engine.step()
-        if engine.stats.forwards % 3 == 0 and guest.drafter.is_ready:
+        if engine.stats.forwards % 3 == 0 and guest.drafter.is_loaded:
             guest.now += 11.0
             guest.look()
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
@@ -157,13 +161,13 @@ def test_weights_are_given_back_and_loaded_anew(tiny_folder: Path, name: str, mo
     assert isinstance(inner, ModelDrafter)
     weights = weakref.ref(inner.runner.model)
     del inner
-    resident._used -= 2000.0
-    resident.rest()
+    resident._last_used -= 2000.0
+    resident.unload_if_idle()
     gc.collect()
     assert weights() is None, "nobody else holds them"
     monkeypatch.setattr(resident, "_background", AtOnce())
     back = llm.generate("a b c", PARAMS)[0]
-    assert resident.is_ready
+    assert resident.is_loaded
     assert back.outputs[0].token_ids == plain
     assert back.speculation.drafted > 0
     again = llm.generate("a b c", PARAMS)[0]
@@ -185,17 +189,17 @@ def plan(limit: int) -> Callable[[SpeculationConfig], MemoryPlan]:
 def test_drafters_that_do_not_fit_are_left_out_the_last_named_first(caplog: pytest.LogCaptureFixture) -> None:
     config = SpeculationConfig(drafter="ngram,model:a,model:b")
     names, heavy = ("ngram", "model:a", "model:b"), ("model:a", "model:b")
-    assert fit(config, names, heavy, plan(3)) is config
+    assert drop_unaffordable(config, names, heavy, plan(3)) is config
     assert not caplog.records
-    assert fit(config, names, heavy, plan(2)).drafter == "ngram,model:a"
-    assert fit(config, names, heavy, plan(1)).drafter == "ngram"
-    assert fit(config, ("model:a",), ("model:a",), plan(1)).drafter == "none"
+    assert drop_unaffordable(config, names, heavy, plan(2)).drafter == "ngram,model:a"
+    assert drop_unaffordable(config, names, heavy, plan(1)).drafter == "ngram"
+    assert drop_unaffordable(config, ("model:a",), ("model:a",), plan(1)).drafter == "none"
     with pytest.raises(CapacityError, match="1 bytes are needed"):
-        fit(config, names, heavy, plan(0))
+        drop_unaffordable(config, names, heavy, plan(0))
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 4
     assert "model:b is not loaded" in caplog.messages[0]
-    assert "3 bytes are needed and 2 are free; ngram, model:a can do without it" in caplog.messages[0]
-    assert caplog.messages[-1].endswith("texts are written without guesses")
+    assert "3 bytes are needed and 2 are free; drafting continues with ngram, model:a" in caplog.messages[0]
+    assert caplog.messages[-1].endswith("speculative decoding is off")
 
 
 def test_a_draft_model_without_room_leaves_plain_decoding(

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from foretell.draft.heads.tree import BestFirstTree
-from foretell.draft.token_recycling import SHARES, SUCCESSORS, Table, TokenRecyclingDrafter, extended
+from foretell.draft.token_recycling import (
+    NUM_SUCCESSORS,
+    RANK_PROBABILITIES,
+    SuccessorTable,
+    TokenRecyclingDrafter,
+    extend_context,
+)
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 
@@ -56,7 +62,7 @@ def test_a_first_token_waits_for_no_reading() -> None:
     assert guess(drafter, [1]).tokens == ()
     step(drafter, seq, Draft(), (), 4, ((4,),))
     assert guess(drafter, [1]).tokens[:2] == (2, 8)
-    assert not drafter._unread
+    assert not drafter._prompt_pending
 
 
 def test_every_row_teaches_whether_its_guess_stood_or_not() -> None:
@@ -114,16 +120,16 @@ def test_without_the_likeliest_tokens_the_text_still_teaches() -> None:
     step(drafter, sequence(0, [1]), Draft((2, 3), (-1, 0)), (0,), 4, ())
     assert below(guess(drafter, [1]), 2) == [4]
     step(drafter, sequence(1, [1]), Draft(), (), 6, (tuple(range(20)),))
-    assert below(guess(drafter, [1], 30)) == list(range(SUCCESSORS)), "more than it wants, for another's sake"
+    assert below(guess(drafter, [1], 30)) == list(range(NUM_SUCCESSORS)), "more than it wants, for another's sake"
 
 
-def all_paths(table: Table, context: tuple[int, ...], longest: int) -> list[tuple[tuple[int, ...], float]]:
+def all_paths(table: SuccessorTable, context: tuple[int, ...], longest: int) -> list[tuple[tuple[int, ...], float]]:
     """The definition: every path of known successors with its chance, the likeliest first."""
     found: list[tuple[tuple[int, ...], float]] = []
     level: list[tuple[tuple[int, ...], tuple[int, ...], float]] = [((), context, 1.0)]
     for _ in range(longest):
         level = [
-            ((*path, token), extended(context, token), chance * share)
+            ((*path, token), extend_context(context, token), chance * share)
             for path, context, chance in level
             for token, share in table.successors(context)
         ]
@@ -136,8 +142,8 @@ def test_the_tree_is_the_likeliest_one(seed: int) -> None:
     rng = random.Random(seed)
     drafter = TokenRecyclingDrafter()
     table = drafter.tables.use("")
-    table.shares = [[rng.random() for _ in range(SUCCESSORS)] for _ in SHARES]
-    table.ranks = [sorted(range(SUCCESSORS), key=lambda rank: -shares[rank]) for shares in table.shares]
+    table.probabilities = [[rng.random() for _ in range(NUM_SUCCESSORS)] for _ in RANK_PROBABILITIES]
+    table.rank_order = [sorted(range(NUM_SUCCESSORS), key=lambda rank: -shares[rank]) for shares in table.probabilities]
     for _ in range(40):
         table.learn(tuple(rng.choices(range(6), k=rng.randrange(1, 4))), tuple(rng.sample(range(6), 3)))
     for start in range(6):
@@ -167,7 +173,7 @@ def test_a_node_is_one_whoever_adds_it() -> None:
     tree.fill(Budget(5))
     assert (tree.tokens[:3], tree.parents[:3], probe) == ([6, 9, 7], [-1, 0, 0], 1)
     assert len({*zip(tree.parents, tree.tokens, strict=True)}) == 5
-    assert tree.shares[:2] == [0.5, 0.0], "what it is as a guess counts, not that it was there before"
+    assert tree.confidence[:2] == [0.5, 0.0], "what it is as a guess counts, not that it was there before"
 
 
 def test_how_likely_successors_are_is_learnt() -> None:
@@ -179,7 +185,7 @@ def test_how_likely_successors_are_is_learnt() -> None:
     assert draft.tokens[0] == 6 and draft.confidence[0] > 0.9, "what was right comes first, whatever its rank"
     assert max(draft.confidence[1:]) < 0.1
     assert guess(drafter, [1], 8, floor=0.5).tokens == (6,)
-    assert drafter.tables.use("").shares[1:] == [list(shares) for shares in SHARES[1:]]
+    assert drafter.tables.use("").probabilities[1:] == [list(shares) for shares in RANK_PROBABILITIES[1:]]
 
 
 def test_tenants_do_not_see_each_other() -> None:
@@ -197,7 +203,7 @@ def test_tenants_do_not_see_each_other() -> None:
 
 
 def test_what_was_learnt_first_goes_first() -> None:
-    drafter = TokenRecyclingDrafter(runs=30, tenants=3)
+    drafter = TokenRecyclingDrafter(max_ngrams=30, tenants=3)
     for token in range(300):
         step(drafter, sequence(token, [token]), Draft(), (), 6, ((6, 7),))
         if token % 10 == 8:
@@ -207,7 +213,7 @@ def test_what_was_learnt_first_goes_first() -> None:
     for tenant in "abcdef":
         step(drafter, sequence(0, list(range(100)), tenant, prompt=100), Draft(), (), 6, ((6,),))
     assert 0 < drafter.memory <= 3 * 30 * 1000
-    nothing = TokenRecyclingDrafter(runs=0)
+    nothing = TokenRecyclingDrafter(max_ngrams=0)
     step(nothing, sequence(0, [1]), Draft(), (), 6, ((6, 7),))
     assert (guess(nothing, [1]).tokens, nothing.memory) == ((), 0)
 
@@ -219,10 +225,10 @@ def test_memory_is_told_honestly() -> None:
         return int(2 ** (rng.random() * 13)) + 300
 
     tracemalloc.start()
-    table, context = Table(100_000), (1, 2, 3)
+    table, context = SuccessorTable(100_000), (1, 2, 3)
     for _ in range(4000):
         context = (*context[1:], word())
-        table.learn(context, tuple(word() for _ in range(SUCCESSORS)))
+        table.learn(context, tuple(word() for _ in range(NUM_SUCCESSORS)))
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used / 1.5 < table.memory < used * 1.5
@@ -239,7 +245,7 @@ class History:
 
     @staticmethod
     def make() -> TokenRecyclingDrafter:
-        return TokenRecyclingDrafter(runs=60, tenants=2)
+        return TokenRecyclingDrafter(max_ngrams=60, tenants=2)
 
     def words(self, count: int) -> list[int]:
         return [int(self.rng.paretovariate(1)) % 12 for _ in range(count)]

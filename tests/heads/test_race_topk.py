@@ -42,15 +42,15 @@ def plots_of(asked: list[str]) -> list[TreeInProgress]:
     return found
 
 
-def agree(chooser: ChildSampler, logits: Tensor, plots: list[TreeInProgress]) -> None:
+def agree(child_sampler: ChildSampler, logits: Tensor, plots: list[TreeInProgress]) -> None:
     """Each share is its token's own, and as large as the share of that rank: they are the best, but for rounding."""
-    defined = chooser._odds(logits, plots)
-    places = {token: place for place, token in enumerate(chooser.ids.tolist())}
-    for found, odds in zip(chooser._likeliest(logits, plots), defined, strict=True):
+    defined = child_sampler._odds(logits, plots)
+    places = {token: place for place, token in enumerate(child_sampler.ids.tolist())}
+    for found, odds in zip(child_sampler._wait_argmax(logits, plots), defined, strict=True):
         assert len(set(found.tokens)) == len(found.tokens)
         own = [float(odds[places[token]]) for token in found.tokens]
-        assert found.shares == pytest.approx(own, rel=NEARLY, abs=1e-30)
-        assert found.shares == pytest.approx(odds.topk(len(own)).values.tolist(), rel=NEARLY, abs=1e-30)
+        assert found.confidence == pytest.approx(own, rel=NEARLY, abs=1e-30)
+        assert found.confidence == pytest.approx(odds.topk(len(own)).values.tolist(), rel=NEARLY, abs=1e-30)
 
 
 @pytest.mark.parametrize("temperature", ["fixed", "entropy"])
@@ -71,10 +71,10 @@ def test_noise_is_as_exact_at_both_ends() -> None:
 def test_what_cannot_come_is_not_ahead() -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [3, 50]] = torch.tensor([0.0, 1.0])
-    (found,) = ChildSampler(torch.arange(100), "fixed")._likeliest(logits, plots_of(["as it is"]))
-    assert {*found.tokens[:2]} == {3, 50} and not any(found.shares[2:])
-    (found,) = ChildSampler(torch.arange(100), "fixed")._likeliest(logits * torch.nan, plots_of(["as it is"]))
-    assert len({*found.tokens}) == len(found.tokens) and not any(found.shares)
+    (found,) = ChildSampler(torch.arange(100), "fixed")._wait_argmax(logits, plots_of(["as it is"]))
+    assert {*found.tokens[:2]} == {3, 50} and not any(found.confidence[2:])
+    (found,) = ChildSampler(torch.arange(100), "fixed")._wait_argmax(logits * torch.nan, plots_of(["as it is"]))
+    assert len({*found.tokens}) == len(found.tokens) and not any(found.confidence)
 
 
 @pytest.mark.parametrize("asked", ASKED)

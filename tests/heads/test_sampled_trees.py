@@ -10,7 +10,7 @@ from foretell.certify.toy import Context, ToyDrafter, bias, toy_language, withou
 from foretell.certify.toy import ToyLanguage as Toy
 from foretell.draft.heads.sampling import ChildSampler, TreeInProgress
 from foretell.draft.heads.tree import FixedTree, RankAcceptance
-from foretell.draft.tree_merge import merged
+from foretell.draft.mix import merge_drafts
 from foretell.sampling import noise
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
@@ -23,7 +23,7 @@ SHAPES = {
     "two levels": [(-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0)],
     "three levels": [(-1, 0), (0, 0), (1, 0), (-1, 1), (0, 1)],
     "more siblings than tokens": [(-1, 0), (-1, 1), (-1, 2), (-1, 3), (0, 0)],
-    "by ranks": RankAcceptance([0.5, 0.4]).shape(Budget(6, max_depth=2), 9),
+    "by ranks": RankAcceptance([0.5, 0.4]).best_shape(Budget(6, max_depth=2), 9),
 }
 
 rules = pytest.mark.parametrize("rule", EXACT.values(), ids=EXACT)
@@ -47,14 +47,14 @@ def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> ToyD
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         request = Request("0", (0,), SamplingParams(temperature=1.0), 0, 9, rule="rejection")
         plot = TreeInProgress(Sequence(0, request, [0, *context]), tree := FixedTree(shape))
-        chooser = ChildSampler(torch.arange(here.vocab), "fixed")
-        while tree.goes_on:
-            logits = torch.stack([here.draft[(*context, *path(tree, node))] for node in tree.level]).log().float()
-            asked = iter(zip(logits.softmax(-1), map(tree.wanted, tree.level), strict=True))
+        child_sampler = ChildSampler(torch.arange(here.vocab), "fixed")
+        while tree.is_open:
+            logits = torch.stack([here.draft[(*context, *path(tree, node))] for node in tree.frontier]).log().float()
+            asked = iter(zip(logits.softmax(-1), map(tree.num_children, tree.frontier), strict=True))
             monkeypatch.setattr(noise, "draft_noise", lambda *key, asked=asked: races(*next(asked), chance))
-            chooser.grow([plot], logits, [list(range(len(logits)))])
+            child_sampler.expand([plot], logits, [list(range(len(logits)))])
         draft = tree.draft("head")
-        return Draft(draft.tokens, draft.parents, "head", draft.sampled, None, tree.rows())
+        return Draft(draft.tokens, draft.parents, "head", draft.sampled, None, tree.sampled_probs())
 
     return make
 
@@ -83,7 +83,7 @@ def test_so_do_another_drafters_guesses_behind_them(rule: Rule, monkeypatch: pyt
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         fixed = Draft((2, 1), (-1, 0), "fixed")
-        return merged([fixed, mine(here, context, chance)], 7, "both", drawn=True)
+        return merge_drafts([fixed, mine(here, context, chance)], 7, "both", sampled=True)
 
     assert bias(toy_language("zeros", 3, 6, seed=3), make, rule, 2) < NEARLY
 

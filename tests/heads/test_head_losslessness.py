@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
@@ -47,7 +47,7 @@ def test_several_heads_never_change_the_text(sampling: str, world: World) -> Non
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_heads_obey_over_every_kind_of_decoder(family: ModelConfig, packed: bool) -> None:
-    truth = generate(NoDrafter(), World(config=family), temperature=1.0)
+    truth = generate(MixDrafter([]), World(config=family), temperature=1.0)
     for config in HEADS.values():
         assert generate(OwnHead(config, packed=packed), World(config=family), temperature=1.0) == truth
 
@@ -82,7 +82,7 @@ def test_preemption_and_aborts_change_nothing(config: HeadConfig) -> None:
         run(engine)
         assert engine.runner.pool.num_held == 0
         assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
-        assert not drafter.inner._trails, "nothing is kept of who has left"  # type: ignore[attr-defined]
+        assert not drafter.inner._pending, "nothing is kept of who has left"  # type: ignore[attr-defined]
 
 
 class Scratch:
@@ -91,7 +91,7 @@ class Scratch:
     def __init__(self, config: HeadConfig, page_size: int, packed: bool) -> None:
         model = tiny_decoder()
         head, lender = OwnHead(config, packed=packed), TargetWeights.of(model)
-        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.hidden_layers, head.beside)
+        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.hidden_layers, head.head_layer_shapes)
         head.bind(self.runner, lender, CONFIG.layers)
         assert isinstance(head.inner, HeadDrafter)
         self.drafter = head.inner
@@ -176,7 +176,7 @@ def test_the_same_holds_for_heads_as_they_are_served(config: HeadConfig) -> None
 def test_a_prefix_that_is_found_was_read_already(config: HeadConfig) -> None:
     """Also where it was written by a text that nobody guessed for."""
     prompts = [[*range(1, 18), i] for i in range(1, 4)]
-    cold = generate(NoDrafter(), World(prefix_cache=False), prompts=prompts, temperature=1.0)
+    cold = generate(MixDrafter([]), World(prefix_cache=False), prompts=prompts, temperature=1.0)
     compared = Compared(config, 4, oracle([[]] * 5, 1.0))
     engine = World().engine(compared)
     off = add(engine, "7", prompts[0], temperature=1.0)[0]

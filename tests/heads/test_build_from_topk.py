@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretell.draft.heads.tree import ROOT, Children, EagleTree, settle
+from foretell.draft.heads.tree import ROOT, Children, EagleTree, build_from_topk
 from foretell.runner.heads.sampler import TreeCandidates
 from foretell.types import Budget, Draft
 
@@ -36,13 +36,13 @@ def looked_at(seed: int, wide: int, ties: bool) -> TreeCandidates:
 def by_levels(tree: EagleTree, grown: TreeCandidates, row: int) -> Draft:
     """The definition."""
     rows = {ROOT: 0}
-    while tree.goes_on:
+    while tree.is_open:
         depth = tree.depth
         tokens, shares = grown.tokens[depth, row].tolist(), grown.probs[depth, row].tolist()
-        children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in tree.level}
-        tree.grow(list(children.values()))
+        children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in tree.frontier}
+        tree.expand(list(children.values()))
         followed = {at: below for below, at in enumerate(grown.expanded[depth, row].tolist())}
-        parents = {node: tree.parents[node] for node in tree.level}
+        parents = {node: tree.parents[node] for node in tree.frontier}
         rank = {node: children[parent].tokens.index(tree.tokens[node]) for node, parent in parents.items()}
         rows = {node: followed[rows[parent] * COUNT + rank[node]] for node, parent in parents.items()}
     return tree.draft("eagle")
@@ -55,10 +55,10 @@ def by_levels(tree: EagleTree, grown: TreeCandidates, row: int) -> Draft:
 )
 def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties: bool) -> None:
     for seed in range(20):
-        wide = EagleTree(budget, floor).wide
+        wide = EagleTree(budget, floor).width
         grown = looked_at(seed, wide, ties)
         truth = by_levels(EagleTree(budget, floor), grown, seed % 2)
-        settle(tree := EagleTree(budget, floor), grown, seed % 2)
+        build_from_topk(tree := EagleTree(budget, floor), grown, seed % 2)
         found = tree.draft("eagle")
         assert (found.tokens, found.parents, found.confidence) == (truth.tokens, truth.parents, truth.confidence)
 
@@ -66,5 +66,5 @@ def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties:
 def test_a_share_that_is_rounded_up_puts_no_child_before_its_parent() -> None:
     grown = looked_at(0, 5, ties=False)
     grown.probs[1:, :, :, 0] = np.float32(1.0000001)
-    settle(tree := EagleTree(Budget(16, max_depth=5)), grown, 0)
+    build_from_topk(tree := EagleTree(Budget(16, max_depth=5)), grown, 0)
     assert all(parent < node for node, parent in enumerate(tree.draft("eagle").parents))

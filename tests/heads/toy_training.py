@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from foretell.build.model_source import read_tokenizer
-from foretell.draft.heads.wiring_check import OPENINGS, GeneratedSample, write
+from foretell.draft.heads.wiring_check import CHECK_PROMPTS, GeneratedSample, generate_samples
 from foretell.hub import open_checkpoint
 from foretell.models.draft_heads import DraftHead, EagleHead, HeadConfig, LayerConfig, MtpHead, TargetWeights, make_head
 from foretell.models.draft_heads.dense_attention import DenseChainAttention
@@ -28,9 +28,9 @@ class Lesson:
         model, tokenizer = load_model(checkpoint), read_tokenizer(checkpoint)
         self.lender, self.config = TargetWeights.of(model), model.config
         self.runner = ModelRunner(model, 64, 16, 128)
-        self.starts = [tokenizer.encode(text) for text in OPENINGS]
+        self.starts = [tokenizer.encode(text) for text in CHECK_PROMPTS]
         with torch.inference_mode():
-            written = write(self.runner, self.starts)
+            written = generate_samples(self.runner, self.starts)
         self.texts = [GeneratedSample(text.tokens.clone(), text.states.clone(), text.first) for text in written]
 
     def head(self, config: HeadConfig) -> DraftHead[Any]:
