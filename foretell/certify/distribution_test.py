@@ -300,7 +300,7 @@ def chi_squared_tail(statistic: float, freedom: int) -> float:
     return float(value)
 
 
-class ObservedDrafter(Wrapper):
+class RankRecorder(Wrapper):
     """A wrapper that records the randomized rank of each sampled token in the distribution it was sampled from."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -348,7 +348,7 @@ class DraftCheckResult:
 
 def check_draft_sampling(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int) -> DraftCheckResult:
     """Generate the prompts, each with its own seed, and test what the drafter sampled against what it states."""
-    observed = ObservedDrafter(llm.engine.drafter)
+    observed = RankRecorder(llm.engine.drafter)
     llm.engine.drafter = observed
     try:
         params = SamplingParams(temperature=DRAFT_TEMPERATURE, max_tokens=max_tokens, ignore_eos=True)

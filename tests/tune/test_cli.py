@@ -52,7 +52,7 @@ def served(path: Path) -> Any:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretell.cli.tune.SHORTEST", 0.2)
+    monkeypatch.setattr("foretell.cli.tune.MIN_BUDGET", 0.2)
 
 
 def test_it_writes_a_config_that_serves_and_its_evidence(
@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_a_config(
             raise KeyboardInterrupt
         return write(self, arm, job)
 
-    monkeypatch.setattr(EngineBackend, "write", stopped)
+    monkeypatch.setattr(EngineBackend, "generate", stopped)
     out = tmp_path / "part.yaml"
     code, printed, err = tune(capsys, *words(tiny_folder, trace, out))
     assert code == 130 and "Stopped before the end" in printed and "foretell: stopped" in err
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (["--trace", str(empty), "--workload", "own"], "leave out --workload"),
         (["--workload", "owm"], "did you mean 'own'"),
         (["--workload", "gsm8k"], "is not shipped"),
-        (["--budget", "soon"], "is no time such as 90s, 5m or 1h"),
+        (["--budget", "soon"], "is not a duration such as 90s, 5m or 1h"),
         (["--budget", "1s"], "budget: must be 5 seconds or more"),
         (["--out", str(tmp_path)], "is a folder"),
         (["--max-tokens", "0"], "max_tokens"),

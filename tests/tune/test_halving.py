@@ -16,7 +16,7 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.tune.search_space import SearchSpace, interleave_tasks, is_sampled, serve_settings
 from foretell.tune.successive_halving import SuccessiveHalving, choose_variant, config_text, evidence, num_rungs
-from tests.bench.fakes import FakeBackend, arms, items, watch_nothing
+from tests.bench.fakes import FakeBackend, ignore_progress, items, variants
 
 PLAIN_SECONDS = 1.0  # for a token
 
@@ -41,7 +41,7 @@ class TimedStage(FakeBackend):
 
 def search(stage: TimedStage, names: list[str], budget: float, **tasks: int) -> SuccessiveHalving:
     asked = interleave_tasks(items(**(tasks or {"chat": 6, "code": 6})))
-    return SuccessiveHalving(stage, arms(*names), asked, BenchPlan(), budget, lambda: stage.now, watch_nothing)
+    return SuccessiveHalving(stage, variants(*names), asked, BenchPlan(), budget, lambda: stage.now, ignore_progress)
 
 
 NAMES = [f"arm {i}" for i in range(12)]
@@ -145,7 +145,7 @@ def test_tasks_of_one_text_have_an_interval_together() -> None:
     found = search(stage, ["a", "b"], budget=100.0, chat=1, code=1, math=1, story=1)
     found.run()
     (arm, cell), _ = found.ranking()
-    assert arm.name == "a" and cell.texts == 4 and cell.speedup_interval is not None and cell.task == "all"
+    assert arm.name == "a" and cell.sequences == 4 and cell.speedup_interval is not None and cell.task == "all"
 
 
 def test_evidence_has_ratios_with_intervals() -> None:
