@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_a_config(
     monkeypatch.setattr(EngineBackend, "generate", stopped)
     out = tmp_path / "part.yaml"
     code, printed, err = tune(capsys, *words(tiny_folder, trace, out))
-    assert code == 130 and "Stopped before the end" in printed and "foretell: stopped" in err
+    assert code == 130 and "Interrupted: these are the results so far" in printed and "foretell: stopped" in err
     part = json.loads(out.with_suffix(".json").read_text())
     assert part["complete"] is False and len(part["arms"]) == 6
     assert "stopped before the end" in out.read_text() and served(out)
@@ -111,7 +111,7 @@ def test_drafters_without_room_are_told(
     line = words(tiny_folder, trace, out)
     line[line.index("5s")] = "0.3s"
     code, printed, _ = tune(capsys, *line)
-    assert code == 0 and "no memory for them: self:int4" in printed
+    assert code == 0 and "do not fit in memory: self:int4" in printed
     assert not any("self" in arm["arm"] for arm in json.loads(out.with_suffix(".json").read_text())["arms"])
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (["--max-tokens", "0"], "max_tokens"),
         ([*model, "--drafters", "ngarm"], "did you mean 'ngram'"),
         ([*model, "--drafters", "none"], "leave it out"),
-        (["--num-speculative-tokens", "two"], "not a list of whole numbers"),
+        (["--num-speculative-tokens", "two"], "not a list of integers"),
     ]:
         code, _, err = tune(capsys, *line)
         assert code == 2 and message in err, (line, err)
