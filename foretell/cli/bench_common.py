@@ -44,8 +44,8 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
     """Add the workload flags."""
     # SpeculationConfig has a `workload` too, so this one has another attribute name.
-    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
-    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
+    known = f"{', '.join(WORKLOADS)} (default: {OWN})"
+    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=known)
     group.add_argument("--data", type=Path, metavar="FILE", help="file of the workload, or its folder")
     group.add_argument("--tasks", type=name_list, default=(), metavar="A,B", help="only these tasks (default: all)")
 
