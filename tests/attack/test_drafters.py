@@ -1,4 +1,4 @@
-"""Drafters that return nonsense, raise anything, hang or change what they are given: the text stays the same."""
+"""Drafters that return invalid drafts, raise anything, hang or change their input: the output stays the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Script = Callable[[Sequence, Budget], Any]
 
 
 def raw(tokens: Any, parents: Any = (-1,), **parts: Any) -> Draft:
-    """A draft that was not checked when it was made."""
+    """Return a draft without the checks of its constructor."""
     draft = object.__new__(Draft)
     fields = {
         "source": "faulty",
@@ -100,7 +100,7 @@ VALID: dict[str, Script] = {
 
 
 class Scripted(Drafter):
-    """Returns what a function says, unchecked."""
+    """A drafter that returns what a function returns, unchecked."""
 
     name = "faulty"
 
@@ -121,13 +121,13 @@ def engine_with(drafter: Drafter, mixed: bool) -> Engine:
 
 def texts(engine: Engine, rule: str) -> list[list[int]]:
     choice, params = SpeculationChoice(rule=rule), {"temperature": 1.0, "max_tokens": 12}
-    tracks = [add(engine, str(i), prompt, choice, **params)[0] for i, prompt in enumerate(PROMPTS)]
+    states = [add(engine, str(i), prompt, choice, **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(1000):
         if not engine.busy:
             break
         engine.step()
     assert not engine.busy and engine.runner.pool.num_held == 0
-    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+    return [state.seq.tokens[len(state.seq.request.prompt) :] for state in states]
 
 
 @cache
@@ -138,7 +138,7 @@ def plain(rule: str) -> list[list[int]]:
 @pytest.mark.parametrize(("rule", "free"), [("match", False), ("match", True), ("rejection", False)])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in a mix"])
 @pytest.mark.parametrize("fault", INVALID)
-def test_an_invalid_draft_costs_itself(fault: str, mixed: bool, rule: str, free: bool) -> None:
+def test_an_invalid_draft_costs_only_itself(fault: str, mixed: bool, rule: str, free: bool) -> None:
     engine = engine_with(Scripted(INVALID[fault], free), mixed)
     found = texts(engine, rule)
     if rule == "match" or not mixed:  # under rejection the other drafter's draft tokens take part in sampling
@@ -158,7 +158,7 @@ def test_integers_of_other_libraries_are_converted(form: str, mixed: bool) -> No
 
 @pytest.mark.parametrize("count", [0, 1, 40])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in a mix"])
-def test_a_wrong_number_of_drafts_costs_them(mixed: bool, count: int) -> None:
+def test_a_wrong_number_of_drafts_costs_only_them(mixed: bool, count: int) -> None:
     class Miscounts(Scripted):
         def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
             return [Draft.chain([1])] * (count if count != len(seqs) else 0)
@@ -193,7 +193,7 @@ def test_no_exception_of_a_drafter_ends_the_engine_thread(method: str, error: Ba
     asyncio.run(scene())
 
 
-def test_a_drafter_of_the_callers_own_costs_no_text(tiny_folder: Path) -> None:
+def test_a_faulty_custom_drafter_costs_no_output(tiny_folder: Path) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     wanted = LLM(tiny_folder, drafter="none", quiet=True).generate("a b c", params)[0].outputs[0].token_ids
     for fault in ("floats", "an exit", "not a draft"):
@@ -209,7 +209,7 @@ def test_a_real_interrupt_in_the_main_thread_ends_generate(tiny_folder: Path) ->
 
 
 class Vandal(Scripted):
-    """Changes all that it is given."""
+    """A drafter that changes all that it is given."""
 
     def __init__(self) -> None:
         super().__init__(self._draft)
@@ -225,9 +225,9 @@ class Vandal(Scripted):
         seq.pages.clear()
         seq.cached = 0
 
-    def observe(self, outcomes: list[StepResult]) -> None:
-        for outcome in outcomes:
-            self._spoil(outcome.scheduled.seq)
+    def observe(self, results: list[StepResult]) -> None:
+        for result in results:
+            self._spoil(result.scheduled.seq)
 
     def forget(self, seq: Sequence) -> None:
         self._spoil(seq)
@@ -241,7 +241,7 @@ def test_a_drafter_of_another_package_cannot_change_a_sequence(mixed: bool) -> N
 
 
 def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes 10 ms and a draft 5 s, by a clock of the test's own."""
+    """A step takes 10 ms and a draft 5 s, by a manual clock."""
     now = [0.0]
     for module in ("engine", "verifier", "async_step"):
         monkeypatch.setattr(f"foretell.engine.{module}.perf_counter", lambda: now[0])
@@ -262,8 +262,8 @@ def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> N
         return forward(*values)
 
     monkeypatch.setattr(engine.runner, "forward", slow)
-    tracks = [add(engine, str(i), p, max_tokens=60, ignore_eos=True)[0] for i, p in enumerate(PROMPTS)]
+    states = [add(engine, str(i), p, max_tokens=60, ignore_eos=True)[0] for i, p in enumerate(PROMPTS)]
     while engine.busy:
         engine.step()
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
     assert 0 < drafter.calls <= engine.stats.forwards / 4, "it was tried, and rarely again"

@@ -1,4 +1,4 @@
-"""Drafters that give their memory back, and those that there was no memory for."""
+"""Idle unload of drafters, and drafters that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 
 class AtOnce(Background):
-    """Work is done where it is asked for; what is to come later waits."""
+    """Runs work at once and keeps timers for the test."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[float, Callable[[], None]]] = []
@@ -44,7 +44,7 @@ class AtOnce(Background):
 
 
 class Guest:
-    """A resident on a clock that is moved by hand."""
+    """An unloadable drafter with a manual clock."""
 
     def __init__(self, make: Callable[[], Drafter] = lambda: model_drafter(seed=0)) -> None:
         self.now, self.background, self.made = 0.0, AtOnce(), 0
@@ -56,39 +56,39 @@ class Guest:
         return self.make()
 
     def look(self) -> None:
-        """The timer goes off."""
+        """Let the timer expire."""
         _, work = self.background.waiting.pop()
         work()
 
 
-def test_it_leaves_when_it_was_not_used_for_long_and_comes_back_when_called() -> None:
+def test_an_idle_drafter_is_unloaded_and_loaded_again_on_request() -> None:
     guest = Guest()
-    (track,) = add(World().engine(guest.drafter), "0", PROMPTS[0])
-    guess = guest.drafter.propose([track.seq], [Budget(3)])[0]
-    assert len(guess) == 3
+    (state,) = add(World().engine(guest.drafter), "0", PROMPTS[0])
+    draft = guest.drafter.propose([state.seq], [Budget(3)])[0]
+    assert len(draft) == 3
     guest.now = 6.0
-    guest.drafter.propose([track.seq], [Budget(3)])
+    guest.drafter.propose([state.seq], [Budget(3)])
     guest.now = 12.0
     guest.look()
     assert guest.drafter.is_loaded, "it was used six seconds ago"
     assert guest.background.waiting[0][0] == pytest.approx(4.0)
-    guest.drafter.propose([track.seq], [Budget(2, is_exploration=True)])
-    guest.drafter.propose([track.seq], [Budget(0)])
+    guest.drafter.propose([state.seq], [Budget(2, is_exploration=True)])
+    guest.drafter.propose([state.seq], [Budget(0)])
     guest.now = 16.0
     guest.look()
-    assert not guest.drafter.is_loaded, "a trial is no use"
+    assert not guest.drafter.is_loaded, "exploration does not count as use"
     mix = MixDrafter([guest.drafter])
     assert mix.unavailable == {"model"}
-    assert guest.drafter.propose([track.seq], [Budget(3)]) == [Draft()]
-    guest.drafter.forget(track.seq)
+    assert guest.drafter.propose([state.seq], [Budget(3)]) == [Draft()]
+    guest.drafter.forget(state.seq)
     mix.request_load("model")
     assert guest.drafter.is_loaded
-    assert guest.drafter.propose([track.seq], [Budget(3)])[0].tokens == guess.tokens
+    assert guest.drafter.propose([state.seq], [Budget(3)])[0].tokens == draft.tokens
     guest.drafter.load()
     assert guest.made == 1
 
 
-def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_load_is_retried_with_back_off(caplog: pytest.LogCaptureFixture) -> None:
     guest = Guest()
     guest.now = 11.0
     guest.look()
@@ -125,31 +125,34 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
     "settings", [ControllerSettings(), ControllerSettings(fixed_length=lambda batch: 3)], ids=["adaptive", "fixed"]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettings, temperature: float) -> None:
+def test_the_output_is_the_same_while_it_is_unloaded_and_loaded(
+    settings: ControllerSettings, temperature: float
+) -> None:
     truth, guest = generate(temperature=temperature), Guest()
     drafter = MixDrafter([NGramDrafter(1, 3), guest.drafter])
     engine = World().engine(drafter)
     traits = {
-        name: replace(arm.traits, relative_cost=1e-4, prior_acceptance=0.95) for name, arm in drafter.drafters.items()
+        name: replace(drafter.traits, relative_cost=1e-4, prior_acceptance=0.95)
+        for name, drafter in drafter.drafters.items()
     }
     controller = engine.controller = AdaptiveController(traits, settings, clock=lambda: 0.0, loader=drafter)
-    controller.costs.observe(1, 0, 1.0)  # steps are dear, so that guesses pay from the first
-    tracks = [
-        track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=temperature)
+    controller.costs.observe(1, 0, 1.0)  # steps are expensive, so drafts pay from the first
+    states = [
+        state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt, temperature=temperature)
     ]
     while engine.busy:
         engine.step()
         if engine.stats.forwards % 3 == 0 and guest.drafter.is_loaded:
             guest.now += 11.0
             guest.look()
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
-    assert guest.made, "it was called back"
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
+    assert guest.made, "it was loaded again"
     assert engine.stats.speculation.by_drafter["model"].accepted > 0
     assert engine.stats.drafter_failures == 0
 
 
 @pytest.mark.parametrize("name", ["model", "self:int8"])
-def test_weights_are_given_back_and_loaded_anew(tiny_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_freed_and_loaded_again(tiny_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"model:{tiny_folder}" if name == "model" else name
     llm = LLM(tiny_folder, drafter=name, draft_idle_unload=1000.0, num_speculative_tokens=3, quiet=True)
     resident = llm.engine.drafter.drafters[name]
@@ -164,18 +167,18 @@ def test_weights_are_given_back_and_loaded_anew(tiny_folder: Path, name: str, mo
     resident._last_used -= 2000.0
     resident.unload_if_idle()
     gc.collect()
-    assert weights() is None, "nobody else holds them"
+    assert weights() is None, "there is no other reference"
     monkeypatch.setattr(resident, "_background", AtOnce())
     back = llm.generate("a b c", PARAMS)[0]
     assert resident.is_loaded
     assert back.outputs[0].token_ids == plain
     assert back.speculation.drafted > 0
     again = llm.generate("a b c", PARAMS)[0]
-    assert again.speculation.accepted_per_step == first.speculation.accepted_per_step, "it guesses as it did"
+    assert again.speculation.accepted_per_step == first.speculation.accepted_per_step, "it drafts as before"
 
 
 def plan(limit: int) -> Callable[[SpeculationConfig], MemoryPlan]:
-    """A byte for the target and one for each drafter; as many as `limit` fit."""
+    """Return a planner with a byte for the target and each drafter, of which `limit` fit."""
 
     def planned(config: SpeculationConfig) -> MemoryPlan:
         need = 1 + config.drafter.count(":")
@@ -186,7 +189,7 @@ def plan(limit: int) -> Callable[[SpeculationConfig], MemoryPlan]:
     return planned
 
 
-def test_drafters_that_do_not_fit_are_left_out_the_last_named_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_drafters_that_do_not_fit_are_dropped_the_last_named_first(caplog: pytest.LogCaptureFixture) -> None:
     config = SpeculationConfig(drafter="ngram,model:a,model:b")
     names, heavy = ("ngram", "model:a", "model:b"), ("model:a", "model:b")
     assert drop_unaffordable(config, names, heavy, plan(3)) is config
@@ -202,7 +205,7 @@ def test_drafters_that_do_not_fit_are_left_out_the_last_named_first(caplog: pyte
     assert caplog.messages[-1].endswith("speculative decoding is off")
 
 
-def test_a_draft_model_without_room_leaves_plain_decoding(
+def test_without_memory_for_the_draft_model_decoding_is_plain(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = LLM(tiny_folder, drafter=f"model:{tiny_folder}", quiet=True)
@@ -218,13 +221,13 @@ def test_a_draft_model_without_room_leaves_plain_decoding(
         LLM(tiny_folder, drafter=f"model:{tiny_folder}", max_model_len=64, quiet=True)
 
 
-def test_the_wait_must_be_a_time() -> None:
+def test_the_idle_time_must_be_positive_and_finite() -> None:
     for value in (0.0, -1.0, float("inf")):
         with pytest.raises(RequestError, match="draft_idle_unload"):
             SpeculationConfig(draft_idle_unload=value)
 
 
-def test_engines_end_as_they_did_without_it() -> None:
+def test_an_engine_ends_without_held_pages() -> None:
     guest = Guest()
     engine = World().engine(guest.drafter)
     add(engine, "0", PROMPTS[0])

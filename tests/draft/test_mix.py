@@ -1,4 +1,4 @@
-"""Several drafters behind one."""
+"""`MixDrafter`: isolation of failures, free drafts, and their reuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tiny import PROMPTS, World, add, generate, run
 
 
 class Broken(Drafter):
-    """Fails wherever it is told to."""
+    """A drafter that fails in one method."""
 
     name = "broken"
     traits = DrafterTraits(is_free=True)
@@ -31,7 +31,7 @@ class Broken(Drafter):
         self._call("propose")
         return [Draft.chain([1] * budget.nodes, self.name) for budget in budgets]
 
-    def observe(self, outcomes: list[StepResult]) -> None:
+    def observe(self, results: list[StepResult]) -> None:
         self._call("observe")
 
     def forget(self, seq: Sequence) -> None:
@@ -39,21 +39,21 @@ class Broken(Drafter):
 
 
 @pytest.mark.parametrize("where", ["propose", "observe", "forget"])
-def test_an_arm_that_fails_costs_its_own_guesses_and_nobody_elses(where: str) -> None:
+def test_a_failing_drafter_costs_its_own_drafts_only(where: str) -> None:
     truth = generate()
     broken = Broken(where)
     engine = World().engine(MixDrafter([NGramDrafter(1, 3), broken], supervisor=Supervisor(lambda: 0.0)))
-    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
+    states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt)]
     while engine.busy:
         engine.step()
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
     assert engine.stats.speculation.by_drafter["ngram"].drafted > 0
     assert engine.stats.drafter_failures == broken.calls
     assert broken.calls == len(PROMPTS) if where == "forget" else broken.calls == TOLERATED + 1
     assert engine.runner.pool.num_held == 0
 
 
-def test_a_lone_drafter_that_fails_to_forget_costs_nothing_else() -> None:
+def test_a_single_drafter_that_fails_to_forget_costs_nothing_else() -> None:
     engine = World().engine(Broken("forget"))
     add(engine, "0", PROMPTS[0])
     while engine.busy:
@@ -63,19 +63,19 @@ def test_a_lone_drafter_that_fails_to_forget_costs_nothing_else() -> None:
     assert not engine.abort("0")
 
 
-def test_guesses_that_were_shown_are_not_made_twice_and_never_for_another_text() -> None:
+def test_free_drafts_are_reused_for_the_same_length_only() -> None:
     asked: list[tuple[int, int]] = []
 
-    def guess(seq: Sequence, budget: Budget) -> Draft:
+    def draft_for(seq: Sequence, budget: Budget) -> Draft:
         asked.append((len(seq.tokens), budget.nodes))
         return Draft.chain([7] * budget.nodes, "scripted")
 
-    scripted = ScriptedDrafter(guess)
+    scripted = ScriptedDrafter(draft_for)
     scripted.traits, scripted.name = DrafterTraits(is_free=True), "scripted"
     mix = MixDrafter([scripted])
     engine = World().engine(mix)
-    (track,) = add(engine, "0", PROMPTS[0])
-    seq = track.seq
+    (state,) = add(engine, "0", PROMPTS[0])
+    seq = state.seq
     assert len(mix.free_drafts([seq], 4)[0]["scripted"]) == 4
     assert len(mix.propose([seq], [Budget(3, "scripted")])[0]) == 3
     assert len(asked) == 1
@@ -86,7 +86,7 @@ def test_guesses_that_were_shown_are_not_made_twice_and_never_for_another_text()
 
 
 class Saying(Drafter):
-    """Guesses one token and says how sure it is."""
+    """A drafter of one token with a given confidence."""
 
     def __init__(self, name: str, confidence: float, defers: bool = False) -> None:
         self.name, self.confidence = name, confidence
@@ -97,28 +97,28 @@ class Saying(Drafter):
 
 
 @pytest.mark.parametrize(
-    ("sure", "shown"),
+    (("confidence", "offered")),
     [(CONFIDENT, {"copy"}), (1.0, {"copy"}), (CONFIDENT - 0.01, {"copy", "modest"}), (0.0, {"copy", "modest"})],
 )
-def test_who_stands_back_is_not_asked_where_another_is_sure(sure: float, shown: set[str]) -> None:
-    engine = World().engine(MixDrafter([Saying("modest", 0.99, True), Saying("copy", sure)]))
+def test_a_deferring_drafter_is_not_asked_where_another_is_confident(confidence: float, offered: set[str]) -> None:
+    engine = World().engine(MixDrafter([Saying("modest", 0.99, True), Saying("copy", confidence)]))
     both = add(engine, "0", PROMPTS[0], SpeculationChoice(drafter="modest,copy"))[0].seq
     alone = add(engine, "1", PROMPTS[1], SpeculationChoice(drafter="modest"))[0].seq
     first, second = engine.drafter.free_drafts([both, alone], 4)
-    assert set(first) == shown
-    assert set(second) == {"modest"}, "nobody else may guess there"
+    assert set(first) == offered
+    assert set(second) == {"modest"}, "it is the only drafter of that request"
 
 
-def test_guesses_drawn_at_random_are_not_shown() -> None:
-    """To choose a length with them in sight would be a bias."""
+def test_sampled_drafts_are_not_free_drafts() -> None:
+    """A draft length chosen with them in sight would bias the output."""
 
     class Drawn(Drafter):
-        name, traits = "drawn", DrafterTraits(is_free=True, samples=True)
+        name, traits = "sampled", DrafterTraits(is_free=True, samples=True)
 
         def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-            return [Draft((1,), (-1,), "drawn", (True,))] * len(seqs)
+            return [Draft((1,), (-1,), "sampled", (True,))] * len(seqs)
 
     engine = World().engine(MixDrafter([Drawn()]))
-    (track,) = add(engine, "0", PROMPTS[0])
-    assert engine.drafter.free_drafts([track.seq], 2) == [{}]
+    (state,) = add(engine, "0", PROMPTS[0])
+    assert engine.drafter.free_drafts([state.seq], 2) == [{}]
     run(World().engine())

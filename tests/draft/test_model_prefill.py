@@ -53,9 +53,9 @@ def test_many_new_sequences_are_prefilled_in_groups(
     drafter.max_rows = 32
     rows = count_rows(drafter.runner, monkeypatch)
     engine = World(pages=512, max_step_tokens=512).engine(drafter)
-    tracks = [add(engine, str(i), prompt, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
+    states = [add(engine, str(i), prompt, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
     assert engine.stats.speculation.drafted > 0
     assert max(rows) <= 32
     assert rows[0] == 32, "a forward is as large as it may be"

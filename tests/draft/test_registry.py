@@ -1,4 +1,4 @@
-"""Drafters by name, ours and other people's."""
+"""Drafters by name: built in and of other packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named(drafter: str) -> tuple[str, ...]:
     return drafter_names(SpeculationConfig(drafter=drafter))
 
 
-def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> None:
+def test_commas_name_several_drafters_and_auto_the_free_ones() -> None:
     assert named("ngram") == ("ngram",)
     assert named("auto") == named("mix") == ("ngram", "suffix", "recycle")
     assert named("auto, model:x,exit:3") == ("ngram", "suffix", "recycle", "model:x", "exit:3")
@@ -50,7 +50,7 @@ def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> No
         ("ngram,", "is not known"),
     ],
 )
-def test_wrong_names_are_refused_in_words(wrong: str, words: str) -> None:
+def test_wrong_names_raise_errors_that_explain(wrong: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         named(wrong)
 
@@ -62,14 +62,14 @@ def several(tiny_folder: Path) -> LLM:
 
 def test_a_request_may_name_its_drafter(several: LLM) -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    texts = set()
+    outputs = set()
     for name in ("ngram", "suffix", "exit:1", "none", "auto", None):
         (output,) = several.generate(PROMPT, params, speculation=SpeculationChoice(drafter=name))
-        texts.add(output.outputs[0].token_ids)
+        outputs.add(output.outputs[0].token_ids)
         used = set(output.speculation.by_drafter)
         assert used <= ({name} if name in ("ngram", "suffix", "exit:1") else set(several.engine.drafter.drafters))
         assert bool(used) == (name != "none")
-    assert len(texts) == 1
+    assert len(outputs) == 1
 
 
 def test_a_prediction_brings_its_own_drafter(several: LLM) -> None:
@@ -92,9 +92,7 @@ def test_a_prediction_brings_its_own_drafter(several: LLM) -> None:
         (SpeculationChoice(drafter="ngram", rule="confidence"), "confidence needs a drafter with probabilities"),
     ],
 )
-def test_a_drafter_that_does_not_suit_is_refused_with_the_reason(
-    several: LLM, choice: SpeculationChoice, words: str
-) -> None:
+def test_an_unsuitable_drafter_raises_the_reason(several: LLM, choice: SpeculationChoice, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         several.generate(PROMPT, SamplingParams(max_tokens=2), speculation=choice)
 
@@ -111,7 +109,7 @@ def test_another_packages_drafter_is_found_by_its_entry_point(
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     copy = tmp_path / "source"
     copy.mkdir()
-    for file in EXAMPLE.iterdir():  # pip builds in place, and the example's folder is to stay as it is
+    for file in EXAMPLE.iterdir():  # pip builds in position, and the example's folder is to stay as it is
         if file.is_file():
             (copy / file.name).write_text(file.read_text())
     subprocess.run([*install, "--target", str(tmp_path / "site"), str(copy)], check=True)

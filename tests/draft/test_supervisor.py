@@ -27,7 +27,7 @@ from tests.tiny import PROMPTS, World, add, generate
 
 
 class Clock:
-    """A clock that is moved by hand."""
+    """A manual clock."""
 
     now = 100.0
 
@@ -53,7 +53,7 @@ class Faulty(Drafter):
         self._enter("propose")
         return [Draft.chain([1] * budget.nodes, self.name) for budget in budgets]
 
-    def observe(self, outcomes: list[StepResult]) -> None:
+    def observe(self, results: list[StepResult]) -> None:
         self._enter("observe")
 
 
@@ -92,7 +92,7 @@ def test_the_pause_doubles_up_to_a_limit_and_a_success_resets_it() -> None:
 
 @BOTH
 @pytest.mark.parametrize("method", ["propose", "observe"])
-def test_a_drafter_that_failed_comes_back(make: Make, method: str) -> None:
+def test_a_failed_drafter_is_enabled_again(make: Make, method: str) -> None:
     clock, drafter = Clock(), Faulty(method)
     engine = make(drafter, Supervisor(clock))
     steps(engine, 20)
@@ -130,18 +130,18 @@ def test_failures_far_apart_never_disable_a_drafter(make: Make) -> None:
 
 
 @BOTH
-def test_a_disabled_drafter_costs_no_text_and_no_other_drafter(make: Make) -> None:
+def test_a_disabled_drafter_costs_no_request_and_no_other_drafter(make: Make) -> None:
     truth = generate()
     engine = make(Faulty(), Supervisor(Clock()))
-    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
+    states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt)]
     while engine.busy:
         engine.step()
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
     mix = World().engine(MixDrafter([Faulty(), NGramDrafter(1, 3)], supervisor=Supervisor(Clock())))
-    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(mix, str(i), prompt)]
+    states = [state for i, prompt in enumerate(PROMPTS) for state in add(mix, str(i), prompt)]
     while mix.busy:
         mix.step()
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
     assert mix.stats.speculation.by_drafter["ngram"].drafted > 0 and mix.drafter.unavailable == {"faulty"}
 
 

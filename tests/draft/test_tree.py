@@ -1,4 +1,4 @@
-"""Trees that grow by levels, and trees of a settled shape."""
+"""EAGLE-2 trees, and trees of a fixed shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Language = dict[tuple[int, ...], Children]
 
 
 def language(vocab: int, depth: int, seed: int) -> Language:
-    """What follows each run of tokens, likeliest first."""
+    """Return what follows each n-gram, most likely first."""
     rng = random.Random(seed)
     found: Language = {}
     for length in range(depth):
@@ -45,7 +45,7 @@ def grown(known: Language, tree: EagleTree) -> Draft:
 
 
 def chances(known: Language) -> dict[tuple[int, ...], float]:
-    """Of every run of tokens there is."""
+    """Return the path probability of every possible branch."""
     found = {(): 1.0}
     for run, children in known.items():
         for token, share in zip(children.tokens, children.confidence, strict=True):
@@ -56,7 +56,7 @@ def chances(known: Language) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("nodes", "depth"), [(5, 2), (12, 3), (12, 4), (30, 4)])
-def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) -> None:
+def test_the_tree_has_the_most_likely_nodes_of_all(nodes: int, depth: int, seed: int) -> None:
     known = language(3, depth, seed)
     draft = grown(known, EagleTree(Budget(nodes, max_depth=depth), width=nodes))
     all_of_them = chances(known)
@@ -66,7 +66,7 @@ def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_is_a_tree_whose_beginning_is_the_tree_for_less(seed: int) -> None:
+def test_a_prefix_is_the_tree_of_a_smaller_budget(seed: int) -> None:
     known = language(4, 4, seed)
     whole = grown(known, EagleTree(Budget(24, max_depth=4), width=24))
     assert all(parent < node for node, parent in enumerate(whole.parents))
@@ -75,15 +75,15 @@ def test_it_is_a_tree_whose_beginning_is_the_tree_for_less(seed: int) -> None:
     assert (whole.truncate(9).tokens, whole.truncate(9).parents) == (less.tokens, less.parents)
 
 
-def test_no_more_places_are_asked_for_than_there_are_nodes() -> None:
+def test_no_more_nodes_are_expanded_than_the_budget_has() -> None:
     for nodes, depth in itertools.product((2, 5, 8, 16, 64, 128), (1, 2, 3, 7, 12)):
         budget = Budget(nodes, max_depth=depth)
         assert sum(EagleTree(budget).max_frontier) <= nodes
         assert default_width(budget) >= 1
 
 
-def test_levels_end_where_nothing_better_can_be_found() -> None:
-    """Nine children of even chance fill the budget: what hangs below them is less likely than any of them."""
+def test_expansion_ends_when_no_better_node_can_be_found() -> None:
+    """Nine equally likely children fill the budget: any descendant is less likely."""
     tree = EagleTree(Budget(9, max_depth=5))
     tree.expand([Children(list(range(10)), [0.1] * 10)])
     assert not tree.is_open
@@ -92,7 +92,7 @@ def test_levels_end_where_nothing_better_can_be_found() -> None:
     assert tree.frontier == [0, 1]
 
 
-def test_a_floor_leaves_out_what_is_unlikely_but_never_the_first() -> None:
+def test_a_minimum_confidence_prunes_all_but_the_first_node() -> None:
     tree = EagleTree(Budget(9, max_depth=2), min_confidence=0.3)
     tree.expand([Children([1, 2], [0.2, 0.1])])
     assert tree.draft("").tokens == (1,)
@@ -102,7 +102,7 @@ def test_a_floor_leaves_out_what_is_unlikely_but_never_the_first() -> None:
     assert tree.draft("").tokens == (1, 5, 2, 5)
 
 
-def test_a_shape_holds_the_likeliest_ranks() -> None:
+def test_the_best_shape_has_the_most_likely_ranks() -> None:
     ranks = RankAcceptance([0.6, 0.4])
     shape = ranks.best_shape(Budget(20, max_depth=4), 4)
     assert len(shape) == len(set(shape)) == 20
@@ -114,12 +114,14 @@ def test_a_shape_holds_the_likeliest_ranks() -> None:
             depth, at = depth + 1, shape[at][0]
         chance.append((1.0 if parent == ROOT else chance[parent]) * ranks.at_depth(depth)[rank])
         siblings = [r for p, r in shape[: len(chance)] if p == parent]
-        assert siblings == list(range(len(siblings))), "siblings stand in the order of their ranks"
+        assert siblings == list(range(len(siblings))), "siblings are in order of their ranks"
     assert chance == sorted(chance, reverse=True)
-    assert len(ranks.best_shape(Budget(20, max_depth=9), 1)) == 1 + len(OTHER_RANK_RATES), "no deeper than it can guess"
+    assert len(ranks.best_shape(Budget(20, max_depth=9), 1)) == 1 + len(OTHER_RANK_RATES), (
+        "no deeper than the head drafts"
+    )
 
 
-def test_a_shaped_tree_leaves_out_what_hangs_below_a_child_that_is_missing() -> None:
+def test_a_fixed_tree_leaves_out_the_subtree_of_a_missing_child() -> None:
     tree = FixedTree([(ROOT, 0), (ROOT, 1), (0, 0), (1, 0), (2, 0)])
     assert tree.max_frontier == [2, 1]
     tree.expand([Children([7], [0.5])])
@@ -129,7 +131,7 @@ def test_a_shaped_tree_leaves_out_what_hangs_below_a_child_that_is_missing() -> 
     assert (draft.tokens, draft.parents) == ((7, 8, 3), (-1, 0, 1))
 
 
-def test_ranks_are_learnt_from_what_stood() -> None:
+def test_rank_rates_are_learned_from_accepted_nodes() -> None:
     ranks = RankAcceptance([0.5])
     draft = Draft((1, 2, 3), (-1, -1, 1), "tree")
     request = Request("0", (1,), SamplingParams(), 0, 9)
@@ -137,8 +139,8 @@ def test_ranks_are_learnt_from_what_stood() -> None:
     for _ in range(600):
         ranks.observe(StepResult(share, draft, VerifyResult((1,), 9)))
     assert ranks.rates[0][0] < 0.01 and ranks.rates[0][1] > 0.99 and ranks.rates[1][0] < 0.01
-    assert ranks.rates[1][1] == pytest.approx(0.5 * OTHER_RANK_RATES[0]), "what was not tried is not judged"
-    assert ranks.at_depth(1)[1] < 0.01, "a later choice counts for no more than the one before it"
+    assert ranks.rates[1][1] == pytest.approx(0.5 * OTHER_RANK_RATES[0]), "an untried rank does not change"
+    assert ranks.at_depth(1)[1] < 0.01, "a later rank is never above an earlier one"
 
 
 def test_a_budget_may_have_more_nodes_than_depth() -> None:

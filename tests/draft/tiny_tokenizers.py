@@ -1,4 +1,4 @@
-"""Two tokenizers of 32 tokens each that spell the same letters, and drafters that translate between them."""
+"""Two tokenizers of 32 tokens each with the same letters, and drafters that translate between them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ DRAFT_WORDS = ["ab", "bc", "Ġa", "Ġb", "de", "ef", "no", "Ġno", "Ġk"]
 
 @cache
 def target_tokens() -> Tokenizer:
-    """Ends with </s>; token 0, as the tiny world has it."""
+    """Return the target's tokenizer; it ends with </s>, token 0."""
     return spelled(["</s>", "<turn>", *LETTERS, *TARGET_WORDS], {"eos_token": "</s>"}, 2)
 
 
 @cache
 def draft_tokens() -> Tokenizer:
-    """Begins with <bos>, ends with <end>, and calls the target's end a mark of its own."""
+    """Return the draft's tokenizer; it starts with <bos>, ends with <end>, and has </s> as another special token."""
     words = ["<bos>", "<end>", "</s>", *reversed(LETTERS), *DRAFT_WORDS]
     return spelled(words, {"bos_token": "<bos>", "eos_token": "<end>"}, 3)
 
 
 def spelled(pieces: list[str], named: dict[str, str], specials: int) -> Tokenizer:
-    """A byte-level tokenizer with these pieces, the first of which are special; `named` says which have roles."""
+    """Return a byte-level tokenizer with these pieces, the first of which are special; `named` gives their roles."""
     vocab = {piece: token for token, piece in enumerate(pieces)}
     merges = [(piece[:cut], piece[cut:]) for piece in pieces[specials:] for cut in range(1, len(piece))]
     known = [(left, right) for left, right in merges if left in vocab and right in vocab]
@@ -52,17 +52,17 @@ def spelled(pieces: list[str], named: dict[str, str], specials: int) -> Tokenize
 
 @cache
 def tiny_vocabularies() -> VocabMap:
-    """Alike enough for tokens."""
+    """Return a vocabulary map that drafts by tokens."""
     return VocabMap.of(VocabSide(target_tokens(), VOCAB), VocabSide(draft_tokens(), VOCAB))
 
 
 def token_translator(seed: int = 5, pages: int = 256, device: str = "cpu", **settings: object) -> CrossTokenizerDrafter:
-    """Asks a tiny model; sampled text goes by tokens and greedy text by strings."""
+    """Return a drafter that drafts by tokens for sampled requests and by strings for greedy ones."""
     runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT)
     return CrossTokenizerDrafter(runner, tiny_vocabularies(), **settings)  # type: ignore[arg-type]
 
 
 def string_translator(seed: int = 5, pages: int = 256, **settings: object) -> CrossTokenizerDrafter:
-    """The same as if the tokenizers were less alike: all text goes by strings."""
+    """Return a drafter that always drafts by strings."""
     runner = ModelRunner(tiny_decoder(seed), pages, 4, CONTEXT)
     return CrossTokenizerDrafter(runner, replace(tiny_vocabularies(), agreement=0.5), **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A tree that is settled at once is the one that grows level by level, ties, floors and widths included."""
+"""A tree built from top-k candidates equals the one expanded level by level, ties and limits included."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPTH, FOLLOWED, COUNT = 5, 10, 10
 
 
 def looked_at(seed: int, wide: int, ties: bool) -> TreeCandidates:
-    """Children of the likeliest branches of two texts, as a device finds them: more are followed than a text wants."""
+    """Return the candidates of two sequences, as a device finds them: more are expanded than a tree wants."""
     rng = np.random.default_rng(seed)
     shape = (DEPTH, 2, FOLLOWED, COUNT)
     shares = np.sort(rng.dirichlet(np.full(COUNT, 0.4), shape[:3]), -1)[..., ::-1].astype(np.float32)
@@ -34,7 +34,7 @@ def looked_at(seed: int, wide: int, ties: bool) -> TreeCandidates:
 
 
 def by_levels(tree: EagleTree, grown: TreeCandidates, row: int) -> Draft:
-    """The definition."""
+    """Reference implementation."""
     rows = {ROOT: 0}
     while tree.is_open:
         depth = tree.depth
@@ -53,7 +53,7 @@ def by_levels(tree: EagleTree, grown: TreeCandidates, row: int) -> Draft:
 @pytest.mark.parametrize(
     "budget", [Budget(64, max_depth=5), Budget(16, max_depth=5), Budget(9, max_depth=2), Budget(40, max_depth=3)]
 )
-def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties: bool) -> None:
+def test_it_equals_the_tree_expanded_by_level(budget: Budget, floor: float, ties: bool) -> None:
     for seed in range(20):
         wide = EagleTree(budget, floor).width
         grown = looked_at(seed, wide, ties)
@@ -63,7 +63,7 @@ def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties:
         assert (found.tokens, found.parents, found.confidence) == (truth.tokens, truth.parents, truth.confidence)
 
 
-def test_a_share_that_is_rounded_up_puts_no_child_before_its_parent() -> None:
+def test_a_confidence_above_1_by_rounding_puts_no_child_before_its_parent() -> None:
     grown = looked_at(0, 5, ties=False)
     grown.probs[1:, :, :, 0] = np.float32(1.0000001)
     build_from_topk(tree := EagleTree(Budget(16, max_depth=5)), grown, 0)

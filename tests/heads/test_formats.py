@@ -1,4 +1,4 @@
-"""Public formats: what another program makes of the same file, and the names each format is known by."""
+"""Public head formats: the same logits as another program's, and the tensor names of each format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(folder: Path, target: ModelConfig = TARGET) -> DraftHead[Any]:
 
 
 def outside(name: str) -> tuple[DraftHead[Any], dict[str, Tensor]]:
-    """A head as it is read here, and what speculators made of it."""
+    """Return a head as it is loaded here, and the output of speculators."""
     seen = load_file(DATA / name / "expected.st")
     head = load(DATA / name)
     head.share_weights(TargetWeights(seen["embed"], seen.get("output", torch.zeros(40, 16)), torch.ones(16), 1e-5))
@@ -50,7 +50,7 @@ def outside(name: str) -> tuple[DraftHead[Any], dict[str, Tensor]]:
 
 @pytest.mark.parametrize("name", ["eagle3_llama", "eagle3_whole", "eagle31_qwen"])
 @torch.no_grad()
-def test_eagle_heads_say_what_speculators_says(name: str) -> None:
+def test_eagle_heads_match_speculators(name: str) -> None:
     head, seen = outside(name)
     assert isinstance(head, EagleHead) and head.config.hidden_layers == (2, 4, 5)
     tokens, feature, attend = seen["tokens"], head.fuse(seen["features"]), DenseChainAttention(head.config.layer)
@@ -63,11 +63,11 @@ def test_eagle_heads_say_what_speculators_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dflash", "dspark"])
 @torch.no_grad()
-def test_block_heads_say_what_speculators_says(name: str) -> None:
+def test_block_heads_match_speculators(name: str) -> None:
     head, seen = outside(name)
     assert isinstance(head, BlockHead) and head.config.hidden_layers == (1, 3)
-    anchors, places = seen["anchors"], torch.arange(len(seen["tokens"]))
-    read = head.context_kv(head.fuse(seen["features"]), head.rope_rows(places))
+    anchors, positions = seen["anchors"], torch.arange(len(seen["tokens"]))
+    read = head.context_kv(head.fuse(seen["features"]), head.rope_rows(positions))
     rows = anchors[:, None] + torch.arange(head.config.block)
     states = head(seen["tokens"][anchors], head.rope_rows(rows), DenseBlockAttention(head.config, read, anchors))
     before = seen["tokens"][rows]
@@ -77,7 +77,7 @@ def test_block_heads_say_what_speculators_says(name: str) -> None:
         assert (head.confidence_logits(states, before) - seen["sure"]).abs().max() < 1e-4
 
 
-def test_the_tokens_a_head_knows_are_read_as_offsets() -> None:
+def test_draft_token_ids_are_read_as_offsets() -> None:
     head, _ = outside("eagle3_llama")
     raw = load_file(DATA / "eagle3_llama" / "model.safetensors")
     assert head.draft_ids.tolist() == raw["t2d"].nonzero()[:, 0].tolist()
@@ -186,7 +186,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Tensor], str, dict[str, Any]]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_format_is_known_by_its_names(name: str, tmp_path: Path) -> None:
+def test_each_format_is_recognized_by_its_names(name: str, tmp_path: Path) -> None:
     config, tensors, kind, expected = CASES[name]
     folder = written(tmp_path / "head", config, tensors)
     checkpoint = open_checkpoint(folder)
@@ -196,7 +196,7 @@ def test_each_format_is_known_by_its_names(name: str, tmp_path: Path) -> None:
     assert {field: getattr(head.config, field) for field in expected} == expected
 
 
-def test_weights_land_where_they_belong(tmp_path: Path) -> None:
+def test_weights_are_loaded_into_the_right_parameters(tmp_path: Path) -> None:
     """Keys above values, gate above up."""
     tensors = eagle3_tensors()
     head = load(written(tmp_path / "head", LAYER, tensors))
@@ -207,7 +207,7 @@ def test_weights_land_where_they_belong(tmp_path: Path) -> None:
     assert state["feature_norm.weight"].equal(tensors["midlayer.hidden_norm.weight"])
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_mismatched_weights_raise_an_error(tmp_path: Path) -> None:
     tensors = eagle3_tensors()
     with pytest.raises(ModelError, match="no place"):
         load(written(tmp_path / "spare", LAYER, {**tensors, "midlayer.mystery.weight": torch.ones(1)}))
@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         load(written(tmp_path / "peagle", {**LAYER, "speculators_model_type": "peagle"}, tensors))
 
 
-def test_a_head_of_ours_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_head_of_our_format_round_trips(tmp_path: Path) -> None:
     from foretell.models.draft_heads import LayerConfig, read_head, write_head
     from foretell.models.draft_heads.config import read_head_config
 
@@ -245,6 +245,6 @@ def test_a_head_of_ours_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"look_back": 5}, {"look_back": -4}, {"look_back": 4, "target_norm": True}], ids=str
 )
-def test_a_block_that_cannot_look_back_so_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_look_back_raises_an_error(change: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="look"):
         replace(HEADS["block that looks back"], **change)

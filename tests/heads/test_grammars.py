@@ -1,4 +1,4 @@
-"""Trees under a grammar: masks follow each branch, so that the text is what plain decoding writes, and valid."""
+"""Trees under a grammar: masks follow each branch, so the output is valid and equals plain decoding's."""
 
 from __future__ import annotations
 
@@ -36,64 +36,64 @@ SAMPLING = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "pre
 
 
 def over_all(name: str) -> HeadConfig:
-    """A head for the grammar's tokens, all of which it can guess."""
+    """Return a head whose draft vocabulary has all of the grammar's tokens."""
     return replace(HEADS[name], vocab=TOKENS, draft_vocab=None)
 
 
 def write(drafter: Drafter | None, world: World = HERE, rule: str = "match", **params: object) -> list[SequenceState]:
-    """All prompts in one batch, each a JSON object of the schema."""
+    """Generate a JSON object of the schema for each prompt, in one batch."""
     engine: Engine = world.engine(drafter)
     engine.tokenizer = READER
     maker = RequestBuilder(RequestLimits(CONTEXT, READER.end_ids, TOKENS), READER, engine.drafter)
-    tracks = []
+    states = []
     for seed, prompt in enumerate(PROMPTS):
         wanted = SamplingParams(max_tokens=80, seed=seed, structured_outputs=SPEC, **params)  # type: ignore[arg-type]
         (request,) = maker.make(str(seed), prompt, wanted, SpeculationChoice(rule=rule))
-        tracks.append(engine.add(request, compiler(KIND).compile(SPEC)))
+        states.append(engine.add(request, compiler(KIND).compile(SPEC)))
     run(engine, preempt_youngest)
     assert engine.runner.pool.num_held == 0
-    return tracks
+    return states
 
 
 _plain: dict[str, list[list[int]]] = {}
 
 
-def texts(tracks: list[SequenceState]) -> list[list[int]]:
-    for track in tracks:
-        assert track.error is None and track.seq.finish_reason in ("stop", "length")
-        if track.seq.finish_reason == "stop":
-            assert EXAMPLES["person"].judge(text_of(READER, track.seq.tokens[len(track.seq.request.prompt) :]))
-    assert any(track.seq.finish_reason == "stop" for track in tracks)
-    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+def outputs(states: list[SequenceState]) -> list[list[int]]:
+    for state in states:
+        assert state.error is None and state.seq.finish_reason in ("stop", "length")
+        if state.seq.finish_reason == "stop":
+            assert EXAMPLES["person"].judge(text_of(READER, state.seq.tokens[len(state.seq.request.prompt) :]))
+    assert any(state.seq.finish_reason == "stop" for state in states)
+    return [state.seq.tokens[len(state.seq.request.prompt) :] for state in states]
 
 
-def counts(tracks: list[SequenceState]) -> dict[str, tuple[int, int]]:
-    """Guesses made and accepted, by who made them."""
-    whole = SpeculationStats.total(track.speculation for track in tracks)
+def counts(states: list[SequenceState]) -> dict[str, tuple[int, int]]:
+    """Return drafted and accepted tokens by drafter."""
+    whole = SpeculationStats.total(state.speculation for state in states)
     return {name: (count.drafted, count.accepted) for name, count in whole.by_drafter.items()}
 
 
-def plain_texts(sampling: str) -> list[list[int]]:
+def plain_outputs(sampling: str) -> list[list[int]]:
     if sampling not in _plain:
-        _plain[sampling] = texts(write(None, **SAMPLING[sampling]))
+        _plain[sampling] = outputs(write(None, **SAMPLING[sampling]))
     return _plain[sampling]
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("name", ["eagle", "medusa", "block", "mtp"])
-def test_heads_write_the_same_object(name: str, sampling: str) -> None:
+def test_heads_are_lossless_under_a_grammar(name: str, sampling: str) -> None:
     for packed in (False, True):
-        tracks = write(OwnHead(over_all(name), packed=packed), **SAMPLING[sampling])
-        assert texts(tracks) == plain_texts(sampling)
-        found = counts(tracks)
+        states = write(OwnHead(over_all(name), packed=packed), **SAMPLING[sampling])
+        assert outputs(states) == plain_outputs(sampling)
+        found = counts(states)
         assert found[name][0] > 200 and found[name][1] > 0 and found[GRAMMAR][1] == found[GRAMMAR][0] > 0
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_a_second_choice_is_judged_by_its_own_branch(sampling: str, page_size: int) -> None:
-    """The right token always stands behind one that leads the grammar elsewhere, or nowhere."""
-    truth = plain_texts(sampling)
+def test_a_second_choice_is_verified_with_the_mask_of_its_own_branch(sampling: str, page_size: int) -> None:
+    """The right token always comes after a sibling that leads the grammar elsewhere, or nowhere."""
+    truth = plain_outputs(sampling)
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
         tokens: list[int] = []
@@ -104,24 +104,24 @@ def test_a_second_choice_is_judged_by_its_own_branch(sampling: str, page_size: i
         return Draft(tuple(tokens), tuple(parents), "tree")
 
     world = replace(HERE, page_size=page_size, pages=1024 // page_size)
-    tracks = write(ScriptedDrafter(propose), world, **SAMPLING[sampling])
-    assert texts(tracks) == truth
-    assert sum(track.speculation.accepted_per_step for track in tracks) / len(tracks) > 2.5
+    states = write(ScriptedDrafter(propose), world, **SAMPLING[sampling])
+    assert outputs(states) == truth
+    assert sum(state.speculation.accepted_per_step for state in states) / len(states) > 2.5
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_so_do_others_that_make_trees(sampling: str) -> None:
+def test_other_tree_drafters_are_lossless_under_a_grammar(sampling: str) -> None:
     def merged() -> MixDrafter:
-        arms: list[Drafter] = [NGramDrafter(1, 3), OwnHead(over_all("eagle"), packed=True)]
-        return MixDrafter([*arms, MergedDrafter("ngram+eagle", arms)])
+        drafters: list[Drafter] = [NGramDrafter(1, 3), OwnHead(over_all("eagle"), packed=True)]
+        return MixDrafter([*drafters, MergedDrafter("ngram+eagle", drafters)])
 
     for make in (TokenRecyclingDrafter, LookaheadDrafter, merged):
-        tracks = write(make(), **SAMPLING[sampling])
-        assert texts(tracks) == plain_texts(sampling) and sum(track.speculation.drafted for track in tracks) > 100
+        states = write(make(), **SAMPLING[sampling])
+        assert outputs(states) == plain_outputs(sampling) and sum(state.speculation.drafted for state in states) > 100
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
 @pytest.mark.parametrize("name", ["eagle", "medusa", "block"])
-def test_what_is_drawn_and_forbidden_is_never_let_in(name: str, rule: str) -> None:
-    tracks = write(OwnHead(over_all(name), packed=True), rule=rule, temperature=0.9)
-    assert texts(tracks) and counts(tracks)[name][0] > 200
+def test_a_sampled_forbidden_token_is_never_accepted(name: str, rule: str) -> None:
+    states = write(OwnHead(over_all(name), packed=True), rule=rule, temperature=0.9)
+    assert outputs(states) and counts(states)[name][0] > 200

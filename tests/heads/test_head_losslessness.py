@@ -1,4 +1,4 @@
-"""Heads obey the laws, and what they keep in the pages is what a fresh pass over the text would give."""
+"""Heads are lossless, and their KV equals that of a fresh prefill."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from tests.tiny import CONFIG, CONTEXT, HEADS, PROMPTS, OwnHead, World, add, gen
 
 
 def heads_and_a_seer(truth: list[list[int]]) -> MixDrafter:
-    """The texts move on by several tokens at a time, and others than the head guessed them."""
+    """A head next to other drafters, so that sequences grow by tokens the head did not draft."""
     names = {"eagle": False, "block": True, "medusa": False, "mtp": True}
-    arms: list[Drafter] = [OwnHead(HEADS[name], packed=packed) for name, packed in names.items()]
+    drafters: list[Drafter] = [OwnHead(HEADS[name], packed=packed) for name, packed in names.items()]
     seer = oracle(truth, 0.3)
     seer.name = "seer"
-    return MixDrafter([*arms, seer])
+    return MixDrafter([*drafters, seer])
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_head_never_changes_the_text(config: HeadConfig, world: World) -> None:
-    """As torch defines it, and as it is served."""
+def test_a_head_is_lossless(config: HeadConfig, world: World) -> None:
+    """In torch, and with packed weights as it is served."""
     assert generate(OwnHead(config), world, temperature=1.0) == truth_for("sampled")
     assert generate(OwnHead(config, packed=True), world) == truth_for("greedy")
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_several_heads_never_change_the_text(sampling: str, world: World) -> None:
+def test_several_heads_are_lossless(sampling: str, world: World) -> None:
     truth = truth_for(sampling)
     assert generate(heads_and_a_seer(truth), world, **SAMPLING[sampling]) == truth
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize("packed", [False, True])
-def test_heads_obey_over_every_kind_of_decoder(family: ModelConfig, packed: bool) -> None:
+def test_heads_are_lossless_over_every_kind_of_decoder(family: ModelConfig, packed: bool) -> None:
     truth = generate(MixDrafter([]), World(config=family), temperature=1.0)
     for config in HEADS.values():
         assert generate(OwnHead(config, packed=packed), World(config=family), temperature=1.0) == truth
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_what_is_drawn_under_other_rules_is_judged(rule: str) -> None:
-    """Those rules draw other texts than plain decoding does, by the same law; they need what a draft says of itself."""
+def test_sampled_drafts_are_verified_under_other_rules(rule: str) -> None:
+    """They sample other outputs than plain decoding, of the same distribution; they need draft probabilities."""
     engine = World().engine(OwnHead(HEADS["eagle"], packed=True))
     choice = SpeculationChoice(rule=rule)
-    tracks = [add(engine, str(i), prompt, choice, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
+    states = [add(engine, str(i), prompt, choice, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
-    assert engine.stats.speculation.drafted > 50 and all(track.seq.finish_reason for track in tracks)
+    assert engine.stats.speculation.drafted > 50 and all(state.seq.finish_reason for state in states)
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
@@ -75,18 +75,18 @@ def test_preemption_and_aborts_change_nothing(config: HeadConfig) -> None:
     for moment in range(4):
         drafter = OwnHead(config)
         engine = World().engine(drafter)
-        tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
+        states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt, temperature=1.0)]
         for _ in range(moment):
             engine.step()
         engine.abort("1")
         run(engine)
         assert engine.runner.pool.num_held == 0
-        assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
-        assert not drafter.inner._pending, "nothing is kept of who has left"  # type: ignore[attr-defined]
+        assert [states[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
+        assert not drafter.inner._pending, "no state of finished sequences is kept"  # type: ignore[attr-defined]
 
 
 class Scratch:
-    """A head that reads a whole text at once, from its tokens alone."""
+    """A head that prefills a whole sequence at once, from its tokens alone."""
 
     def __init__(self, config: HeadConfig, page_size: int, packed: bool) -> None:
         model = tiny_decoder()
@@ -105,7 +105,7 @@ class Scratch:
         self.drafter.update_kv([StepResult(share, hidden_states=output.hidden_states)])
         return mine
 
-    def guess(self, seq: Sequence, budget: Budget) -> tuple[Draft, list[torch.Tensor]]:
+    def draft_for(self, seq: Sequence, budget: Budget) -> tuple[Draft, list[torch.Tensor]]:
         mine = self.read(seq)
         (draft,) = self.drafter.propose([mine], [budget])
         kept = remembered(self.drafter, mine)
@@ -115,7 +115,7 @@ class Scratch:
 
 
 def remembered(drafter: HeadDrafter, seq: Sequence) -> list[torch.Tensor]:
-    """What lies in the pages of the places that were run, of all the head's layers."""
+    """Return the head's KV of all cached positions, in all of its layers."""
     pages = drafter.pages
     slots = pages.slots(seq, 1, len(seq.tokens) - 1)
     found = [t.flatten(0, 1)[slots].clone() for t in (*pages.keys, *pages.values)]
@@ -123,7 +123,7 @@ def remembered(drafter: HeadDrafter, seq: Sequence) -> list[torch.Tensor]:
 
 
 class Compared(OwnHead):
-    """Takes turns with another drafter, and compares the head's guesses and memory with those of a fresh one."""
+    """Alternates with another drafter, and compares the head's drafts and KV with those of a fresh one."""
 
     def __init__(self, config: HeadConfig, page_size: int, other: Drafter, packed: bool = False) -> None:
         super().__init__(config, packed=packed)
@@ -132,13 +132,13 @@ class Compared(OwnHead):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         self.turn += 1
-        if self.turn % 3 == 0:  # the texts move on by more than this head guesses right
+        if self.turn % 3 == 0:  # the sequences grow by more than this head drafts right
             return self.other.propose(seqs, budgets)
         drafts = self.inner.propose(seqs, budgets)
         assert isinstance(self.inner, HeadDrafter)
         for seq, budget, draft in zip(seqs, budgets, drafts, strict=True):
             if budget.nodes:
-                fresh, kept = self.scratch.guess(seq, budget)
+                fresh, kept = self.scratch.draft_ids(seq, budget)
                 assert len(draft) > 0 and draft.tokens == fresh.tokens
                 for mine, theirs in zip(remembered(self.inner, seq), kept, strict=True):
                     assert torch.allclose(mine, theirs, atol=1e-5)
@@ -152,7 +152,7 @@ PREEMPTIONS: dict[str, Callable[[Engine], None]] = {"": lambda engine: None, "pr
 @pytest.mark.parametrize("world", ["page 4", "page 16, short steps", "page 1"])
 @pytest.mark.parametrize("disturb", PREEMPTIONS.values(), ids=PREEMPTIONS)
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_guess_and_what_it_is_made_of_depend_on_the_tokens_alone(
+def test_drafts_and_kv_depend_on_the_tokens_alone(
     config: HeadConfig, disturb: Callable[[Engine], None], world: str
 ) -> None:
     truth = truth_for("sampled")
@@ -162,7 +162,7 @@ def test_a_guess_and_what_it_is_made_of_depend_on_the_tokens_alone(
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_the_same_holds_for_heads_as_they_are_served(config: HeadConfig) -> None:
+def test_drafts_and_kv_of_packed_heads_depend_on_the_tokens_alone(config: HeadConfig) -> None:
     truth = truth_for("sampled")
     for disturb in PREEMPTIONS.values():
         compared = Compared(config, 4, tree_around(truth), packed=True)
@@ -173,8 +173,8 @@ def test_the_same_holds_for_heads_as_they_are_served(config: HeadConfig) -> None
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_prefix_that_is_found_was_read_already(config: HeadConfig) -> None:
-    """Also where it was written by a text that nobody guessed for."""
+def test_a_prefix_cache_hit_includes_the_kv_of_the_head(config: HeadConfig) -> None:
+    """Also if the prefix is of a sequence without drafts."""
     prompts = [[*range(1, 18), i] for i in range(1, 4)]
     cold = generate(MixDrafter([]), World(prefix_cache=False), prompts=prompts, temperature=1.0)
     compared = Compared(config, 4, oracle([[]] * 5, 1.0))
@@ -183,44 +183,46 @@ def test_a_prefix_that_is_found_was_read_already(config: HeadConfig) -> None:
     off.seq.request = type(off.seq.request)(**{**vars(off.seq.request), "drafters": ()})
     run(engine)
     assert compared.compared == 0
-    tracks = [track for i, prompt in enumerate(prompts) for track in add(engine, str(i), prompt, temperature=1.0)]
+    states = [state for i, prompt in enumerate(prompts) for state in add(engine, str(i), prompt, temperature=1.0)]
     run(engine)
-    assert [track.seq.tokens[18:] for track in tracks] == cold
-    assert all(track.cached_prompt_tokens == 16 for track in tracks)
+    assert [state.seq.tokens[18:] for state in states] == cold
+    assert all(state.cached_prompt_tokens == 16 for state in states)
     assert compared.compared > 10
 
 
-def test_what_is_drawn_says_from_what() -> None:
+def test_sampled_drafts_have_probabilities() -> None:
     engine = World().engine(drafter := OwnHead(HEADS["eagle"]))
     judged = SpeculationChoice(rule="rejection")
-    tracks = [add(engine, str(i), PROMPTS[i], judged, temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
-    while any(track.seq.pending > 1 or not track.seq.num_output_tokens for track in tracks):
+    states = [add(engine, str(i), PROMPTS[i], judged, temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
+    while any(state.seq.pending > 1 or not state.seq.num_output_tokens for state in states):
         engine.step()
-    seqs = [track.seq for track in tracks]
+    seqs = [state.seq for state in states]
     for seq in seqs:
         assert engine.runner.reserve(seq, len(seq.tokens) + 4)
-    greedy, drawn = drafter.propose(seqs, [Budget(4)] * 2)
-    assert not any(greedy.sampled or ()) and drawn.sampled == (True,) * 4
-    assert drawn.probs is not None and torch.allclose(drawn.probs.sum(-1), torch.ones(4))
+    greedy, sampled = drafter.propose(seqs, [Budget(4)] * 2)
+    assert not any(greedy.sampled or ()) and sampled.sampled == (True,) * 4
+    assert sampled.probs is not None and torch.allclose(sampled.probs.sum(-1), torch.ones(4))
     assert isinstance(drafter.inner, HeadDrafter)
     known = set(drafter.inner.head.draft_ids.tolist())
-    assert set(drawn.probs.sum(0).nonzero()[:, 0].tolist()) <= known, "it says nothing of tokens it does not know"
-    assert all(drawn.probs[i, token] > 0 for i, token in enumerate(drawn.tokens))
+    assert set(sampled.probs.sum(0).nonzero()[:, 0].tolist()) <= known, (
+        "tokens outside the draft vocabulary have no probability"
+    )
+    assert all(sampled.probs[i, token] > 0 for i, token in enumerate(sampled.tokens))
     alone = drafter.propose(seqs[:1], [Budget(4)])[0]
-    assert alone.tokens == greedy.tokens and alone.probs is None, "nothing was drawn, so nothing is said"
+    assert alone.tokens == greedy.tokens and alone.probs is None, "a greedy draft has no probabilities"
     assert alone.confidence == pytest.approx(greedy.confidence, rel=1e-4)
 
 
 @pytest.mark.parametrize("config", [HEADS["eagle"], HEADS["block"]], ids=str)
-def test_a_chain_ends_where_it_is_unlikely_to_stand(config: HeadConfig) -> None:
+def test_a_chain_ends_below_the_minimum_confidence(config: HeadConfig) -> None:
     engine = World().engine(drafter := OwnHead(config))
-    (track,) = add(engine, "0", PROMPTS[1])
-    while track.seq.pending > 1 or not track.seq.num_output_tokens:
+    (state,) = add(engine, "0", PROMPTS[1])
+    while state.seq.pending > 1 or not state.seq.num_output_tokens:
         engine.step()
-    assert engine.runner.reserve(track.seq, len(track.seq.tokens) + 4)
-    whole = drafter.propose([track.seq], [Budget(4)])[0]
+    assert engine.runner.reserve(state.seq, len(state.seq.tokens) + 4)
+    whole = drafter.propose([state.seq], [Budget(4)])[0]
     assert whole.confidence is not None and len(whole) == 4
     floor = whole.confidence[0] * whole.confidence[1] * 1.01
-    assert drafter.propose([track.seq], [Budget(4, min_probability=floor)])[0].tokens == whole.tokens[:2], (
+    assert drafter.propose([state.seq], [Budget(4, min_probability=floor)])[0].tokens == whole.tokens[:2], (
         "the last one is kept"
     )

@@ -1,4 +1,4 @@
-"""Heads by name: the one that comes with the package, one in a folder, a folder alone."""
+"""Heads by name: shipped with the package, in a folder, or a folder alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_head_in_a_folder_serves(kind: str, heads: Path, tiny_folder: Path, pl
 
 @pytest.mark.parametrize(("accuracy", "believed"), [((), None), ((0.7, 0.5), 0.7), ((0.0,), 0.1)])
 @pytest.mark.parametrize("kind", ["eagle", "distilled"])
-def test_a_head_is_believed_as_good_as_it_was(
+def test_the_prior_acceptance_is_the_accuracy_of_training(
     kind: str, accuracy: tuple[float, ...], believed: float | None, tmp_path: Path, tiny_folder: Path
 ) -> None:
     vocab = read_config(open_checkpoint(tiny_folder)).vocab
@@ -88,8 +88,10 @@ def test_a_head_is_believed_as_good_as_it_was(
     head = make_head(config)
     init_weights(head, torch.Generator().manual_seed(0))
     write_head(head, tmp_path)
-    arm = LLM(tiny_folder, drafter=f"{kind}:{tmp_path}", quiet=True).engine.drafter.drafters[f"{kind}:{tmp_path}"]
-    assert arm.traits.prior_acceptance == believed if believed is not None else arm.traits.prior_acceptance > 0.5
+    drafter = LLM(tiny_folder, drafter=f"{kind}:{tmp_path}", quiet=True).engine.drafter.drafters[f"{kind}:{tmp_path}"]
+    assert (
+        drafter.traits.prior_acceptance == believed if believed is not None else drafter.traits.prior_acceptance > 0.5
+    )
 
 
 def test_several_heads_and_others_serve_together(heads: Path, tiny_folder: Path, plain: list[list[int]]) -> None:
@@ -99,7 +101,7 @@ def test_several_heads_and_others_serve_together(heads: Path, tiny_folder: Path,
     assert tokens(llm) == plain
 
 
-def test_a_folder_is_recognised_by_what_is_in_it(heads: Path, tiny_folder: Path) -> None:
+def test_a_folder_is_recognized_by_its_content(heads: Path, tiny_folder: Path) -> None:
     folder = heads / "block"
     for name in (str(folder), f"model:{folder}"):
         config = SpeculationConfig(drafter=name)
@@ -109,7 +111,7 @@ def test_a_folder_is_recognised_by_what_is_in_it(heads: Path, tiny_folder: Path)
     assert drafter_names(theirs) == (f"eagle:{heads / 'eagle'}",)
 
 
-def test_a_name_alone_means_the_one_that_comes_with_the_package(
+def test_a_name_alone_means_the_shipped_head(
     heads: Path, tiny_folder: Path, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RequestError, match="foretell train eagle"):
@@ -120,7 +122,7 @@ def test_a_name_alone_means_the_one_that_comes_with_the_package(
     assert opening.shipped_head(heads.name, "eagle") == heads / "eagle"
 
 
-def test_what_comes_with_the_package_is_small_and_has_a_card() -> None:
+def test_shipped_heads_are_small_and_have_a_card() -> None:
     folders = sorted(each for each in (opening.SHIPPED / "smollm2-135m").iterdir() if each.is_dir())
     assert [each.name for each in folders] == ["block", "distilled", "eagle", "medusa"]
     for folder in folders:
@@ -130,7 +132,7 @@ def test_what_comes_with_the_package_is_small_and_has_a_card() -> None:
     assert max(each.stat().st_size for each in files) <= 16 << 20
 
 
-def test_pickled_weights_are_refused_in_words_that_name_the_way(tmp_path: Path, tiny_folder: Path) -> None:
+def test_pickled_weights_raise_an_error_with_the_conversion(tmp_path: Path, tiny_folder: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ModelError, match=r"convert it: python .*pytorch_model.bin"):
@@ -154,7 +156,7 @@ def test_a_distilled_model_needs_no_tokenizer_of_its_own(
     assert llm.engine.stats.speculation.by_drafter.keys() == {f"distilled:{folder}"}
 
 
-def test_auto_takes_what_comes_with_the_package_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_the_shipped_heads_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_module, "SHIPPED", tmp_path)
     auto, named = SpeculationConfig(), SpeculationConfig(drafter="ngram")
     assert heads_module.with_shipped_heads(auto, "some-model") == auto
@@ -165,7 +167,7 @@ def test_auto_takes_what_comes_with_the_package_for_a_model(tmp_path: Path, monk
     assert heads_module.with_shipped_heads(auto, "../some-model") == auto
 
 
-def test_an_embedding_that_is_the_targets_is_not_kept_twice(tmp_path: Path, tiny_folder: Path) -> None:
+def test_the_targets_embedding_is_shared(tmp_path: Path, tiny_folder: Path) -> None:
     target = load_model(open_checkpoint(tiny_folder))
     config = EagleConfig(LAYER, target.config.vocab, 32, (1,), own_embed=True)
     head = make_head(config)

@@ -15,14 +15,14 @@ KINDS = ["eagle", "block", "medusa", "distilled"]
 PROMPT = [*range(1, 20)]  # four pages of 4 and a part of the fifth
 
 
-def until_written(engine: Engine, track: SequenceState, tokens: int = 1) -> None:
-    while track.seq.num_output_tokens < tokens:
+def until_written(engine: Engine, state: SequenceState, tokens: int = 1) -> None:
+    while state.seq.num_output_tokens < tokens:
         assert engine.busy
         engine.step()
 
 
 def finish(engine: Engine) -> None:
-    """As `run`, with drafters that may fail."""
+    """Run the engine to the end, with drafters that may fail."""
     for _ in range(1000):
         if not engine.busy:
             return
@@ -30,8 +30,8 @@ def finish(engine: Engine) -> None:
     raise AssertionError("the engine never finished")
 
 
-def drafted(track: SequenceState) -> int:
-    return track.speculation.drafted
+def drafted(state: SequenceState) -> int:
+    return state.speculation.drafted
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["torch", "native"])
@@ -49,7 +49,7 @@ def test_a_preempted_sequence_with_a_longer_prefix_hit_gets_drafts_again(kind: s
     until_written(engine, second)
     engine.scheduler.add(first.seq)
     run(engine)
-    assert [track.seq.tokens[len(PROMPT) :] for track in (first, second)] == truth
+    assert [state.seq.tokens[len(PROMPT) :] for state in (first, second)] == truth
     assert drafted(first) > 0, "its prefix was read for the other sequence"
 
 
@@ -60,21 +60,21 @@ class Lapse(OwnHead):
         super().__init__(HEADS[kind], packed=packed)
         self.fails, self.calls = fails, 0
 
-    def update_kv(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, results: list[StepResult]) -> None:
         self.calls += 1
         head = self.inner
         assert isinstance(head, HeadDrafter)
         if self.calls not in self.fails:
-            head.update_kv(outcomes)
+            head.update_kv(results)
             return
         update = head._update_kv
 
-        def fail(outcomes: list[StepResult]) -> None:
+        def fail(results: list[StepResult]) -> None:
             raise RuntimeError("planted")
 
         head._update_kv = fail  # type: ignore[method-assign]
         try:
-            head.update_kv(outcomes)
+            head.update_kv(results)
         finally:
             head._update_kv = update  # type: ignore[method-assign]
 
@@ -93,7 +93,7 @@ def test_no_drafts_from_positions_that_were_not_read(kind: str, fails: int, in_a
     until_written(engine, first, 12)
     before_second = drafted(first)
     finish(engine)
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in (first, second)] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in (first, second)] == truth
     assert engine.safe_drafter.failures == 1
     assert before_second == drafted(first) == 0 or fails == 4, "it lacks positions of this sequence"
     assert second.cached_prompt_tokens == 16
@@ -107,7 +107,7 @@ def test_pages_that_were_not_read_are_used_again() -> None:
     head = Lapse("eagle", {1})
     engine = World(pages=16, prefix_cache=False).engine(head)
     for i in range(12):
-        (track,) = add(engine, str(i), [i + 1, *PROMPT], temperature=1.0, ignore_eos=True)
+        (state,) = add(engine, str(i), [i + 1, *PROMPT], temperature=1.0, ignore_eos=True)
         finish(engine)
-        assert (drafted(track) > 0) == (i > 0)
+        assert (drafted(state) > 0) == (i > 0)
     assert isinstance(head.inner, HeadDrafter) and not head.inner._pending.unread_pages

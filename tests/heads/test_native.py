@@ -1,4 +1,4 @@
-"""The native library guesses what a head's own step, in torch, defines."""
+"""The native library drafts the same tokens as the reference implementation in torch."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ KEEPS = {name: config for name, config in SERVED.items() if name != "medusa"}
 def waiting(
     config: HeadConfig, page_size: int = 4, rules: tuple[str, ...] = ("match",), **params: float
 ) -> tuple[Served, list[Sequence]]:
-    """Texts of several lengths that could be guessed for now, in pages that do not lie side by side; they take turns
+    """Return decoding sequences of several lengths, in scattered pages; they alternate
     with the rules."""
     engine = World(page_size=page_size, budget=2).engine(drafter := OwnHead(config, packed=True))
     choices = [SpeculationChoice(rule=rules[i % len(rules)]) for i in range(len(PROMPTS))]
-    tracks = [add(engine, str(i), prompt, choices[i], **params)[0] for i, prompt in enumerate(PROMPTS)]
+    states = [add(engine, str(i), prompt, choices[i], **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(6):
         engine.step()
-    seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
+    seqs = [state.seq for state in states if state.seq.finish_reason is None]
     for seq in seqs:
         assert seq.pending == 1 and engine.runner.reserve(seq, len(seq.tokens) + 6)
     assert isinstance(drafter.inner, EagleDrafter | BlockDrafter | MedusaDrafter) and drafter.inner._native is not None
     return drafter.inner, seqs
 
 
-def plainly(drafter: Served, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+def in_torch(drafter: Served, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
     native, drafter._native = drafter._native, None
     try:
         return drafter.propose(seqs, budgets)
@@ -62,52 +62,52 @@ SAMPLING: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("rules", [("match",), ("rejection",), ("match", "block")], ids="-".join)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("config", SERVED.values(), ids=SERVED)
-def test_guesses_are_those_of_the_definition(config: HeadConfig, sampling: str, rules: tuple[str, ...]) -> None:
+def test_native_drafts_equal_the_reference(config: HeadConfig, sampling: str, rules: tuple[str, ...]) -> None:
     drafter, seqs = waiting(config, rules=rules, **SAMPLING[sampling])
     budgets = [Budget(1 + i % 4, min_probability=0.001 * i) for i in range(len(seqs))]
     for some in (slice(0, 1), slice(1, 3), slice(None)):
         found = drafter.propose(seqs[some], budgets[some])
-        defined = plainly(drafter, seqs[some], budgets[some])
+        defined = in_torch(drafter, seqs[some], budgets[some])
         assert [draft.tokens for draft in found] == [draft.tokens for draft in defined] and found[0].tokens
         for mine, theirs in zip(found, defined, strict=True):
-            assert mine.confidence == pytest.approx(theirs.confidence, rel=2e-2), "a rounded row may flip"
+            assert mine.confidence == pytest.approx(theirs.confidence, rel=2e-2), "quantization may flip a row"
             assert mine.sampled == theirs.sampled and (mine.probs is None) == (theirs.probs is None)
             if mine.probs is not None and theirs.probs is not None:
                 assert torch.allclose(mine.probs, theirs.probs, atol=1e-2)
 
 
 @pytest.mark.parametrize("config", KEEPS.values(), ids=KEEPS)
-def test_what_is_read_is_that_of_the_definition(config: HeadConfig) -> None:
-    """Prompts in chunks, some of them one token long, and several texts at once."""
+def test_native_prefill_equals_the_reference(config: HeadConfig) -> None:
+    """Prompts in chunks, some of one token, and several sequences at once."""
     kept = []
     for natively in (True, False):
         engine = World(max_step_tokens=7, budget=2).engine(drafter := OwnHead(config, packed=True))
         assert isinstance(drafter.inner, EagleDrafter | BlockDrafter) and drafter.inner._native_prefill is not None
         if not natively:
             drafter.inner._native_prefill = None
-        tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+        states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
         for _ in range(9):
             engine.step()
-        seqs = [track.seq for track in tracks if track.seq.cached]
+        seqs = [state.seq for state in states if state.seq.cached]
         for seq in seqs:
             engine.runner.reserve(seq, len(seq.tokens) + 1)
         drafter.inner.propose(seqs, [Budget(1)] * len(seqs))
         kept.append([each for seq in seqs for each in remembered(drafter.inner, seq)])
     assert len(kept[0]) == len(kept[1]) > 8
     for mine, defined in zip(*kept, strict=True):
-        assert mine.shape == defined.shape and (mine - defined).abs().max() < 0.05, "a rounded row may flip"
+        assert mine.shape == defined.shape and (mine - defined).abs().max() < 0.05, "quantization may flip a row"
 
 
 @pytest.mark.parametrize("name", ["eagle", "block", "distilled"])
-def test_a_text_is_guessed_the_same_in_company(name: str) -> None:
+def test_a_draft_is_batch_invariant(name: str) -> None:
     drafter, seqs = waiting(SERVED[name], page_size=16, temperature=0.0)
     together = drafter.propose(seqs, [Budget(4)] * len(seqs))
     for seq, draft in zip(seqs, together, strict=True):
         (alone,) = drafter.propose([seq], [Budget(4)])
-        assert (alone.tokens, alone.confidence) == (draft.tokens, draft.confidence), "to the last bit"
+        assert (alone.tokens, alone.confidence) == (draft.tokens, draft.confidence), "bit for bit"
 
 
-def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> None:
+def test_batches_above_the_native_limit_are_drafted_in_torch() -> None:
     drafter, seqs = waiting(HEADS["block"], temperature=0.0)
     assert isinstance(drafter, BlockDrafter) and drafter._native is not None
     expected = [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))]
@@ -116,8 +116,8 @@ def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> N
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("eagle", True), ("eagle with a window", False)])
-def test_what_reads_states_as_they_are_is_not_rounded_for_a_gpu(name: str, rounds: bool) -> None:
-    """Of states without norms a few are a hundred times the others: on one grid the small ones would be lost."""
+def test_layers_that_read_raw_hidden_states_are_not_quantized_for_a_gpu(name: str, rounds: bool) -> None:
+    """A few raw hidden states are a hundred times the others: with one scale, the small ones would be lost."""
     head: Any = random_head(HEADS[name], TargetWeights.of(tiny_decoder()))
     assert isinstance(_quantize_for_cuda(head.fc, head, HugePageArena()), CudaQuantizedLinear) == rounds
     assert isinstance(_quantize_for_cuda(head.layers[0].ffn.down, head, HugePageArena()), CudaQuantizedLinear)

@@ -1,4 +1,4 @@
-"""The children of a head's nodes by the native library: those of the definition, which is `ChildSampler._odds`."""
+"""Children of tree nodes by the native library equal the reference, `ChildSampler._winning_probability`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def plots_of(asked: list[str]) -> list[TreeInProgress]:
-    """Texts with seeds, lengths and depths of their own."""
+    """Return trees of sequences with different seeds, lengths and depths."""
     found = []
     for i, name in enumerate(asked):
         request = Request(str(i), (0,), SamplingParams(**ASKED[name]), 1000 - 7 * i, 9)
@@ -42,20 +42,20 @@ def plots_of(asked: list[str]) -> list[TreeInProgress]:
     return found
 
 
-def agree(child_sampler: ChildSampler, logits: Tensor, plots: list[TreeInProgress]) -> None:
-    """Each share is its token's own, and as large as the share of that rank: they are the best, but for rounding."""
-    defined = child_sampler._odds(logits, plots)
-    places = {token: place for place, token in enumerate(child_sampler.ids.tolist())}
-    for found, odds in zip(child_sampler._wait_argmax(logits, plots), defined, strict=True):
+def agree(child_sampler: ChildSampler, logits: Tensor, growing: list[TreeInProgress]) -> None:
+    """Check that each value belongs to its token and equals the value of its rank, up to rounding."""
+    defined = child_sampler._winning_probability(logits, growing)
+    positions = {token: position for position, token in enumerate(child_sampler.ids.tolist())}
+    for found, odds in zip(child_sampler._topk(logits, growing), defined, strict=True):
         assert len(set(found.tokens)) == len(found.tokens)
-        own = [float(odds[places[token]]) for token in found.tokens]
+        own = [float(odds[positions[token]]) for token in found.tokens]
         assert found.confidence == pytest.approx(own, rel=NEARLY, abs=1e-30)
         assert found.confidence == pytest.approx(odds.topk(len(own)).values.tolist(), rel=NEARLY, abs=1e-30)
 
 
 @pytest.mark.parametrize("temperature", ["fixed", "entropy"])
 @pytest.mark.parametrize("width", [1, 2, 5, 16, 63, 64, 65, 1000, 12288])
-def test_the_best_of_a_race_are_those_of_the_definition(width: int, temperature: DraftTemperature) -> None:
+def test_the_top_k_of_a_race_equal_the_reference(width: int, temperature: DraftTemperature) -> None:
     torch.manual_seed(width)
     ids = torch.randperm(4 * width)[:width].sort().values
     for spread in (0.3, 3.0, 12.0):
@@ -63,23 +63,23 @@ def test_the_best_of_a_race_are_those_of_the_definition(width: int, temperature:
             agree(ChildSampler(ids, temperature), spread * torch.randn(len(asked), width), plots_of(asked))
 
 
-def test_noise_is_as_exact_at_both_ends() -> None:
-    """Many lanes, even scores: those that come in first waited next to nothing."""
+def test_noise_is_exact_at_both_ends() -> None:
+    """Many tokens with equal logits: the winners have noise near zero."""
     agree(ChildSampler(torch.arange(1 << 21), "fixed"), torch.zeros(2, 1 << 21), plots_of(["as it is", "warm"]))
 
 
-def test_what_cannot_come_is_not_ahead() -> None:
+def test_tokens_of_probability_zero_never_win() -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [3, 50]] = torch.tensor([0.0, 1.0])
-    (found,) = ChildSampler(torch.arange(100), "fixed")._wait_argmax(logits, plots_of(["as it is"]))
+    (found,) = ChildSampler(torch.arange(100), "fixed")._topk(logits, plots_of(["as it is"]))
     assert {*found.tokens[:2]} == {3, 50} and not any(found.confidence[2:])
-    (found,) = ChildSampler(torch.arange(100), "fixed")._wait_argmax(logits * torch.nan, plots_of(["as it is"]))
+    (found,) = ChildSampler(torch.arange(100), "fixed")._topk(logits * torch.nan, plots_of(["as it is"]))
     assert len({*found.tokens}) == len(found.tokens) and not any(found.confidence)
 
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", ["eagle", "eagle of two layers", "block"])
-def test_a_tree_is_that_of_the_definition(name: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_tree_equals_the_reference(name: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, seqs = waiting(HEADS[name], World(), packed=True, **ASKED[asked])
     budgets = [Budget(nodes, max_depth=3) for nodes, _ in zip((2, 5, 14, 30, 9), seqs, strict=False)]
     found = drafter.propose(seqs, budgets)
@@ -91,8 +91,8 @@ def test_a_tree_is_that_of_the_definition(name: str, asked: str, monkeypatch: py
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", ["eagle", "eagle with a window", "mtp"])
-def test_what_wins_is_what_a_chain_draws(name: str, asked: str) -> None:
-    """Place by place: each level has the noise of its own."""
+def test_the_winner_is_the_token_that_a_chain_samples(name: str, asked: str) -> None:
+    """Position by position: each level has its own noise."""
     drafter, seqs = waiting(HEADS[name], World(), packed=True, **ASKED[asked])
     chains = drafter.propose(seqs, [Budget(3)] * len(seqs))
     for chain, tree in zip(chains, drafter.propose(seqs, [Budget(40, max_depth=3)] * len(seqs)), strict=True):

@@ -1,4 +1,4 @@
-"""What heads draw for their trees keeps the law: every outcome of the draws that serve, with its exact probability."""
+"""Sampled trees of heads are lossless: by enumeration of every sampled result with its exact probability."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
 def races(shares: Tensor, count: int, chance: RandomSource) -> Tensor:
-    """Noise with which so many come in first, in one of their orders: as likely as draws without replacement."""
+    """Return noise with which tokens win in one of their orders, as likely as sampling without replacement."""
     order, row = [], shares.double()
     while len(order) < count and row.sum() > 0:
         order.append(chance.sample(row))
@@ -41,18 +41,18 @@ def races(shares: Tensor, count: int, chance: RandomSource) -> Tensor:
     return found[None]
 
 
-def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> ToyDrafter:
-    """A head's tree of this shape, by the code that serves; `chance` is its noise."""
+def sampled(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> ToyDrafter:
+    """Return a head's tree of this shape, by the production code; `chance` is its noise."""
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         request = Request("0", (0,), SamplingParams(temperature=1.0), 0, 9, rule="rejection")
-        plot = TreeInProgress(Sequence(0, request, [0, *context]), tree := FixedTree(shape))
+        tree_in_progress = TreeInProgress(Sequence(0, request, [0, *context]), tree := FixedTree(shape))
         child_sampler = ChildSampler(torch.arange(here.vocab), "fixed")
         while tree.is_open:
             logits = torch.stack([here.draft[(*context, *path(tree, node))] for node in tree.frontier]).log().float()
             asked = iter(zip(logits.softmax(-1), map(tree.num_children, tree.frontier), strict=True))
             monkeypatch.setattr(noise, "draft_noise", lambda *key, asked=asked: races(*next(asked), chance))
-            child_sampler.expand([plot], logits, [list(range(len(logits)))])
+            child_sampler.expand([tree_in_progress], logits, [list(range(len(logits)))])
         draft = tree.draft("head")
         return Draft(draft.tokens, draft.parents, "head", draft.sampled, None, tree.sampled_probs())
 
@@ -65,21 +65,21 @@ def path(tree: FixedTree, node: int) -> Context:
 
 @rules
 @pytest.mark.parametrize("shape", [SHAPES["siblings"], SHAPES["two levels"]])
-def test_they_do_where_every_token_may_come(
+def test_sampled_trees_are_lossless_where_every_token_is_possible(
     rule: Rule, shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert bias(toy_language("random", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
+    assert bias(toy_language("random", 3, 6, seed=2), sampled(shape, monkeypatch), rule, 2) < NEARLY
 
 
 @rules
 @shapes
-def test_drawn_trees_keep_the_law(rule: Rule, shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bias(toy_language("zeros", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
+def test_sampled_trees_are_lossless(rule: Rule, shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bias(toy_language("zeros", 3, 6, seed=2), sampled(shape, monkeypatch), rule, 2) < NEARLY
 
 
 @rules
-def test_so_do_another_drafters_guesses_behind_them(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = drawn(SHAPES["two levels"], monkeypatch)
+def test_tokens_of_another_drafter_after_them_are_lossless(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = sampled(SHAPES["two levels"], monkeypatch)
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         fixed = Draft((2, 1), (-1, 0), "fixed")
@@ -89,9 +89,9 @@ def test_so_do_another_drafters_guesses_behind_them(rule: Rule, monkeypatch: pyt
 
 
 @rules
-def test_rows_that_keep_who_is_out_are_seen(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: siblings drawn without replacement, judged as if they were with it."""
-    honest = drawn(SHAPES["siblings"], monkeypatch)
+def test_probabilities_that_keep_sampled_siblings_are_detected(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: siblings sampled without replacement, verified as if with replacement."""
+    honest = sampled(SHAPES["siblings"], monkeypatch)
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         draft = honest(here, context, chance)
@@ -102,9 +102,9 @@ def test_rows_that_keep_who_is_out_are_seen(rule: Rule, monkeypatch: pytest.Monk
 
 
 @rules
-def test_a_tree_cut_by_what_was_drawn_is_seen(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: EAGLE-2's choice of the likeliest nodes is for guesses that were not drawn."""
-    honest = drawn(SHAPES["siblings"], monkeypatch)
+def test_a_tree_pruned_by_sampled_tokens_is_detected(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: EAGLE-2's choice of the most likely nodes is not for sampled tokens."""
+    honest = sampled(SHAPES["siblings"], monkeypatch)
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         draft = honest(here, context, chance)

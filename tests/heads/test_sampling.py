@@ -1,4 +1,4 @@
-"""A head of few tokens draws as one of all of them would, where the others have no chance."""
+"""A head with a reduced vocabulary samples as one with the full vocabulary, if the other tokens have probability 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tiny import PROMPTS, VOCAB, World, add
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}, {"temperature": 0.0}])
-def test_a_draw_over_some_tokens_is_the_draw_over_all(params: dict[str, float], rule: str) -> None:
+def test_a_sample_over_some_tokens_equals_the_sample_over_all(params: dict[str, float], rule: str) -> None:
     engine = World().engine()
     seqs = [add(engine, str(i), prompt, **params)[0].seq for i, prompt in enumerate(PROMPTS)]
     for seq in seqs:

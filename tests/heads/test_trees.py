@@ -1,4 +1,4 @@
-"""Heads that guess in trees: the same text, whatever branch stands, and each node as its own branch would have it."""
+"""Trees of heads: lossless, and each node depends on its own branch alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ heads = pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 
 @pytest.mark.parametrize("world", TREES.values(), ids=TREES)
 @heads
-def test_a_tree_never_changes_the_text(config: HeadConfig, world: World) -> None:
+def test_a_tree_is_lossless(config: HeadConfig, world: World) -> None:
     assert generate(OwnHead(config), world, preempt_youngest, temperature=1.0) == truth_for("sampled")
     assert generate(OwnHead(config, packed=True), world) == truth_for("greedy")
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_it_never_does_however_it_is_sampled(sampling: str) -> None:
+def test_a_tree_is_lossless_under_all_sampling_settings(sampling: str) -> None:
     for packed in (False, True):
         drafter = OwnHead(HEADS["eagle"], packed=packed)
         assert generate(drafter, TREES["page 4"], **SAMPLING[sampling]) == truth_for(sampling)
@@ -42,13 +42,13 @@ def test_it_never_does_however_it_is_sampled(sampling: str) -> None:
 def waiting(
     config: HeadConfig, world: World, packed: bool = False, **params: object
 ) -> tuple[HeadDrafter, list[Sequence]]:
-    """Texts of several lengths that could be guessed for now."""
+    """Return decoding sequences of several lengths."""
     engine = world.engine(drafter := OwnHead(config, packed=packed))
     choice = SpeculationChoice(rule=params.pop("rule", None))  # type: ignore[arg-type]
-    tracks = [add(engine, str(i), prompt, choice, **params)[0] for i, prompt in enumerate(PROMPTS)]
+    states = [add(engine, str(i), prompt, choice, **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(4):
         engine.step()
-    seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
+    seqs = [state.seq for state in states if state.seq.finish_reason is None]
     for seq in seqs:
         assert seq.pending == 1 and engine.runner.reserve(seq, len(seq.tokens) + 40)
     assert isinstance(drafter.inner, HeadDrafter) and len(seqs) > 2
@@ -56,7 +56,7 @@ def waiting(
 
 
 def follow(draft: Draft, tokens: tuple[int, ...]) -> int:
-    """The node at the end of a branch."""
+    """Return the node at the end of a branch."""
     node = -1
     for token in tokens:
         (node,) = [child for child in draft.children(node) if draft.tokens[child] == token]
@@ -66,8 +66,8 @@ def follow(draft: Draft, tokens: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @heads
-def test_the_first_branch_is_the_chain(config: HeadConfig, page_size: int, packed: bool) -> None:
-    """And a text's tree is the same alone and in company."""
+def test_the_first_branch_equals_the_chain(config: HeadConfig, page_size: int, packed: bool) -> None:
+    """And a tree is batch invariant."""
     drafter, seqs = waiting(config, World(page_size=page_size, pages=600), packed)
     chains = drafter.propose(seqs, [Budget(3)] * len(seqs))
     trees = drafter.propose(seqs, [Budget(30, max_depth=3)] * len(seqs))
@@ -78,15 +78,15 @@ def test_the_first_branch_is_the_chain(config: HeadConfig, page_size: int, packe
         (alone,) = drafter.propose([seq], [Budget(30, max_depth=3)])
         assert (alone.tokens, alone.parents) == (tree.tokens, tree.parents)
         assert alone.confidence == pytest.approx(tree.confidence, rel=1e-4)
-        if config.kind != "medusa":  # whose shape is not made of how sure it is
+        if config.kind != "medusa":  # whose shape is not made of how confidence it is
             shallow, wide = drafter.propose([seq, seq], [Budget(10, max_depth=1), Budget(30, max_depth=2)])
             assert shallow.parents == (-1,) * min(10, MAX_WIDTH) and max(wide.depths()) == 2
 
 
 @pytest.mark.parametrize("name", STEPPING)
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_node_is_guessed_as_its_branch_alone_would_be(name: str, packed: bool) -> None:
-    """What follows a node is what a chain along its branch is followed by: siblings do not see each other."""
+def test_a_node_depends_on_its_branch_alone(name: str, packed: bool) -> None:
+    """The children of a node are those of a chain along its branch: siblings do not attend to each other."""
     if packed and library() is None:
         pytest.skip("no native library here")
     drafter, seqs = waiting(HEADS[name], World(), packed)
@@ -94,7 +94,7 @@ def test_a_node_is_guessed_as_its_branch_alone_would_be(name: str, packed: bool)
         (tree,) = drafter.propose([seq], [Budget(36, max_depth=4)])
         assert tree.confidence is not None
         parents = [node for node in range(len(tree)) if tree.children(node)]
-        assert any(tree.children(tree.parents[node]).index(node) > 0 for node in parents), "a second choice goes on"
+        assert any(tree.children(tree.parents[node]).index(node) > 0 for node in parents), "a second choice is expanded"
         for node in parents:
             known = along(drafter, seq, branch(tree, node))
             for child in tree.children(node):
@@ -110,7 +110,7 @@ def branch(tree: Draft, node: int) -> list[int]:
 
 
 def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, float]:
-    """How likely the head finds each token behind a branch, step by step as the head's own definition has it."""
+    """Return the head's probabilities after a branch, step by step by the reference implementation."""
     from foretell.draft.heads.eagle import EagleDrafter
     from foretell.runner.heads.kv import DraftAttention
 
@@ -130,7 +130,7 @@ def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, f
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @heads
-def test_where_guesses_are_judged_by_chance_siblings_are_drawn(config: HeadConfig, rule: str) -> None:
+def test_siblings_are_sampled_where_the_rule_needs_probabilities(config: HeadConfig, rule: str) -> None:
     drafter, seqs = waiting(config, World(), rule=rule, temperature=1.0)
     for tree in drafter.propose(seqs, [Budget(16, max_depth=3)] * len(seqs)):
         assert tree.sampled == (True,) * len(tree) and tree.probs is not None and len(tree) > 3
@@ -143,22 +143,20 @@ def test_where_guesses_are_judged_by_chance_siblings_are_drawn(config: HeadConfi
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block", "typical"])
-def test_every_rule_can_judge_them(rule: str) -> None:
+def test_every_rule_verifies_trees(rule: str) -> None:
     for name in ("eagle", "block", "medusa"):
         engine = TREES["page 4"].engine(OwnHead(HEADS[name], packed=True))
         choice = SpeculationChoice(rule=rule)
-        tracks = [add(engine, str(i), prompt, choice, temperature=0.6)[0] for i, prompt in enumerate(PROMPTS)]
+        states = [add(engine, str(i), prompt, choice, temperature=0.6)[0] for i, prompt in enumerate(PROMPTS)]
         run(engine)
-        assert sum(track.speculation.drafted for track in tracks) > 100 and all(
-            track.seq.finish_reason for track in tracks
+        assert sum(state.speculation.drafted for state in states) > 100 and all(
+            state.seq.finish_reason for state in states
         )
-        assert sum(track.speculation.accepted for track in tracks) > 0
+        assert sum(state.speculation.accepted for state in states) > 0
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_chains_beside_trees_are_judged_together_and_as_by_themselves(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chains_and_trees_in_one_batch_are_verified_as_if_alone(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[Draft] = []
     verify_one = SequenceVerifier._verify_one
 
@@ -172,9 +170,9 @@ def test_chains_beside_trees_are_judged_together_and_as_by_themselves(
         engine = TREES["page 4"].engine(OwnHead(HEADS["eagle"], packed=True))
         engine.verifier.sequence_verifier = sequence_verifier
         choices = [SpeculationChoice(rule=rule, max_draft=2 if i % 2 else None) for i in range(len(PROMPTS))]
-        tracks = [add(engine, str(i), PROMPTS[i], choice, temperature=0.8)[0] for i, choice in enumerate(choices)]
+        states = [add(engine, str(i), PROMPTS[i], choice, temperature=0.8)[0] for i, choice in enumerate(choices)]
         run(engine)
-        found.append([track.seq.tokens for track in tracks])
+        found.append([state.seq.tokens for state in states])
         if len(found) == 1:
             assert len(alone) > 10 and not any(draft.is_chain for draft in alone)
     assert found[0] == found[1] and any(draft.is_chain and len(draft) for draft in alone)
@@ -183,11 +181,11 @@ def test_chains_beside_trees_are_judged_together_and_as_by_themselves(
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("page_size", [3, 7])
 @heads
-def test_drawn_trees_survive_preemption_and_aborts(config: HeadConfig, page_size: int, rule: str) -> None:
-    """Nothing is lost, whatever happens on the way; what is written has the same law (`test_tree_draws.py`)."""
+def test_sampled_trees_survive_preemption_and_aborts(config: HeadConfig, page_size: int, rule: str) -> None:
+    """No page and no token is lost; `test_sampled_trees.py` checks the distribution."""
     engine = replace(TREES["page 4"], page_size=page_size, pages=90 // page_size).engine(drafter := OwnHead(config))
     choice, rng = SpeculationChoice(rule=rule), random.Random(page_size)
-    tracks = [add(engine, str(i), prompt, choice, temperature=0.8)[0] for i, prompt in enumerate(PROMPTS)]
+    states = [add(engine, str(i), prompt, choice, temperature=0.8)[0] for i, prompt in enumerate(PROMPTS)]
 
     def disturb(engine: Engine) -> None:
         for seq in list(engine.scheduler.running):
@@ -198,13 +196,13 @@ def test_drawn_trees_survive_preemption_and_aborts(config: HeadConfig, page_size
 
     run(engine, disturb)
     assert engine.runner.pool.held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
-    assert [track.seq.finish_reason == "abort" for track in tracks] == [False, True, False, False, False]
+    assert [state.seq.finish_reason == "abort" for state in states] == [False, True, False, False, False]
     assert engine.stats.speculation.drafted > 50
 
 
 @pytest.mark.parametrize("page_size", [2, 3, 7, 64])
 @pytest.mark.parametrize("name", ["eagle", "medusa", "block"])
-def test_pages_may_be_of_any_size(name: str, page_size: int) -> None:
+def test_trees_work_with_any_page_size(name: str, page_size: int) -> None:
     world = replace(TREES["page 4"], page_size=page_size, pages=600 // page_size)
     assert generate(OwnHead(HEADS[name], packed=True), world, preempt_youngest) == truth_for("greedy")
     truth = truth_for("sampled")
@@ -213,7 +211,7 @@ def test_pages_may_be_of_any_size(name: str, page_size: int) -> None:
 
 @pytest.mark.parametrize("world", ["page 4", "page 16, short steps", "page 1"])
 @pytest.mark.parametrize("name", ["eagle", "eagle of two layers", "eagle with a window", "block", "distilled"])
-def test_trees_leave_nothing_in_the_pages(name: str, world: str) -> None:
+def test_trees_hold_no_pages(name: str, world: str) -> None:
     truth = truth_for("sampled")
     compared = Compared(HEADS[name], WORLDS[world].page_size, tree_around(truth))
     assert generate(compared, TREES[world], preempt_youngest, temperature=1.0) == truth
@@ -221,31 +219,31 @@ def test_trees_leave_nothing_in_the_pages(name: str, world: str) -> None:
 
 
 @heads
-def test_aborts_leave_nothing_behind(config: HeadConfig) -> None:
+def test_aborts_hold_no_pages(config: HeadConfig) -> None:
     truth = truth_for("sampled")
     for moment in range(4):
         drafter = OwnHead(config)
         engine: Engine = TREES["page 4"].engine(drafter)
-        tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
+        states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt, temperature=1.0)]
         for _ in range(moment):
             engine.step()
         engine.abort("1")
         run(engine)
         assert engine.runner.pool.held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
-        assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
+        assert [states[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("name", ["eagle", "medusa"])
-def test_penalties_and_logprobs_follow_the_branch_that_stands(name: str) -> None:
-    """What looks back sees the guesses on the way to a row, and no siblings of theirs."""
+def test_penalties_and_logprobs_follow_the_accepted_branch(name: str) -> None:
+    """Penalties see the draft tokens on the path to a row, and no siblings."""
     params = {"temperature": 0.7, "frequency_penalty": 1.5, "repetition_penalty": 1.3, "logprobs": 3}
     found = []
     for drafter, world in ((None, World()), (OwnHead(HEADS[name], packed=True), TREES["page 4"])):
         engine = world.engine(drafter)
-        tracks = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]
+        states = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]
         run(engine)
-        assert all(len(track.logprobs) == track.seq.num_output_tokens for track in tracks)
-        found.append(([track.seq.tokens for track in tracks], [each for track in tracks for each in track.logprobs]))
-    (plain, sure), (text, told) = found
-    assert text == plain and [each.rank for each in told] == [each.rank for each in sure]
-    assert [each.logprob for each in told] == pytest.approx([each.logprob for each in sure], abs=1e-4)
+        assert all(len(state.logprobs) == state.seq.num_output_tokens for state in states)
+        found.append(([state.seq.tokens for state in states], [each for state in states for each in state.logprobs]))
+    (plain, confidence), (text, found_logprobs) = found
+    assert text == plain and [each.rank for each in found_logprobs] == [each.rank for each in confidence]
+    assert [each.logprob for each in found_logprobs] == pytest.approx([each.logprob for each in confidence], abs=1e-4)

@@ -1,4 +1,4 @@
-"""A head of somebody else's is examined before it serves: a wrong wiring is set right, a stranger is refused."""
+"""The wiring check of heads from other sources: a wrong wiring is corrected, a foreign head is refused."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ def lesson(folder: Path) -> Lesson:
 def taught(lesson: Lesson) -> EagleHead:
     config = EagleConfig(LAYER, lesson.config.vocab, 32, (1,), draft_vocab=250, fc_norm=True, norm_before_residual=True)
     head = lesson.teach(lesson.head(config))
-    assert isinstance(head, EagleHead) and accuracy(head, lesson.texts) > 0.8
+    assert isinstance(head, EagleHead) and accuracy(head, lesson.samples) > 0.8
     return head
 
 
-def test_a_head_that_is_wired_right_is_taken_as_it_is(lesson: Lesson, taught: EagleHead) -> None:
+def test_a_right_wiring_is_kept(lesson: Lesson, taught: EagleHead) -> None:
     stated = taught.config
     assert check_wiring(lesson.runner, taught, lesson.starts, "it") == ""
     assert taught.config == stated
 
 
-def test_taps_that_are_off_by_one_are_set_right(lesson: Lesson, taught: EagleHead) -> None:
+def test_hidden_layers_that_are_off_by_one_are_corrected(lesson: Lesson, taught: EagleHead) -> None:
     right = taught.config
     for wrong in ((0,), (2,)):
         taught.config = replace(right, hidden_layers=wrong)
-        assert accuracy(taught, lesson.texts) < 0.5
+        assert accuracy(taught, lesson.samples) < 0.5
         words = check_wiring(lesson.runner, taught, lesson.starts, "it")
-        assert f"taps (1,) for {wrong}" in words
+        assert f"hidden layers (1,) instead of {wrong}" in words
         assert taught.config == right
 
 
-def test_a_wrong_norm_is_set_right(lesson: Lesson, taught: EagleHead) -> None:
+def test_a_wrong_norm_is_corrected(lesson: Lesson, taught: EagleHead) -> None:
     right = taught.config
     taught.config = replace(right, norm_before_residual=False)
     words = check_wiring(lesson.runner, taught, lesson.starts, "it")
     assert taught.config == right and "norm_before_residual True" in words
 
 
-def test_a_stranger_is_refused(lesson: Lesson) -> None:
+def test_a_head_of_another_target_is_refused(lesson: Lesson) -> None:
     head = lesson.head(EagleConfig(LAYER, lesson.config.vocab, 32, (0, 1, 2)))
     with pytest.raises(ModelError, match="not a head for this target"):
         check_wiring(lesson.runner, head, lesson.starts, "it")
@@ -73,7 +73,7 @@ def test_a_stranger_is_refused(lesson: Lesson) -> None:
 def test_an_eagle3_checkpoint_serves(
     lesson: Lesson, taught: EagleHead, folder: Path, tmp_path: Path, ranks: int
 ) -> None:
-    """Written under the names its authors use, with taps as SpecForge counts them: 1 is what layer 1 gives, h[2]."""
+    """With the authors' tensor names, and hidden layers as SpecForge counts them: 1 is the output of layer 1, h[2]."""
     state = taught.own_state_dict()
     kv, gate_up = state["layers.0.attention.kv.weight"].chunk(2), state["layers.0.ffn.gate_up.weight"].chunk(2)
     first = "midlayer"
@@ -103,13 +103,13 @@ def test_an_eagle3_checkpoint_serves(
     with LLM(folder, drafter=str(head), num_speculative_tokens=3, tensor_parallel_size=ranks, quiet=True) as llm:
         found = llm.generate(PROMPTS, PARAMS)
     assert [text.outputs[0].token_ids for text in found] == [text.outputs[0].token_ids for text in plain]
-    assert llm.engine.runner.hidden_layers == (1,), "2 was said, and 1 found out"
+    assert llm.engine.runner.hidden_layers == (1,), "the config says 2, and the check finds 1"
     assert llm.engine.stats.speculation.accepted > 10
     assert next(iter(llm.engine.drafter.drafters)) == f"eagle:{head}"
 
 
 @ON_RANKS
-def test_a_targets_own_module_serves(lesson: Lesson, folder: Path, tmp_path: Path, ranks: int) -> None:
+def test_the_targets_own_mtp_module_serves(lesson: Lesson, folder: Path, tmp_path: Path, ranks: int) -> None:
     head = lesson.teach(lesson.head(MtpConfig(LAYER, lesson.config.vocab, 32, (2,), target_norm=True)))
     assert isinstance(head, MtpHead)
     own = write_tiny_folder(tmp_path / "own")

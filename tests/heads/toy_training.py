@@ -1,4 +1,4 @@
-"""Heads that learn a few texts by heart: enough to tell a right wiring from a wrong one."""
+"""Heads overfitted to a few samples: enough to tell a right wiring from a wrong one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYER = LayerConfig(width=32, heads=4, kv_heads=2, head_dim=8, ffn=48)
 
 
 class Lesson:
-    """A target, what it lends, and texts it wrote."""
+    """A target, its shared weights, and samples it generated."""
 
     def __init__(self, folder: Path) -> None:
         checkpoint = open_checkpoint(folder)
@@ -31,13 +31,13 @@ class Lesson:
         self.starts = [tokenizer.encode(text) for text in CHECK_PROMPTS]
         with torch.inference_mode():
             written = generate_samples(self.runner, self.starts)
-        self.texts = [GeneratedSample(text.tokens.clone(), text.states.clone(), text.first) for text in written]
+        self.samples = [GeneratedSample(text.tokens.clone(), text.states.clone(), text.first) for text in written]
 
     def head(self, config: HeadConfig) -> DraftHead[Any]:
         head = make_head(config)
         init_weights(head, torch.Generator().manual_seed(1), spread=0.15)
         if config.draft_vocab is not None:  # the tokens it is to learn, and some more
-            used = {int(token) for text in self.texts for token in text.tokens}
+            used = {int(token) for text in self.samples for token in text.tokens}
             rest = [token for token in range(config.vocab) if token not in used]
             assert len(used) <= config.draft_vocab
             ids = sorted([*used, *rest[: config.draft_vocab - len(used)]])
@@ -49,21 +49,21 @@ class Lesson:
         return head
 
     def teach(self, head: DraftHead[Any], steps: int = 40) -> DraftHead[Any]:
-        """Learn each next token of the texts from the states alone: what is tapped must matter."""
+        """Learn each next token from the hidden states alone, so that the hidden layers matter."""
         assert isinstance(head, EagleHead | MtpHead) and head.embed_norm is not None
         with torch.no_grad():
             head.embed_norm.weight.zero_()
         parameters = [each for each in head.trainable_parameters() if each is not head.embed_norm.weight]
         optimizer = torch.optim.Adam(parameters, lr=1e-2)
-        places = {int(token): i for i, token in enumerate(head.draft_ids)}
+        positions = {int(token): i for i, token in enumerate(head.draft_ids)}
         for _ in range(steps):
             loss = torch.zeros(())
-            for text in self.texts:
+            for text in self.samples:
                 features = text.states[:, list(head.config.hidden_layers)].flatten(1)
                 turn = head.rope_rows(torch.arange(1, len(text.tokens)))
                 look = DenseChainAttention(head.config.layer)
                 states = head.step(text.tokens[1:], head.fuse(features)[:-1], turn, look)
-                wanted = torch.tensor([places[int(token)] for token in text.tokens[2:]])
+                wanted = torch.tensor([positions[int(token)] for token in text.tokens[2:]])
                 loss = loss + F.cross_entropy(head.logits(states)[:-1], wanted)
             optimizer.zero_grad()
             loss.backward()

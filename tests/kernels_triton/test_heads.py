@@ -225,7 +225,7 @@ def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
 
 @interpreted
 def test_a_drawn_draft_is_too() -> None:
-    drafters, texts = waiting(HEADS["eagle"], heats=(0.0, 1.3, 0.7))
+    drafters, texts = waiting(HEADS["eagle"], temperatures=(0.0, 1.3, 0.7))
     fused(drafters[1])
     both(drafters, texts, [Budget(3)] * len(LONG), slice(0, 3))
     both(drafters, texts, [Budget(9, max_depth=3)] * len(LONG), slice(0, 3))
