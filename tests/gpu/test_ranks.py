@@ -98,7 +98,7 @@ def test_a_killed_rank_is_told_and_nothing_of_its_step_is_written() -> None:
             assert first.wait(SOON) == 0, "it ends by itself"
         finally:
             first.kill()
-    assert "was ended by SIGKILL" in told["error"] and told["seconds"] < SOON
+    assert "was killed by SIGKILL" in told["error"] and told["seconds"] < SOON
     assert 6 <= len(told["written"]) < len(told["truth"])
     assert told["written"] == told["truth"][: len(told["written"])]
 

@@ -96,6 +96,6 @@ def test_a_rank_that_is_lost_while_a_head_guesses_is_named(tmp_path: Path) -> No
             return run_job(job)  # type: ignore[arg-type]
 
         drafter.inner.work.run = run_without_one  # type: ignore[method-assign, assignment]
-        with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL"):
+        with pytest.raises(RankError, match="rank 1 of 2 was killed by SIGKILL"):
             for _ in range(100):
                 engine.step()

@@ -40,7 +40,7 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         assert texts(llm) == texts(llm, drafter="ngram") == plain
         (process,) = llm.assembly.workers.pids  # type: ignore[union-attr]
     assert gone(process)
-    with pytest.raises(RankError, match="were ended"):
+    with pytest.raises(RankError, match="were stopped"):
         texts(llm)
 
 
@@ -49,13 +49,13 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
     [
         ({"tensor_parallel_size": 5}, "take 4 or fewer"),
         ({"tensor_parallel_size": 0}, "must be 1 or more"),
-        ({"tensor_parallel_size": 2, "drafter": "exit:1"}, "lie on 2 ranks; take another drafter"),
+        ({"tensor_parallel_size": 2, "drafter": "exit:1"}, "sharded over 2 ranks; use another drafter"),
         ({"tensor_parallel_size": 2, "drafter": "ngram,self:int8"}, "self:int8 runs the target's own layers"),
         ({"tensor_parallel_size": 2, "drafter": "ngram+self:int8"}, "self:int8 runs the target's own layers"),
         ({"tensor_parallel_size": 2, "drafter": "exit:1 + ngram"}, "exit:1 runs the target's own layers"),
-        ({"draft_tensor_parallel_size": 2}, "the target is not split"),
+        ({"draft_tensor_parallel_size": 2}, "the target is not sharded"),
         ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "or 4, as the target's"),
-        ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2, "draft_device": "cpu"}, "that is whole"),
+        ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2, "draft_device": "cpu"}, "that is not sharded"),
         ({"draft_device": "tpu", "drafter": "model:smollm2-135m"}, "draft_device: 'tpu' is not known"),
     ],
 )
@@ -70,9 +70,9 @@ def test_ranks_take_the_devices_in_order(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_devices(torch.device("cuda"), 2)
     check_devices(torch.device("cuda:0"), 2)
-    with pytest.raises(RequestError, match="device: 2 ranks run on cuda:0 to cuda:1; say cuda instead of cuda:1"):
+    with pytest.raises(RequestError, match="device: 2 ranks run on cuda:0 to cuda:1; use cuda instead of cuda:1"):
         check_devices(torch.device("cuda:1"), 2)
-    with pytest.raises(RequestError, match="3 ranks need a CUDA device each, and there are 2"):
+    with pytest.raises(RequestError, match="3 ranks need a CUDA device each; there are 2"):
         check_devices(torch.device("cuda"), 3)
 
 
@@ -146,7 +146,7 @@ def test_a_server_whose_rank_is_killed_says_so(tmp_path: Path) -> None:
                 break
             time.sleep(0.1)
         reply = server.post("/v1/completions", status=503, prompt="The quick", max_tokens=8)
-        assert "rank 1 of 2 was ended by SIGKILL" in json.dumps(reply)
+        assert "rank 1 of 2 was killed by SIGKILL" in json.dumps(reply)
 
 
 def children(process: int) -> list[int]:

@@ -62,7 +62,7 @@ class Split:
     def engine(self, drafter: Drafter | None = None, pages: int = PAGES, nodes: int = 6, levels: int = 0) -> Engine:
         """A fresh one; what lies in the other ranks' pages from the last one must not matter."""
         heads = [each.head for each in self.heads.values()]
-        taps = tuple(sorted({tap for head in heads for tap in head.config.taps}))
+        taps = tuple(sorted({tap for head in heads for tap in head.config.hidden_layers}))
         shapes = tuple(shape for head in heads for shape in head_layer_shapes(head.config, head.shard))
         runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, taps, shapes)
         make_leader(runner, self.team)
