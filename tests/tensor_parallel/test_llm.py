@@ -54,7 +54,7 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         ({"tensor_parallel_size": 2, "drafter": "ngram+self:int8"}, "self:int8 runs the target's own layers"),
         ({"tensor_parallel_size": 2, "drafter": "exit:1 + ngram"}, "exit:1 runs the target's own layers"),
         ({"draft_tensor_parallel_size": 2}, "the target is not sharded"),
-        ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "or 4, as the target's"),
+        ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "or 4, as for the target"),
         ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2, "draft_device": "cpu"}, "that is not sharded"),
         ({"draft_device": "tpu", "drafter": "model:smollm2-135m"}, "draft_device: 'tpu' is not known"),
     ],
