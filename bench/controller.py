@@ -19,9 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from foretell.control.simulation import Chance, Machine, Scenario, World, best_fixed  # noqa: E402
 from foretell.types import Sequence  # noqa: E402
-from tests.control.scenarios import DRIFTING, STATIONARY, adapted, adaptive, free, steady  # noqa: E402
+from tests.control.scenarios import DRIFTING, STATIONARY, adaptive, free, run_adaptive, steady  # noqa: E402
+from tests.control.simulation import AcceptanceFn, Machine, Scenario, Simulator, best_fixed  # noqa: E402
 
 WIDTH, BAR, LEFT = 720, 18, 230
 STYLE = "font-family:sans-serif;font-size:12px"
@@ -34,7 +34,7 @@ def ratios(scenario: Scenario, seeds: int) -> tuple[float, float]:
     for seed in range(seeds):
         each = replace(scenario, seed=seed)
         best, plain = best_fixed(each)
-        taken = adapted(each).seconds
+        taken = run_adaptive(each).seconds
         pairs.append((best / taken, plain / taken))
     return fmean(best for best, _ in pairs), fmean(plain for _, plain in pairs)
 
@@ -93,12 +93,12 @@ class Trace:
 
     def run(self) -> tuple[list[float], list[float]]:
         """For each step what has changed by then, and the nodes chosen for a text."""
-        world = World(self.scenario, adaptive(self.scenario))
+        world = Simulator(self.scenario, adaptive(self.scenario))
         changes = [self.change(running) for running in world.steps()]
         return changes, world.result.lengths
 
 
-def watched(title: str, chance: Chance, **settings: int) -> Trace:
+def watched(title: str, chance: AcceptanceFn, **settings: int) -> Trace:
     scenario = free(chance, Machine(row=0.004), **settings)
     return Trace(title, "acceptance", scenario, lambda seqs: chance(seqs[0].id, len(seqs[0].tokens)))
 

@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from graph_replay import chain_ms, step_ms
 from inflate import inflate, load_base
-from replays import chain_ms, step_ms
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter

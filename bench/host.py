@@ -174,7 +174,7 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
 def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
     arms = drafter.drafters.items()
     traits = {name: DrafterTraits.of(arm) for name, arm in arms}
-    return AdaptiveController(traits, ControllerSettings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
+    return AdaptiveController(traits, ControllerSettings(max_tree_nodes=tree), PlayedCosts(CostPrior(row=0.002)))
 
 
 class Bench:
@@ -236,7 +236,7 @@ class Bench:
         for _ in range(run.steps):
             watch.spent.update(dict.fromkeys(watch.spent, 0.0))
             self.engine.step()
-            if len(controller._due) == len(self.engine.states):
+            if len(controller._polled) == len(self.engine.states):
                 for part, seconds in watch.spent.items():
                     seen[part].append(seconds)
         found = _ranked(seen, run.rank)

@@ -14,10 +14,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.clients import Address, ask
-from foretell.bench.serving import OwnServer, own_server
+from foretell.bench.http_client import Address, ask
+from foretell.bench.server_process import OwnServer, own_server
 from foretell.config import EngineConfig
-from foretell.server.memory_report import resident
+from foretell.server.memory_report import process_memory
 
 TOLERANCE = 0.05
 WORDS, TOKENS = 400, 24
@@ -66,7 +66,7 @@ def main() -> int:
         announced = told(server)
         tokens = announced["pages"] * EngineConfig().page_size
         answers = asyncio.run(load(server, args.callers, args.seconds, tokens))
-        peak = resident(Path(f"/proc/{server.pid}")).peak
+        peak = process_memory(Path(f"/proc/{server.pid}")).peak
     for name, size in announced.items():
         print(f"{name}: {size}" if name == "pages" else f"{name}: {size / MIB:.0f} MiB")
     off = peak / announced["total"] - 1

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell import LLM
-from foretell.bench.clients import Address, ask
-from foretell.bench.serving import OwnServer, own_server
+from foretell.bench.http_client import Address, ask
+from foretell.bench.server_process import OwnServer, own_server
 from foretell.engine.detokenizer import Detokenizer
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request

@@ -196,7 +196,7 @@ def add_ours(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iter
 def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Kind and prompt, as the model wants to see it."""
     items, _ = take(load("own", tasks=tuple(KINDS)), per_kind, lambda item: True)
-    return [(KINDS[item.task], tokenizer.render_chat(item.messages)) for item in items]
+    return [(KINDS[item.task], tokenizer.apply_chat_template(item.messages)) for item in items]
 
 
 def main() -> None:

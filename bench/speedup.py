@@ -20,7 +20,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import StreamItem
 from foretell.sampling_params import SamplingParams
-from foretell.server.speedup import Speedup
+from foretell.server.metrics import Speedup
 from foretell.types import SpeculationChoice
 
 TASKS = ("edit", "code", "chat", "story")

@@ -124,7 +124,7 @@ class Bench:
             traits = {name: DrafterTraits.of(arm) for name, arm in arms}
             on_gpu = self.args.device == "cuda"
             costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), CAPTURE_ROWS if on_gpu else ())
-            found = AdaptiveController(traits, ControllerSettings(tree=way.nodes), costs, presence=self.drafter)
+            found = AdaptiveController(traits, ControllerSettings(max_tree_nodes=way.nodes), costs, loader=self.drafter)
             CostProfiler(self.engine, found).run()
             self.controllers[setting] = found
         return self.controllers[setting]

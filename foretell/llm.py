@@ -88,7 +88,7 @@ class LLM:
         """Answer a conversation, or several as one batch."""
         one = isinstance(messages, Mapping) or (bool(messages) and isinstance(messages[0], Mapping))
         many: Sequence[Any] = [messages] if one else list(messages)
-        prompts = [self.tokenizer.render_chat(each, **(chat_template_kwargs or {})) for each in many]
+        prompts = [self.tokenizer.apply_chat_template(each, **(chat_template_kwargs or {})) for each in many]
         tokens = [self.tokenizer.encode(prompt, add_special=False) for prompt in prompts]
         return self._run(tokens, sampling_params, speculation, prompts)
 

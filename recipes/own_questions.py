@@ -22,7 +22,7 @@ from foretell.build.model_source import ModelSource, open_model
 from foretell.config import EngineConfig
 from foretell.models.hf_config import end_ids
 from foretell.tokenizer import Tokenizer
-from foretell.train.sampler import Sampler, Wish
+from foretell.train.sampler import GenerationRequest, Sampler
 
 MARK = "question"  # one token
 SLOTS = {"cuda": 1024, "cpu": 16}
@@ -40,7 +40,7 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 def drawn(opened: ModelSource, args: argparse.Namespace) -> list[str]:
     """As many texts as asked, fewer those that did not come to an end."""
     begin, ends = opening(opened.tokenizer), opened.tokenizer.end_ids | end_ids(opened.checkpoint)
-    wishes = [Wish(i, begin, args.temperature, args.longest) for i in range(args.count)]
+    wishes = [GenerationRequest(i, begin, args.temperature, args.longest) for i in range(args.count)]
     slots = min(SLOTS[opened.device.type], args.count)
     with torch.inference_mode():
         model = opened.load()

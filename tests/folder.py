@@ -1,4 +1,4 @@
-"""A model small enough to load in a blink, as a folder on disk: for what users do, not for what models say."""
+"""A tiny random model as a folder on disk, for tests of everything but the quality of its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH, LAYERS, HEADS, KV_HEADS, FFN, CONTEXT = 32, 2, 4, 2, 48, 128
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model."""
+    """The sizes of a model."""
 
     width: int = WIDTH
     layers: int = LAYERS
@@ -28,11 +28,11 @@ class Shape:
     kv_heads: int = KV_HEADS
     ffn: int = FFN
     context: int = CONTEXT
-    vocab: int | None = None  # None: the tokenizer's own; more are tokens that have no words
+    vocab: int | None = None  # None: the tokenizer's; more leaves ids without a token
 
 
 def write_tiny_folder(path: Path, seed: int = 0, shape: Shape = Shape()) -> Path:
-    """A random Llama with a tokenizer, a chat template and generation defaults."""
+    """Write a random Llama with a tokenizer, a chat template and generation defaults."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     vocab = shape.vocab or tokenizer.get_vocab_size()

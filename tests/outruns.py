@@ -107,7 +107,7 @@ class Sometimes(FixedController):
         self.rng = random.Random(seed)
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        return ([seq for seq in seqs if seq.request.drafters], self.nodes) if self.rng.random() < 0.5 else ([], 0)
+        return ([seq for seq in seqs if seq.request.drafters], self.num_tokens) if self.rng.random() < 0.5 else ([], 0)
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         if self.rng.random() < 0.75:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.docs_check import ROOT, commands, faults, snippets
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 README = ROOT / "README.md"
 RUNNABLE = [
@@ -59,7 +59,7 @@ def test_the_readmes_servers_answer_and_stop(command: str) -> None:
             reply = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8})
             assert reply.status_code == 200 and reply.json()["choices"][0]["message"]["content"], reply.text
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
     finally:
         process.kill()
         process.wait()

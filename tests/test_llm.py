@@ -1,4 +1,4 @@
-"""Writing from Python."""
+"""The Python API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain(tiny_folder: Path) -> LLM:
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 4}, {"temperature": 1.2, "top_p": 0.9, "seed": 1}])
-def test_the_same_text_with_and_without_a_drafter(llm: LLM, plain: LLM, params: dict[str, float]) -> None:
+def test_the_output_is_the_same_with_and_without_a_drafter(llm: LLM, plain: LLM, params: dict[str, float]) -> None:
     wanted = SamplingParams(max_tokens=40, **params)  # type: ignore[arg-type]
     prompts = [PROMPT, "She sells sea shells", "The"]
     with_drafts, without = llm.generate(prompts, wanted), plain.generate(prompts, wanted)
@@ -44,20 +44,20 @@ def test_the_same_text_with_and_without_a_drafter(llm: LLM, plain: LLM, params: 
         assert b.speculation.drafted == 0
 
 
-def test_the_record_adds_up(llm: LLM) -> None:
+def test_speculation_statistics_are_consistent(llm: LLM) -> None:
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True))
-    record, choice = output.speculation, output.outputs[0]
-    assert record.drafted > 0
-    assert record.tokens == len(choice.token_ids) == len(choice.speculation.origins) == 60
-    assert record.accepted == sum(origin == "ngram" for origin in record.origins)
-    assert record.steps == sum(origin == TARGET for origin in record.origins)
-    assert record.by_drafter["ngram"].drafted == record.drafted
+    stats, choice = output.speculation, output.outputs[0]
+    assert stats.drafted > 0
+    assert stats.tokens == len(choice.token_ids) == len(choice.speculation.origins) == 60
+    assert stats.accepted == sum(origin == "ngram" for origin in stats.origins)
+    assert stats.steps == sum(origin == TARGET for origin in stats.origins)
+    assert stats.by_drafter["ngram"].drafted == stats.drafted
     assert choice.text == llm.tokenizer.decode(choice.token_ids)
     assert choice.finish_reason == "length"
     assert 0 < output.timings.first_token <= output.timings.total
 
 
-def test_prompts_may_be_texts_tokens_or_mappings(plain: LLM) -> None:
+def test_prompts_may_be_strings_token_ids_or_mappings(plain: LLM) -> None:
     tokens = plain.tokenizer.encode(PROMPT)
     params = SamplingParams(max_tokens=6)
     forms = [PROMPT, tokens, {"prompt": PROMPT}, {"prompt_token_ids": tokens}]
@@ -67,7 +67,7 @@ def test_prompts_may_be_texts_tokens_or_mappings(plain: LLM) -> None:
     assert plain.generate([], params) == []
 
 
-def test_a_list_of_params_is_one_each(plain: LLM) -> None:
+def test_a_list_of_params_has_one_per_prompt(plain: LLM) -> None:
     one, two = plain.generate([PROMPT, PROMPT], [SamplingParams(max_tokens=3), SamplingParams(max_tokens=5)])
     assert (len(one.outputs[0].token_ids), len(two.outputs[0].token_ids)) == (3, 5)
     with pytest.raises(RequestError, match="there are 1 for 2 prompts"):
@@ -83,16 +83,16 @@ def test_chat_applies_the_template(plain: LLM) -> None:
     assert [output.outputs[0].text for output in both] == [answer.outputs[0].text] * 2
 
 
-def test_a_stream_adds_up_to_the_whole(llm: LLM) -> None:
+def test_a_stream_adds_up_to_the_full_output(llm: LLM) -> None:
     params = SamplingParams(max_tokens=30, temperature=0.7, seed=3)
-    (whole,) = llm.generate(PROMPT, params)
+    (full,) = llm.generate(PROMPT, params)
     deltas = list(llm.stream(PROMPT, params))
-    assert "".join(delta.text for delta in deltas) == whole.outputs[0].text
-    assert tuple(token for delta in deltas for token in delta.tokens) == whole.outputs[0].token_ids
-    assert [origin for delta in deltas for origin in delta.origins] == whole.speculation.origins
-    assert len(deltas) == whole.speculation.steps
-    assert sum(delta.num_drafted for delta in deltas) == whole.speculation.drafted
-    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == [whole.outputs[0].finish_reason]
+    assert "".join(delta.text for delta in deltas) == full.outputs[0].text
+    assert tuple(token for delta in deltas for token in delta.tokens) == full.outputs[0].token_ids
+    assert [origin for delta in deltas for origin in delta.origins] == full.speculation.origins
+    assert len(deltas) == full.speculation.steps
+    assert sum(delta.num_drafted for delta in deltas) == full.speculation.drafted
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == [full.outputs[0].finish_reason]
 
 
 def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
@@ -113,13 +113,13 @@ def test_n_choices_of_one_prompt(llm: LLM) -> None:
     assert output.speculation.steps == sum(choice.speculation.steps for choice in output.outputs)
 
 
-def test_a_seed_is_drawn_and_can_be_used_again(llm: LLM) -> None:
+def test_a_random_seed_is_reported_and_can_be_reused(llm: LLM) -> None:
     (first,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=1.0))
     (again,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=first.outputs[0].seed))
     assert first.outputs[0].token_ids == again.outputs[0].token_ids
 
 
-def test_the_models_own_defaults_are_used_where_nothing_is_said(plain: LLM) -> None:
+def test_the_models_sampling_defaults_are_used(plain: LLM) -> None:
     defaults = plain.default_params()
     assert (defaults.temperature, defaults.top_k) == (0.9, 40)
     assert plain.default_params(temperature=0.0).top_k == 40
@@ -132,18 +132,18 @@ def test_speculation_can_be_switched_off_for_a_request(llm: LLM) -> None:
 
 
 def test_stop_strings_cut_the_text(llm: LLM, plain: LLM) -> None:
-    (whole,) = plain.generate(PROMPT, SamplingParams(max_tokens=40))
-    stop = whole.outputs[0].text[10:13]
+    (full,) = plain.generate(PROMPT, SamplingParams(max_tokens=40))
+    stop = full.outputs[0].text[10:13]
     for each in (llm, plain):
         (cut,) = each.generate(PROMPT, SamplingParams(max_tokens=40, stop=stop))
-        assert cut.outputs[0].text == whole.outputs[0].text[: whole.outputs[0].text.index(stop)]
+        assert cut.outputs[0].text == full.outputs[0].text[: full.outputs[0].text.index(stop)]
         assert cut.outputs[0].finish_reason == "stop"
 
 
 def test_an_oracle_measures_the_engine(tiny_folder: Path, plain: LLM) -> None:
     (truth,) = plain.generate(PROMPT, SamplingParams(max_tokens=41, ignore_eos=True))
-    texts = {truth.prompt_token_ids: truth.outputs[0].token_ids}
-    llm = LLM(str(tiny_folder), drafter=OracleDrafter(texts, 320), num_speculative_tokens=4, quiet=True)
+    outputs = {truth.prompt_token_ids: truth.outputs[0].token_ids}
+    llm = LLM(str(tiny_folder), drafter=OracleDrafter(outputs, 320), num_speculative_tokens=4, quiet=True)
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=41, ignore_eos=True))
     assert output.outputs[0].token_ids == truth.outputs[0].token_ids
     assert output.speculation.steps == 1 + 8, "the prompt's step gives one token, each other one five"
@@ -168,13 +168,13 @@ WRONG: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("params", "field"), WRONG, ids=str)
-def test_wrong_sampling_is_refused_by_name(params: dict[str, object], field: str) -> None:
+def test_invalid_sampling_params_name_the_field(params: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as error:
         SamplingParams(**params)  # type: ignore[arg-type]
     assert error.value.field == field
 
 
-def test_what_cannot_fit_is_refused_before_any_token_is_made(plain: LLM) -> None:
+def test_a_request_that_cannot_fit_is_rejected_before_generation(plain: LLM) -> None:
     with pytest.raises(RequestError, match="prompt: is empty"):
         plain.generate("", SamplingParams())
     with pytest.raises(RequestError, match="takes at most 127"):
@@ -185,12 +185,12 @@ def test_what_cannot_fit_is_refused_before_any_token_is_made(plain: LLM) -> None
         plain.generate([[5, 99999]], SamplingParams())
     with pytest.raises(RequestError, match="prompt"):
         plain.generate([PROMPT, [5, 99999]], SamplingParams())
-    assert not plain.engine.busy, "a refused batch leaves nothing behind"
+    assert not plain.engine.busy, "a rejected batch leaves no sequence"
     (output,) = plain.generate([[5] * 100], SamplingParams(ignore_eos=True))
-    assert len(output.outputs[0].token_ids) == 28, "without max_tokens the context's end is the end"
+    assert len(output.outputs[0].token_ids) == 28, "without max_tokens the context is the limit"
 
 
-def test_unknown_arguments_name_the_nearest_right_one(tiny_folder: Path) -> None:
+def test_unknown_arguments_suggest_the_closest_known_one(tiny_folder: Path) -> None:
     with pytest.raises(TypeError, match="did you mean 'max_model_len'"):
         LLM(str(tiny_folder), max_modle_len=5)
     with pytest.raises(TypeError, match="did you mean 'temperature'"):
@@ -201,7 +201,7 @@ def test_unknown_arguments_name_the_nearest_right_one(tiny_folder: Path) -> None
         LLM(str(tiny_folder), speculative_config={"method": "ngram", "num_speculativ_tokens": 3})
 
 
-def test_vllms_speculative_config_is_understood(tiny_folder: Path) -> None:
+def test_vllms_speculative_config_is_accepted(tiny_folder: Path) -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
     llm = LLM(str(tiny_folder), speculative_config=config, quiet=True)
     assert (llm.speculation.drafter, llm.speculation.budget, llm.speculation.match_lengths) == ("ngram", 3, (2, 3))
@@ -210,7 +210,7 @@ def test_vllms_speculative_config_is_understood(tiny_folder: Path) -> None:
     assert SpeculationConfig(max_draft=2, num_speculative_tokens=8).budget == 2
 
 
-def test_memory_is_counted_before_anything_is_loaded(tiny_folder: Path) -> None:
+def test_memory_is_planned_before_weights_are_loaded(tiny_folder: Path) -> None:
     with pytest.raises(CapacityError, match="lower kv_memory"):
         LLM(str(tiny_folder), kv_memory=100_000.0, quiet=True)
     with pytest.raises(CapacityError, match="raise kv_memory or set max_model_len"):
@@ -222,18 +222,18 @@ def test_memory_is_counted_before_anything_is_loaded(tiny_folder: Path) -> None:
 
 
 @pytest.mark.weights
-def test_the_default_model_says_the_same_with_and_without_drafts() -> None:
+def test_the_default_model_generates_the_same_with_and_without_drafts() -> None:
     llm = LLM(quiet=True, kv_memory=0.5)
     messages = [{"role": "user", "content": "Repeat three times: the cat sat on the mat."}]
     for params in (SamplingParams(max_tokens=48), SamplingParams(max_tokens=48, temperature=0.8, seed=11)):
-        (guessed,) = llm.chat(messages, params)
+        (drafted,) = llm.chat(messages, params)
         (plain,) = llm.chat(messages, params, speculation=SpeculationChoice(enabled=False))
-        assert guessed.outputs[0].token_ids == plain.outputs[0].token_ids
+        assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
         assert plain.speculation.steps == len(plain.outputs[0].token_ids)
-    assert guessed.cached_tokens > 0, "the second request found the first one's prompt"
+    assert drafted.cached_tokens > 0, "the second request found the first one's prompt"
 
 
-def test_two_streams_and_a_batch_share_an_engine_without_losing_text(llm: LLM) -> None:
+def test_two_streams_and_a_batch_can_share_an_engine(llm: LLM) -> None:
     params = [SamplingParams(max_tokens=25, temperature=1.0, seed=seed, ignore_eos=True) for seed in (1, 2, 3)]
     wanted = [llm.generate(PROMPT, each)[0].outputs[0].text for each in params]
     one, two = llm.stream(PROMPT, params[0]), llm.stream(PROMPT, params[1])
@@ -246,14 +246,14 @@ def test_two_streams_and_a_batch_share_an_engine_without_losing_text(llm: LLM) -
     assert texts == wanted[:2]
 
 
-def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Path, plain: LLM) -> None:
+def test_a_failing_drafter_costs_its_drafts_and_nothing_else(tiny_folder: Path, plain: LLM) -> None:
     def too_long(seq: Sequence, budget: Budget) -> Draft:
         return Draft.chain([5] * (budget.nodes + 9), "long")
 
     def out_of_range(seq: Sequence, budget: Budget) -> Draft:
         return Draft.chain([10**6], "wild")
 
-    def drew_from_nothing(seq: Sequence, budget: Budget) -> Draft:
+    def sampled_without_probs(seq: Sequence, budget: Budget) -> Draft:
         return Draft((5,), (-1,), "nothing", (True,))
 
     def raises(seq: Sequence, budget: Budget) -> Draft:
@@ -263,11 +263,11 @@ def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Pa
         def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
             return [self.script(*pair) for pair in zip(seqs, budgets, strict=True)]
 
-        def observe(self, outcomes: list[StepResult]) -> None:
+        def observe(self, results: list[StepResult]) -> None:
             raise RuntimeError("cannot learn")
 
     (wanted,) = plain.generate(PROMPT, SamplingParams(max_tokens=9))
-    for script in (too_long, out_of_range, drew_from_nothing, raises):
+    for script in (too_long, out_of_range, sampled_without_probs, raises):
         llm = LLM(tiny_folder, drafter=Uncut(script), num_speculative_tokens=8, quiet=True)
         (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=9))
         assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
@@ -275,7 +275,7 @@ def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Pa
         assert llm.engine.step() == [], "an idle engine has nothing to do"
 
 
-def test_prompts_of_numpy_and_torch_numbers_are_token_ids(plain: LLM) -> None:
+def test_prompts_may_be_numpy_or_torch_integers(plain: LLM) -> None:
     params = SamplingParams(max_tokens=3)
     wanted = plain.generate([[5, 6, 7]], params)[0].outputs[0].token_ids
     for prompts in ([np.array([5, 6, 7])], np.array([5, 6, 7]), [torch.tensor([5, 6, 7])]):
@@ -302,29 +302,29 @@ WRONG_OPTIONS: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("options", "field"), WRONG_OPTIONS, ids=str)
-def test_wrong_options_are_refused_by_name(tiny_folder: Path, options: dict[str, object], field: str) -> None:
+def test_invalid_options_name_the_field(tiny_folder: Path, options: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as error:
         LLM(tiny_folder, quiet=True, **options)  # type: ignore[arg-type]
     assert error.value.field == field
 
 
-def test_other_systems_names_for_options_are_known(tiny_folder: Path) -> None:
+def test_option_aliases_of_other_systems_are_accepted(tiny_folder: Path) -> None:
     llm = LLM(tiny_folder, block_size=8, enable_prefix_caching=False, quiet=True)
     assert (llm.config.page_size, llm.config.prefix_cache) == (8, False)
 
 
-def test_many_choices_do_not_wait_for_each_other(llm: LLM) -> None:
+def test_many_choices_run_in_one_batch(llm: LLM) -> None:
     before = llm.engine.stats.forwards
     llm.generate(PROMPT, SamplingParams(max_tokens=8, temperature=1.0, seed=1, n=16, ignore_eos=True))
     assert llm.engine.stats.forwards - before <= 10
 
 
-def test_chat_refuses_what_it_does_not_know(plain: LLM) -> None:
+def test_chat_rejects_unknown_arguments(plain: LLM) -> None:
     with pytest.raises(TypeError):
         plain.chat([{"role": "user", "content": "x"}], temperature=0.5)  # type: ignore[call-arg]
 
 
-def test_a_draft_model_guesses_for_its_target(tiny_folder: Path, tmp_path: Path, plain: LLM) -> None:
+def test_a_draft_model_drafts_for_its_target(tiny_folder: Path, tmp_path: Path, plain: LLM) -> None:
     twin = LLM(tiny_folder, drafter=f"model:{tiny_folder}", num_speculative_tokens=4, quiet=True)
     short = write_tiny_folder(tmp_path / "short", seed=3)
     config = json.loads((short / "config.json").read_text())
@@ -341,26 +341,26 @@ def test_a_draft_model_guesses_for_its_target(tiny_folder: Path, tmp_path: Path,
             assert found[0].speculation.drafted > 0
             assert llm.engine.stats.drafter_failures == 0
     (output,) = twin.generate(PROMPT, SamplingParams(max_tokens=51, ignore_eos=True))
-    assert output.speculation.steps == 11, "its twin is always right"
+    assert output.speculation.steps == 11, "an equal draft model is always accepted"
     assert twin.assembly.memory.drafter > 0
 
 
-def test_suffixes_and_predictions_guess_too(tiny_folder: Path, plain: LLM) -> None:
+def test_suffix_and_prediction_drafters(tiny_folder: Path, plain: LLM) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     (wanted,) = plain.generate(PROMPT, params)
     suffix = LLM(tiny_folder, drafter="suffix", num_speculative_tokens=8, quiet=True)
     steps = [suffix.generate(PROMPT, params)[0] for _ in range(2)]
     assert all(each.outputs[0].token_ids == wanted.outputs[0].token_ids for each in steps)
-    assert steps[1].speculation.steps < steps[0].speculation.steps / 2, "the second time the text is known"
-    foretold = LLM(tiny_folder, drafter="prediction", num_speculative_tokens=8, quiet=True)
+    assert steps[1].speculation.steps < steps[0].speculation.steps / 2, "the second time the output is known"
+    predicted = LLM(tiny_folder, drafter="prediction", num_speculative_tokens=8, quiet=True)
     choice = SpeculationChoice(prediction=wanted.outputs[0].text)
-    (output,) = foretold.generate(PROMPT, params, speculation=choice)
+    (output,) = predicted.generate(PROMPT, params, speculation=choice)
     assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
     ignored = plain.generate(PROMPT, params, speculation=choice)[0]
     assert (ignored.outputs[0].token_ids, ignored.speculation.drafted) == (wanted.outputs[0].token_ids, 0)
 
 
-def test_the_first_layers_guess_for_the_whole(tiny_folder: Path, plain: LLM) -> None:
+def test_early_exit_drafts_with_the_first_layers(tiny_folder: Path, plain: LLM) -> None:
     llm = LLM(tiny_folder, drafter="exit:1", num_speculative_tokens=4, quiet=True)
     for params in (SamplingParams(max_tokens=30), SamplingParams(max_tokens=30, temperature=1.0, seed=2)):
         wanted, found = plain.generate([PROMPT, "The"], params), llm.generate([PROMPT, "The"], params)
@@ -384,7 +384,7 @@ def test_a_draft_model_with_another_tokenizer_is_translated(tiny_folder: Path, t
     )
 
 
-def test_lossy_rules_are_by_name_only_and_say_so(tiny_folder: Path, llm: LLM) -> None:
+def test_lossy_rules_are_opt_in_and_reported(tiny_folder: Path, llm: LLM) -> None:
     lossy = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="confidence", workload="code", **FOUR)
     (output,) = lossy.generate(PROMPT, SamplingParams(max_tokens=20, temperature=1.0, seed=1, ignore_eos=True))
     assert (output.speculation.rule, output.speculation.lossless) == ("confidence", False)
@@ -400,7 +400,7 @@ def test_lossy_rules_are_by_name_only_and_say_so(tiny_folder: Path, llm: LLM) ->
         LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="confidence", workload="poetry", quiet=True)
 
 
-def test_auto_takes_block_only_where_no_seed_binds_it(tiny_folder: Path) -> None:
+def test_auto_uses_block_only_without_a_seed(tiny_folder: Path) -> None:
     llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="auto", draft_temperature="entropy", **FOUR)
     rules = [
         llm.generate(PROMPT, SamplingParams(max_tokens=4, **each))[0].speculation.rule  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""foretell pairs and foretell check-pair: what the data file says, and what a pair's small files tell."""
+"""foretell pairs and foretell check-pair: known pairs, and compatibility by config and tokenizer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 
 from foretell.build.draft_compat import check_draft_compat, check_model_names, look_up, parameters
 from foretell.build.model_source import no_progress, open_model
-from foretell.cli.check_pair import CHECK_PAIR
-from foretell.cli.command import Command
+from foretell.cli.common import Command
 from foretell.cli.main import main
-from foretell.cli.pairs import PAIRS
+from foretell.cli.pairs import CHECK_PAIR, PAIRS
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import ModelError
-from foretell.hub.catalog import BUILTINS
-from foretell.hub.installed import LocalModel
-from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_here, known_targets
+from foretell.hub.catalog import BUILTINS, LocalModel
+from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_installed, known_targets
 from foretell.models.hf_config import from_hf
 from foretell.models.load import meta_model
 from tests.folder import write_tiny_folder
@@ -42,7 +40,7 @@ def run(command: Command, capsys: pytest.CaptureFixture[str], *words: str) -> tu
     return code, capsys.readouterr().out
 
 
-def test_every_known_target_and_draft_is_whole() -> None:
+def test_every_known_target_and_draft_is_complete() -> None:
     targets = known_targets()
     assert len({target.id for target in targets}) == len(targets) > 40
     for target in targets:
@@ -57,7 +55,7 @@ def test_every_known_target_and_draft_is_whole() -> None:
             assert draft.billions is not None or draft.kind != "model", "a draft model's size is known"
 
 
-def test_the_families_people_ask_for_and_the_built_in_models_are_known() -> None:
+def test_common_families_and_built_in_models_are_known() -> None:
     families = {target.family for target in known_targets()}
     assert families >= {
         "Llama 3",
@@ -74,7 +72,7 @@ def test_the_families_people_ask_for_and_the_built_in_models_are_known() -> None
     assert named >= set(BUILTINS)
 
 
-def test_what_works_for_any_model_is_what_the_option_takes() -> None:
+def test_drafters_for_any_model_are_accepted_by_the_option() -> None:
     offered = SpeculationConfig.__dataclass_fields__["drafter"].metadata["help"]
     for name in set(FOR_ANY) - {"prediction"}:
         assert name in offered, name
@@ -89,7 +87,7 @@ NAMES = {
     "bartowski/x:Qwen2.5-Coder-7B-Instruct-Q4_K_M.gguf": "Qwen/Qwen2.5-Coder-7B-Instruct",
     "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8": "Qwen/Qwen3-30B-A3B-Instruct-2507",
     "someone/Qwen3-4Bit": None,
-    "nobody/nothing": None,
+    "unknown/model": None,
 }
 
 
@@ -109,23 +107,23 @@ def test_pairs_lists_drafts_and_what_works_for_any(capsys: pytest.CaptureFixture
     assert all(target.id in out for target in known_targets())
 
 
-def test_pairs_of_an_unknown_model_still_say_what_works(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = run(PAIRS, capsys, "nobody/nothing")
+def test_pairs_of_an_unknown_model_still_lists_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(PAIRS, capsys, "unknown/model")
     assert code == 0
-    assert "no trained draft is known for nobody/nothing" in out
+    assert "no trained draft is known for unknown/model" in out
     assert "ngram" in out
     assert "did you mean Qwen/Qwen3-8B?" in run(PAIRS, capsys, "Qwen/Qwen3_8B")[1]
-    code, out = run(PAIRS, capsys, "nobody/nothing", "--json")
+    code, out = run(PAIRS, capsys, "unknown/model", "--json")
     assert (code, json.loads(out)["known"]) == (0, [])
     assert set(json.loads(out)["for_any"]) == set(FOR_ANY)
 
 
-def test_a_draft_is_here_only_with_its_weights(tmp_path: Path) -> None:
+def test_a_draft_is_local_only_with_its_weights(tmp_path: Path) -> None:
     draft, cached = Suggestion("model", "a/b", 1.0), LocalModel("a/b", tmp_path, 9, builtin=False, present=True)
-    assert not is_here(draft, [cached])
+    assert not is_installed(draft, [cached])
     (tmp_path / "model.safetensors").touch()
-    assert is_here(draft, [cached])
-    assert not is_here(Suggestion("model", "a/c", 1.0), [cached])
+    assert is_installed(draft, [cached])
+    assert not is_installed(Suggestion("model", "a/c", 1.0), [cached])
 
 
 def test_pairs_needs_no_torch() -> None:
@@ -139,7 +137,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def model_folder(folder: Path, tokenizer: str | None = None, **config: Any) -> Path:
-    """A model's small files."""
+    """Write a model without weights."""
     write_tiny_folder(folder)
     (folder / "model.safetensors").unlink()
     values = json.loads((folder / "config.json").read_text())
@@ -163,7 +161,7 @@ def opaque() -> str:
     return str(backend.to_str())
 
 
-def test_pairs_of_models_are_told_by_their_small_files(target: Path, tmp_path: Path) -> None:
+def test_compatibility_is_decided_by_config_and_tokenizer(target: Path, tmp_path: Path) -> None:
     size = json.loads((target / "config.json").read_text())["vocab_size"]
     drafts = {
         "same": model_folder(tmp_path / "same"),
@@ -178,7 +176,7 @@ def test_pairs_of_models_are_told_by_their_small_files(target: Path, tmp_path: P
         "experts": model_folder(tmp_path / "experts", model_type="mixtral"),
     }
     found = {name: check_model_names(str(target), str(draft), no_progress) for name, draft in drafts.items()}
-    assert {name: pairing.kind for name, pairing in found.items()} == {
+    assert {name: compat.kind for name, compat in found.items()} == {
         "same": "same",
         "renamed": "same",
         "padded": "same",
@@ -196,7 +194,7 @@ def test_pairs_of_models_are_told_by_their_small_files(target: Path, tmp_path: P
     assert found["other"].vocab_map is not None
 
 
-def test_notes_say_what_a_pair_costs(target: Path, tmp_path: Path) -> None:
+def test_notes_tell_the_relative_size(target: Path, tmp_path: Path) -> None:
     short = look_up(str(model_folder(tmp_path / "short", max_position_embeddings=64)), no_progress)
     notes = " ".join(check_draft_compat(look_up(str(target), no_progress), short).notes)
     assert "cannot pay" in notes
@@ -209,12 +207,12 @@ def test_notes_say_what_a_pair_costs(target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_are_counted_as_they_are_loaded(name: str) -> None:
+def test_parameters_are_counted_correctly(name: str) -> None:
     config = from_hf(MODELS[name][1].to_dict())
     assert parameters(config) == sum(weight.numel() for weight in meta_model(config, torch.float32).parameters())
 
 
-def test_check_pair_says_so_and_exits(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
+def test_check_pair_sets_the_exit_code(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
     draft, refused = model_folder(tmp_path / "draft", metaspace_json()), model_folder(tmp_path / "lower", lower_case())
     code, out = run(CHECK_PAIR, capsys, str(target), str(draft))
     assert code == 0
@@ -229,7 +227,7 @@ def test_check_pair_says_so_and_exits(capsys: pytest.CaptureFixture[str], target
     assert (code, result["kind"], result["agreement"], result["weight_ratio"]) == (0, "same", 1.0, 1.0)
 
 
-def test_names_that_are_no_model_are_the_callers_fault(target: Path, tmp_path: Path) -> None:
+def test_unknown_model_names_are_usage_errors(target: Path, tmp_path: Path) -> None:
     assert main(["check-pair", "no such model", str(target)]) == 2
     with pytest.raises(SystemExit, match="2"):
         main(["check-pair", str(target)])
@@ -237,22 +235,22 @@ def test_names_that_are_no_model_are_the_callers_fault(target: Path, tmp_path: P
         check_model_names(str(target), str(tmp_path), no_progress)
 
 
-def test_of_an_id_no_weights_are_fetched(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_weights_of_a_hugging_face_id_are_not_fetched(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
 
     def snapshot(repo: str, allow_patterns: list[str], ignore_patterns: list[str], revision: str | None) -> str:
-        asked.extend([repo, *allow_patterns])
+        fetched.extend([repo, *allow_patterns])
         return str(target)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert check_model_names("owner/model", str(target), no_progress).kind == "same"
-    assert asked[0] == "owner/model"
-    assert "config.json" in asked
-    assert not [pattern for pattern in asked if "safetensors" in pattern and not pattern.endswith(".json")]
+    assert fetched[0] == "owner/model"
+    assert "config.json" in fetched
+    assert not [pattern for pattern in fetched if "safetensors" in pattern and not pattern.endswith(".json")]
 
 
 @pytest.mark.weights
-def test_the_built_in_models_pair_by_tokens() -> None:
+def test_the_built_in_models_are_compatible_by_tokens() -> None:
     opened = [open_model(name, EngineConfig(model=name), no_progress) for name in ("gemma3-270m", "smollm2-135m")]
     found = check_draft_compat(*opened)
     assert (found.kind, found.works) == ("tokens", True)

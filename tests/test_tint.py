@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli.ansi import COLOURS, RESET, Palette, Tint, wants_colour
+from foretell.cli.stream_output import COLOURS, RESET, Palette, StreamRenderer, wants_colour
 from foretell.tokenizer import Tokenizer
 from foretell.types import TARGET, Delta
 
@@ -38,7 +38,7 @@ def deltas(tokenizer: Tokenizer, text: str, sizes: list[int]) -> list[Delta]:
 
 @pytest.mark.parametrize("sizes", [[1], [3], [4, 1, 2], [50]])
 def test_the_text_stays_and_every_guess_has_its_colour(tokenizer: Tokenizer, sizes: list[int]) -> None:
-    tint = Tint(tokenizer, Palette(["ngram", "suffix"]))
+    tint = StreamRenderer(tokenizer, Palette(["ngram", "suffix"]))
     steps = deltas(tokenizer, TEXT, sizes)
     painted = "".join(tint.render(delta) for delta in steps)
     assert CODES.sub("", painted) == TEXT
@@ -50,7 +50,7 @@ def test_the_text_stays_and_every_guess_has_its_colour(tokenizer: Tokenizer, siz
 
 def test_text_that_was_held_back_keeps_its_colours(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("the quick brown fox", add_special=False)
-    tint = Tint(tokenizer, Palette(["ngram"]))
+    tint = StreamRenderer(tokenizer, Palette(["ngram"]))
     half = len(tokens) // 2
     first = tint.render(Delta("0", 0, tuple(tokens[:half]), "th", ("ngram",) * half))
     rest = tint.render(Delta("0", 0, tuple(tokens[half:]), "e quick brown fox", (TARGET,) * (len(tokens) - half)))
@@ -59,7 +59,7 @@ def test_text_that_was_held_back_keeps_its_colours(tokenizer: Tokenizer) -> None
 
 
 def test_without_a_palette_there_are_no_colours(tokenizer: Tokenizer) -> None:
-    tint = Tint(tokenizer, None)
+    tint = StreamRenderer(tokenizer, None)
     assert "".join(tint.render(delta) for delta in deltas(tokenizer, TEXT, [3])) == TEXT
     assert tint.legend() == ""
 
@@ -68,13 +68,15 @@ def test_without_a_palette_there_are_no_colours(tokenizer: Tokenizer) -> None:
 def test_a_terminal_does_not_obey_what_a_model_writes(tokenizer: Tokenizer, palette: Palette | None) -> None:
     hostile = "a\x1b[2Jb\x07c\rd\x9be\n\tf"
     tokens = tuple(tokenizer.encode(hostile, add_special=False))
-    shown = Tint(tokenizer, palette, terminal=True).render(Delta("0", 0, tokens, hostile, (TARGET,) * len(tokens)))
+    shown = StreamRenderer(tokenizer, palette, terminal=True).render(
+        Delta("0", 0, tokens, hostile, (TARGET,) * len(tokens))
+    )
     assert shown == "a␛[2Jb␇c␍d\ufffde\n\tf"
-    assert Tint(tokenizer, None).render(Delta("0", 0, tokens, hostile, (TARGET,) * len(tokens))) == hostile
+    assert StreamRenderer(tokenizer, None).render(Delta("0", 0, tokens, hostile, (TARGET,) * len(tokens))) == hostile
 
 
 def test_the_legend_names_those_whose_tokens_stood(tokenizer: Tokenizer) -> None:
-    tint = Tint(tokenizer, Palette(["prediction", "ngram", "suffix"]))
+    tint = StreamRenderer(tokenizer, Palette(["prediction", "ngram", "suffix"]))
     for delta in deltas(tokenizer, TEXT, [3])[:1]:
         tint.render(delta)
     assert CODES.sub("", tint.legend()) == "ngram: guessed, and stood; plain: the model itself"

@@ -1,4 +1,4 @@
-"""A small random world: a decoder of a few thousand weights, and engines around it."""
+"""A decoder of a few thousand random weights, and engines around it."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5], [9], [3] * 8, [4, 5, 6, 7,
 
 
 def tiny_decoder(seed: int = 0, config: ModelConfig = CONFIG) -> Decoder:
-    """Weights large enough that tokens are told apart well beyond rounding."""
+    """Return a decoder whose logits differ by far more than float rounding errors."""
     return random_decoder(config, seed, 0.3)
 
 
 @dataclass(frozen=True)
 class World:
-    """Everything an engine is made of but the drafter."""
+    """The settings of an engine, without the drafter."""
 
     page_size: int = 4
     pages: int = 256
@@ -71,16 +71,16 @@ class World:
 
     def engine(self, drafter: Drafter | None = None) -> Engine:
         model = tiny_decoder(config=self.config).to(self.device)
-        variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before weights are packed away
+        variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before the weights are packed
         heads = [arm for arm in drafter.drafters.values() if isinstance(arm, OwnHead)] if drafter is not None else []
         taps = tuple(sorted({tap for arm in heads for tap in arm.hidden_layers}))
-        shapes = tuple(shape for arm in heads for shape in arm.beside)
-        lender = TargetWeights.of(model)  # before weights are packed away
+        shapes = tuple(shape for arm in heads for shape in arm.head_layer_shapes)
+        lender = TargetWeights.of(model)  # before the weights are packed
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
         first = self.config.layers
         for arm in heads:
             arm.bind(runner, lender, first)
-            first += len(arm.beside)
+            first += len(arm.head_layer_shapes)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         kind = Turns if isinstance(drafter, MixDrafter) else FixedController
@@ -92,14 +92,14 @@ class World:
 
 
 class Turns(FixedController):
-    """Lets the arms of a mix take turns, so that each meets texts that moved on without it."""
+    """Alternates between the drafters of a mix, so that each sees sequences that advanced without it."""
 
     def __init__(self, nodes: int, levels: int = 0) -> None:
         super().__init__(nodes, levels)
         self.step = 0
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        return (seqs[::2], self.nodes - 1) if self.step % 3 else ([], 0)
+        return (seqs[::2], self.num_tokens - 1) if self.step % 3 else ([], 0)
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         self.step += 1
@@ -109,13 +109,13 @@ class Turns(FixedController):
 
 
 def model_drafter(seed: int = 0, pages: int = 256, device: str = "cpu", **settings: object) -> ModelDrafter:
-    """A drafter that asks a tiny model; with seed 0 it is the target's twin."""
+    """Return a drafter with a tiny draft model; with seed 0 it equals the target."""
     runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT)
     return ModelDrafter(runner, VOCAB, **settings)  # type: ignore[arg-type]
 
 
 class OwnVariant(Wrapper):
-    """A variant of the target as its draft; bound to an engine when that is made, because it shares its pages."""
+    """A variant of the target as draft model; bound to an engine when that is built, because it shares its pages."""
 
     def __init__(self, name: str, make: Callable[[Decoder], Decoder]) -> None:
         super().__init__(NoDrafter())
@@ -131,13 +131,17 @@ class OwnVariant(Wrapper):
 
 
 class OwnHead(Wrapper):
-    """A head over the target's states; bound to an engine when that is made, because it shares its pages."""
+    """A draft head over the target's hidden states; bound to an engine when that is built, like `OwnVariant`."""
 
     def __init__(self, config: HeadConfig, seed: int = 0, packed: bool = False, **settings: object) -> None:
-        """`packed`: with weights as they are served, and so by the native library where there is one."""
+        """`packed`: with packed weights, as they are served, and so with native kernels where there are any."""
         super().__init__(NoDrafter())
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.hidden_layers, self.beside = config.kind, config.hidden_layers, head_layer_shapes(config)
+        self.name, self.hidden_layers, self.head_layer_shapes = (
+            config.kind,
+            config.hidden_layers,
+            head_layer_shapes(config),
+        )
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:
@@ -152,7 +156,7 @@ class OwnHead(Wrapper):
 
 
 def random_head(config: HeadConfig, lender: TargetWeights, seed: int = 0, spread: float = 0.2) -> DraftHead[Any]:
-    """Weights that tell tokens apart; where it has fewer tokens, every other one."""
+    """Return a head with random weights; with a draft vocabulary, of random tokens."""
     head = make_head(config)
     generator = torch.Generator().manual_seed(seed)
     init_weights(head, generator, spread=spread)
@@ -221,35 +225,35 @@ def generate(
     prompts: list[list[int]] = PROMPTS,
     **params: object,
 ) -> list[list[int]]:
-    """What is written after each prompt, all in one batch."""
+    """Return the output tokens of each prompt, generated in one batch."""
     engine = world.engine(drafter)
-    tracks = [track for i, prompt in enumerate(prompts) for track in add(engine, str(i), prompt, **params)]
+    states = [state for i, prompt in enumerate(prompts) for state in add(engine, str(i), prompt, **params)]
     run(engine, after_step)
-    assert engine.runner.pool.num_held == 0, "all pages are back"
-    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+    assert engine.runner.pool.num_held == 0, "all pages are free"
+    return [state.seq.tokens[len(state.seq.request.prompt) :] for state in states]
 
 
 def check_pages(engine: Engine) -> None:
-    """Every page is free, idle, or held by as many sequences as say so."""
+    """Check that every page has as many holders as sequences that list it."""
     pool = engine.runner.pool
     pool.check()
     held: dict[int, int] = {}
-    for track in engine.states.values():
-        assert len(set(track.seq.pages)) == len(track.seq.pages)
-        for page in track.seq.pages:
+    for state in engine.states.values():
+        assert len(set(state.seq.pages)) == len(state.seq.pages)
+        for page in state.seq.pages:
             held[page] = held.get(page, 0) + 1
     assert held == {page: count for page, count in enumerate(pool._holders) if count}
 
 
 def random_tree(seq: Sequence, budget: Budget) -> Draft:
-    """Branches anywhere, tokens without sense."""
+    """Return a tree of random shape and tokens."""
     rng = random.Random(len(seq.tokens) * 31 + seq.id)
     tokens = tuple(rng.randrange(VOCAB) for _ in range(budget.nodes))
     return Draft(tokens, tuple(rng.randrange(-1, i) for i in range(budget.nodes)), "tree")
 
 
 def tree_around(truth: list[list[int]]) -> ScriptedDrafter:
-    """The right token always stands second, behind a wrong one: to accept it, its keys and values must move."""
+    """Return a drafter whose correct tokens come second, after a wrong sibling: accepting them moves their KV."""
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
         tokens: list[int] = []

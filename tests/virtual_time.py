@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if timeout is not None and (not self._threads or timeout == 0):
             self._now += timeout
             return self._wait(0)
-        events = self._wait(PATIENCE if self._threads else 1.0)  # a thread wakes the loop
+        events = self._wait(TIMEOUT if self._threads else 1.0)  # a thread wakes the loop
         assert events or self._threads, "every task waits, and nothing is scheduled that could wake one"
         return events
 

@@ -1,16 +1,16 @@
-"""Waiting for what comes about by itself: soon where the machine is free, and late where it is not."""
+"""Waiting for a condition that becomes true by itself, on a free or on a busy machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-PATIENCE = 60  # seconds, many times what anything here takes on a busy machine
+TIMEOUT = 60  # seconds; many times what anything here takes on a busy machine
 
 
-def wait_for(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Until it holds."""
+def wait_for(holds: Callable[[], object], seconds: float = TIMEOUT) -> None:
+    """Wait until the condition holds."""
     until = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < until, "it never came to that"
+        assert time.monotonic() < until, "the condition never became true"
         time.sleep(0.002)

@@ -10,13 +10,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
+from foretell.bench.compare import CompareSample, number, summarise
+from foretell.bench.http_client import FAILURES, look, remedy
+from foretell.bench.intervals import shown
+from foretell.bench.measure import Watch
+from foretell.bench.peers import SAMPLE, Asked, Endpoint, Reply
+from foretell.bench.prompt import BenchPrompt
 from foretell.errors import RequestError
-
-from .clients import FAILURES, look, remedy
-from .compare import CompareSample, summarise
-from .measure import Watch
-from .peers import SAMPLE, Asked, Endpoint, Reply
-from .prompt import BenchPrompt
 
 TASKS = ("chat", "code", "extraction", "edit", "translation", "story")
 MAX_TOKENS = 48
@@ -237,3 +237,40 @@ def running(endpoint: Endpoint) -> int:
         return 0
     text = body.decode("utf-8", "replace") if status == 200 else ""
     return int(sum(float(each["value"]) for each in SAMPLE.finditer(text) if each["name"] in RUNNING))
+
+
+HEAD = ("task", "tokens", "tokens/s", "accepted per step", "ratio to none", "same text")
+
+
+def markdown(findings: CheckFindings) -> str:
+    """A row for each task."""
+    rows = [
+        [
+            str(cell["task"]),
+            str(cell["tokens"]),
+            number(cell["tokens_per_second"], 1),
+            number(cell["accepted_per_step"], 2),
+            shown(cell["speedup"], cell["speedup_interval"]),
+            {True: "yes", False: "NO", None: "-"}[cell["same_text"]],
+        ]
+        for cell in findings.cells
+    ]
+    lines = [HEAD, ["---"] + ["---:"] * 4 + ["---"], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def remarks(findings: CheckFindings) -> list[str]:
+    """The verdict, and what a reader must know."""
+    facts = findings.facts
+    lines = [
+        facts.words,
+        f"{facts.requests} requests one after the other in {facts.seconds:.1f} s: "
+        f"{facts.requests_per_second:.2f} requests a second.",
+    ]
+    if facts.same_text is False:
+        lines.append("NOT THE SAME TEXT with guesses as without: see the table.")
+    for reason, count in findings.reasons.items():
+        lines.append(f"ERRORS: {reason} ({count} times).")
+    if findings.stopped is not None:
+        lines.append("Stopped before the end: the table has what was finished.")
+    return lines

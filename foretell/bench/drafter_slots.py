@@ -109,7 +109,7 @@ class DrafterSlots:
         timed = TimedDrafter(drafter or self.drafter(config))
         controller, defaults = build_controller(config, timed, self._target), default_choice(config)
         measured = self.llm.assembly.profiler.controller
-        if measured.costs.known:
+        if measured.costs.is_known:
             controller.costs.load(measured.costs.dump())
         for name, costs in controller.draft_costs.items():
             if name in measured.draft_costs:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
+from foretell.bench.drafter_slots import DrafterSlot, DrafterSlots
+from foretell.bench.latency import AcceptanceByDepth
+from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant
+from foretell.bench.plan import Plan
+from foretell.bench.prompt import BenchPrompt
+from foretell.engine.sequence_state import SequenceState
 from foretell.engine.stats import SpeculationStats
 from foretell.llm import LLM
 from foretell.sampling_params import SamplingParams
@@ -14,12 +22,65 @@ from foretell.structured_output import GrammarSpec
 from foretell.tokenizer import StreamDecoder
 from foretell.types import Request, SpeculationChoice
 
-from .acceptance_by_depth import AcceptanceByDepth
-from .drafter_slots import DrafterSlot, DrafterSlots
-from .measure import PLAIN, MeasureJob, TimedOutput, Variant
-from .plan import Plan
-from .prompt import BenchPrompt
-from .timed_generate import write
+
+@dataclass(frozen=True)
+class Course:
+    """How texts were written. Times are seconds; `decoding` begins when the last of them has its first token."""
+
+    tracks: tuple[SequenceState, ...]
+    whole: float
+    decoding: float
+    early: int  # tokens that were there before
+    pace: tuple[tuple[float, int], ...]  # then for each step and text: the step's seconds, the tokens it brought
+
+    @property
+    def texts(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(track.seq.tokens[len(track.seq.request.prompt) :]) for track in self.tracks)
+
+    @property
+    def steps(self) -> int:
+        """Forwards that gave a text a token, summed over texts."""
+        return sum(track.speculation.steps for track in self.tracks)
+
+    @property
+    def timed(self) -> int:
+        """Tokens that came while decoding was timed."""
+        return sum(map(len, self.texts)) - self.early
+
+
+def write(llm: LLM, requests: Sequence[Request]) -> Course:
+    """Write all of them to their ends, from one batch; nobody else may be served meanwhile."""
+    engine = llm.engine
+    grammars = [request.params.structured_outputs for request in requests]
+    compiled = [None if wanted is None else llm.assembly.grammars.compile(wanted) for wanted in grammars]
+    began = perf_counter()
+    try:
+        tracks = [engine.add(request, grammar) for request, grammar in zip(requests, compiled, strict=True)]
+        while any(track.timings.first_token is None for track in tracks):
+            engine.step()
+        first, early = perf_counter(), sum(track.seq.num_output_tokens for track in tracks)
+        pace: list[tuple[float, int]] = []
+        _drain(tracks)
+        last = first
+        while engine.busy:
+            engine.step()
+            now = perf_counter()
+            pace += [(now - last, count) for count in _drain(tracks) if count]
+            last = now
+    finally:
+        for request in requests:  # where all went well there is nothing left to abort
+            engine.abort(request.id)
+    return Course(tuple(tracks), last - began, last - first, early, tuple(pace))
+
+
+def _drain(tracks: Sequence[SequenceState]) -> list[int]:
+    """The tokens each text got since it was last asked."""
+    counts: list[int] = []
+    for track in tracks:
+        counts.append(sum(len(delta.tokens) for delta in track.outbox))
+        track.outbox.clear()
+    return counts
+
 
 WARM_UP = "Count from one to ten and back again."  # no item of a workload: who learns from it learns nothing of use
 WARM_UP_TOKENS = 8

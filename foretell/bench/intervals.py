@@ -12,10 +12,68 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import lru_cache
 from statistics import fmean, median, variance
+from typing import Any, Protocol
 
-from .student_t import t_quantile
+TINY = 1e-300
+PRECISION = 1e-14
+TERMS = 500  # of the continued fraction, which needs about a dozen
+BISECTIONS = 200
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(level: float, freedom: float) -> float:
+    """Return x with P(T <= x) = level, for level in [0.5, 1)."""
+    if not 0.5 <= level < 1 or not freedom > 0:
+        raise ValueError(f"needs a level in [0.5, 1) and degrees of freedom above 0, not {level} and {freedom}")
+    low, high = 0.0, 1.0
+    while _t_cdf(high, freedom) < level:
+        high *= 2
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _t_cdf(middle, freedom) < level else (low, middle)
+    return (low + high) / 2
+
+
+def _t_cdf(x: float, freedom: float) -> float:
+    """Return P(T <= x) for x >= 0."""
+    return 1 - _beta_cdf(freedom / (freedom + x * x), freedom / 2, 0.5) / 2
+
+
+def _beta_cdf(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function I_x(a, b)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    front = math.exp(log_front)
+    if x < (a + 1) / (a + b + 2):
+        return front * _beta_fraction(x, a, b) / a
+    return 1 - front * _beta_fraction(1 - x, b, a) / b
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    """Evaluate the continued fraction of I_x(a, b) by Lentz's algorithm."""
+    c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))
+    found = d
+    for m in range(1, TERMS):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1 / _not_zero(1 + term * d)
+            c = _not_zero(1 + term / c)
+            found *= c * d
+        if abs(c * d - 1) < PRECISION:
+            break
+    return found
+
+
+def _not_zero(value: float) -> float:
+    return value if abs(value) > TINY else TINY
+
 
 Pairs = Sequence[Sequence[float]]  # for each prompt its ratios, one per round
 
@@ -138,3 +196,55 @@ def _mean_variance(parts: Sequence[Variance], count: int) -> Variance:
 
 def _prompt_logs(pairs: Pairs) -> list[float]:
     return [median(map(math.log, rounds)) for rounds in pairs]
+
+
+ESTIMATE = "estimate"  # a field for the mean over cells, not part of the JSON
+
+
+class Part(Protocol):
+    """What a mean is made of: a cell. `estimate` is that of its log ratio, where it was measured more than once."""
+
+    @property
+    def accepted_per_step(self) -> float | None: ...
+
+    @property
+    def speedup(self) -> float | None: ...
+
+    @property
+    def same_text(self) -> bool | None: ...
+
+    @property
+    def estimate(self) -> Estimate | None: ...
+
+
+@dataclass(frozen=True)
+class Overall:
+    """One arm over all its cells, of which each counts the same."""
+
+    arm: str
+    cells: int
+    accepted_per_step: float | None
+    speedup: float | None
+    speedup_interval: tuple[float, float] | None
+    same_text: bool | None
+
+
+def over_all(arm: str, cells: Sequence[Part]) -> Overall:
+    """The mean of cells; its interval is known where that of each ratio is."""
+    timed = [cell for cell in cells if cell.speedup is not None]
+    steps = [cell.accepted_per_step for cell in cells if cell.accepted_per_step is not None]
+    same = [cell.same_text for cell in cells if cell.same_text is not None]
+    return Overall(
+        arm=arm,
+        cells=len(cells),
+        accepted_per_step=fmean(steps) if steps else None,
+        speedup=math.exp(fmean(math.log(cell.speedup) for cell in timed if cell.speedup)) if timed else None,
+        speedup_interval=interval(mean_of([cell.estimate for cell in timed])),
+        same_text=all(same) if same else None,
+    )
+
+
+def as_row(cell: Any) -> dict[str, Any]:
+    """A cell as it goes into the JSON."""
+    assert is_dataclass(cell) and not isinstance(cell, type)
+    return {name: value for name, value in asdict(cell).items() if name != ESTIMATE}

@@ -10,8 +10,7 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .measure import Variant
-from .variants import default_names
+from .measure import Variant, default_names
 
 ORACLE, USELESS = STAND_INS = ("oracle", "useless")
 ASKED = (

@@ -2,18 +2,111 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from .acceptance_by_depth import AcceptanceByDepth
-from .intervals import half_width, interval, over_tasks, ratio_of, rounds_over_tasks
-from .latency import Latency, token_times
-from .measure import Sample, TimedOutput
-from .pairs import Group, grouped
-from .transcripts import TextRecord
+from foretell.bench.intervals import (
+    Estimate,
+    half_width,
+    interval,
+    over_prompts,
+    over_rounds,
+    over_tasks,
+    ratio_of,
+    rounds_over_tasks,
+)
+from foretell.bench.latency import AcceptanceByDepth, Latency, token_times
+from foretell.bench.measure import PLAIN, Sample, TimedOutput
+from foretell.bench.transcripts import TextRecord
+from foretell.errors import RequestError
+
+Text = tuple[str, int]  # an item and its turn
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One text in one round."""
+
+    text: Text
+    plain: TimedOutput
+    other: TimedOutput
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than plain decoding; None for a text too short to be timed."""
+        plain, other = self.plain.a_token, self.other.a_token
+        return None if plain is None or other is None else plain / other
+
+    @property
+    def same(self) -> bool | None:
+        """None where the rule promises the distribution and not the tokens."""
+        return self.plain.tokens == self.other.tokens if self.other.promised else None
+
+
+@dataclass
+class Group:
+    """The pairs of one task, temperature, batch size and arm."""
+
+    task: str
+    temperature: float | None
+    batch: int
+    arm: str
+    pairs: list[Pair] = field(default_factory=list)
+
+    @cached_property
+    def ratios(self) -> list[list[float]]:
+        """For each text its ratios, one a round."""
+        found: dict[Text, list[float]] = {}
+        for pair in self.pairs:
+            if pair.ratio is not None:
+                found.setdefault(pair.text, []).append(pair.ratio)
+        return list(found.values())
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """The ratio with prompts as random draws of the task; None with fewer than two prompts."""
+        return over_prompts(self.ratios)
+
+    @cached_property
+    def round_estimate(self) -> Estimate | None:
+        """The ratio for these prompts alone, with rounds as random; None with fewer than two rounds."""
+        return over_rounds(self.ratios)
+
+    @property
+    def plain(self) -> list[TimedOutput]:
+        return [pair.plain for pair in self.pairs]
+
+    @property
+    def others(self) -> list[TimedOutput]:
+        return [pair.other for pair in self.pairs]
+
+
+def grouped(samples: Sequence[Sample], arms: Sequence[str]) -> list[Group]:
+    """Pairs by task, arm, temperature and batch size, arms in the order given.
+
+    What has no plain partner, as in a run that was stopped, is left out.
+    """
+    plain = {_occasion(each): each.written for each in samples if each.arm == PLAIN.name}
+    groups: dict[tuple[str, float | None, int, str], Group] = {}
+    for each in samples:
+        if each.arm == PLAIN.name or _occasion(each) not in plain:
+            continue
+        key = (each.job.task, each.temperature, each.job.batch, each.arm)
+        pair = Pair((each.job.item, each.job.turn), plain[_occasion(each)], each.written)
+        groups.setdefault(key, Group(*key)).pairs.append(pair)
+    tasks = list(dict.fromkeys(group.task for group in groups.values()))
+    return sorted(groups.values(), key=lambda group: (tasks.index(group.task), group.batch, arms.index(group.arm)))
+
+
+def _occasion(sample: Sample) -> tuple[str, int, int, float | None, int]:
+    return sample.job.item, sample.job.turn, sample.job.batch, sample.temperature, sample.round
+
 
 ALL = "all"
 
@@ -187,3 +280,49 @@ def _shares(texts: Sequence[TimedOutput]) -> dict[str, float]:
     drafting = sum(text.drafting for text in texts) / whole if whole else 0.0
     running = sum(text.running for text in texts) / whole if whole else 0.0
     return {"drafting": drafting, "running": running, "rest": max(0.0, 1 - drafting - running)}
+
+
+NOT_CONDITIONS = ("bench", "complete", "prompts", "left_out", "same_text", "overall", "cells")
+WAITS = ("token_seconds", "plain_token_seconds", "text_seconds", "plain_text_seconds")
+
+
+def read_result(path: Path) -> Result:
+    """The result of `bench offline` or `bench drafters` in a file that --out wrote."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RequestError("run", f"there is no {path}; write one with foretell bench offline --out {path}") from None
+    except ValueError as error:
+        raise RequestError("run", f"{path} is not JSON: {error}") from None
+    try:
+        return result_from_json(value)
+    except (KeyError, TypeError, AttributeError):
+        raise RequestError("run", f"{path} is no run of bench offline or bench drafters of this version") from None
+
+
+def result_from_json(value: Mapping[str, Any]) -> Result:
+    """What `Result.as_json` gave."""
+    return Result(
+        value["bench"],
+        {name: each for name, each in value.items() if name not in NOT_CONDITIONS},
+        tuple(map(cell_from_json, value["cells"])),
+        tuple(map(cell_from_json, value["overall"])),
+        value["complete"],
+        tuple(value["prompts"]),
+        tuple(value["left_out"]),
+    )
+
+
+def cell_from_json(value: Mapping[str, Any]) -> Cell:
+    """One row of it."""
+    bounds = value["speedup_interval"]
+    changed = {
+        "speedup_interval": None if bounds is None else (bounds[0], bounds[1]),
+        "differing": tuple(value["differing"]),
+        "places": AcceptanceByDepth(*(tuple(value["places"][name]) for name in ("reached", "stood"))),
+    }
+    return Cell(**{**value, **changed, **{name: _latency(value[name]) for name in WAITS}})
+
+
+def _latency(value: Mapping[str, Any] | None) -> Latency | None:
+    return None if value is None else Latency(**{**value, "curve": tuple(value["curve"])})

@@ -9,26 +9,29 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, Protocol
 
+from foretell.bench.intervals import (
+    Estimate,
+    Overall,
+    Pairs,
+    as_row,
+    interval,
+    mean_ratio,
+    over_all,
+    over_rounds,
+    shown,
+)
+from foretell.bench.measure import PLAIN, Batch, BatchBackend, BatchResult, Variant, Watch, rotated
+from foretell.bench.never_slower_grid import ORACLE
+from foretell.bench.prompt import BenchPrompt
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
-
-from .batch_result import Batch, BatchBackend, BatchResult
-from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds
-from .measure import PLAIN, Variant, Watch, rotated
-from .never_slower_grid import ORACLE
-from .prompt import BenchPrompt
-from .summary import Overall, as_row, over_all
+from foretell.utils.speculation_math import expected_tokens
 
 TOLERANCE = 0.02
 # Whether each text keeps what stands of its own draft, or all keep what stands of every draft, as engines do that
 # advance a batch in step.
 Mode = Literal["sequence", "batch"]
 MODES: tuple[Mode, ...] = ("sequence", "batch")
-
-
-def expected_tokens(rate: float, length: int) -> float:
-    """Tokens a step yields where each of so many guesses stands with that rate, the target's own included."""
-    return float(length + 1) if rate == 1 else (1 - rate ** (length + 1)) / (1 - rate)
 
 
 @dataclass(frozen=True)
@@ -231,3 +234,56 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
         ratios=ratios,
         estimate=estimate,
     )
+
+
+HEAD = ("right", "guesses", "at once", "kept", "accepted per step", "by the law", "off", "ratio to plain", "same text")
+WORDS = {"sequence": "each text by itself", "batch": "all in step"}
+
+
+def markdown(findings: SyntheticFindings) -> str:
+    """A row for each setting and batch size."""
+    lines = [HEAD, ["---:"] * 3 + ["---"] + ["---:"] * 4 + ["---"], *map(_row, findings.cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def remarks(findings: SyntheticFindings) -> list[str]:
+    """What a reader of the table must know."""
+    lines = [
+        "An oracle made the guesses: this is the engine's speed at a known acceptance, and no model's.",
+        "The law: (1 - a^(k+1)) / (1 - a) tokens a step where each of k guesses is right with a chance of a; all in "
+        "step, a guess counts where it stands for every text of the batch. Steps with fewer than k guesses are left "
+        "out of accepted per step.",
+    ]
+    for batch in dict.fromkeys(cell.batch for cell in findings.cells):
+        gains = [f"{a.speedup / b.speedup:.2f}" for a, b in _pairs(findings, batch)]
+        if gains:
+            lines.append(f"{batch} at once: each text by itself is {', '.join(gains)} times as fast as all in step.")
+    for cell in findings.cells:
+        where = f"{cell.length} guesses right at {cell.rate:g}, {cell.batch} at once, {WORDS[cell.mode]}"
+        if not cell.holds:
+            lines.append(f"OFF THE LAW by {cell.off:.1%} (at most {TOLERANCE:.0%} will do): {where}.")
+        if not cell.same_text:
+            lines.append(f"NOT THE SAME TEXT: {where}.")
+    if findings.stopped is not None:
+        lines.append("Stopped before the end: the table has what was finished.")
+    return lines
+
+
+def _pairs(findings: SyntheticFindings, batch: int) -> list[tuple[SyntheticCell, SyntheticCell]]:
+    """The same guesses, kept text by text and in step."""
+    found = {(cell.rate, cell.length, cell.mode): cell for cell in findings.cells if cell.batch == batch}
+    return [(cell, found[rate, length, "batch"]) for (rate, length, mode), cell in found.items() if mode == "sequence"]
+
+
+def _row(cell: SyntheticCell) -> list[str]:
+    return [
+        f"{cell.rate:g}",
+        str(cell.length),
+        str(cell.batch),
+        WORDS[cell.mode],
+        f"{cell.accepted_per_step:.2f}",
+        f"{cell.expected_per_step:.2f}",
+        f"{cell.off:.1%}",
+        shown(cell.speedup, cell.speedup_interval),
+        "yes" if cell.same_text else "NO",
+    ]

@@ -34,15 +34,15 @@ def costs_file(model: str, target: ModelSource) -> Path:
 def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelSource) -> AdaptiveController:
     """Build the controller that chooses draft lengths for these drafters."""
     settings = ControllerSettings(
-        most=config.budget,
-        fixed=config.fixed_lengths(),
+        max_draft_tokens=config.budget,
+        fixed_length=config.fixed_lengths(),
         throughput=config.goal == "throughput",
-        shortest=config.min_draft,
-        tree=config.tree,
+        min_draft_tokens=config.min_draft,
+        max_tree_nodes=config.tree,
     )
     traits = {name: DrafterTraits.of(each) for name, each in drafter.drafters.items()}
     costs = StepCosts(_cost_prior(target), target.padded_sizes)
-    return AdaptiveController(traits, settings, costs, presence=drafter)
+    return AdaptiveController(traits, settings, costs, loader=drafter)
 
 
 def _cost_prior(target: ModelSource) -> CostPrior:

@@ -12,8 +12,8 @@ from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide, first_
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, huggingface, open_checkpoint, resolve
 from foretell.hub.catalog import BUILTINS
-from foretell.hub.folder import CONFIG, read_generation, read_json, read_tokenizer_files
-from foretell.hub.resolve import REPO, better_words
+from foretell.hub.checkpoint import CONFIG, read_generation, read_json, read_tokenizer_files
+from foretell.hub.resolve import REPO, explain_folder_error
 from foretell.models.config import ModelConfig
 from foretell.models.hf_config import read_config
 from foretell.tokenizer import Tokenizer
@@ -152,7 +152,7 @@ def light_checkpoint(name: str, progress: Callable[[str], None]) -> Checkpoint:
     try:
         return open_small_files(folder)
     except ModelError as error:
-        raise better_words(name, error) from error
+        raise explain_folder_error(name, error) from error
 
 
 def open_small_files(folder: Path) -> Checkpoint:

@@ -134,7 +134,7 @@ class DraftHeadSet:
             placed[name] = PlacedHead(head, first)
             first += len(head_layer_shapes(head.config, head.shard))
         runner.hidden_layers = tuple(
-            sorted({tap for head in self.loaded.values() for tap in head.config.hidden_layers})
+            sorted({layer for head in self.loaded.values() for layer in head.config.hidden_layers})
         )
         return placed
 

@@ -244,7 +244,7 @@ def _count_memory(
         free //= target.shard.size  # ranks share the machine's memory, and the first one also holds the drafter
     if target.device.type == "cuda":  # the KV cache takes all that is left, as far as `max_num_seqs` can fill it
         free = int(free * config.gpu_memory_utilization)
-        work = sum(model.step_bytes(config.max_num_batched_tokens, context) for model in (target, *draft_models))
+        work = sum(model.step_workspace(config.max_num_batched_tokens, context) for model in (target, *draft_models))
         needs = replace(needs, workspace=work + heads.workspace, sequences=config.max_num_seqs, cache_fraction=1.0)
         needs = replace(needs, utilization=config.gpu_memory_utilization)
     plan = plan_memory(needs, free, config.kv_memory)

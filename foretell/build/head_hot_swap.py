@@ -12,7 +12,7 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.wiring_check import OPENINGS, accuracy, write
 from foretell.engine.engine import Engine
 from foretell.errors import ForetellError, ModelError
-from foretell.hub.folder import CONFIG, WEIGHTS
+from foretell.hub.checkpoint import CONFIG, WEIGHTS
 from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 
@@ -39,7 +39,7 @@ class HeadHotSwap:
             raise ModelError(
                 "a new head needs the weights of the whole target, which is sharded over several ranks; use one rank"
             )
-        if not engine.runner.model.lends:
+        if not engine.runner.model.can_share_weights:
             raise ModelError("a new head shares the target's output matrix, which is packed and no longer available")
         self.folder, self.engine = folder, engine
         self._seen = self.signature()

@@ -1,4 +1,4 @@
-"""Finding a model and reading what it is made of, before a long load."""
+"""A model that is resolved and not loaded: its config, tokenizer, device, data type and memory needs."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from foretell.tokenizer import Tokenizer
 
 
 def no_progress(_: str) -> None:
-    """For callers who want no progress shown."""
+    """Ignore progress messages."""
 
 
 def print_progress(line: str) -> None:
-    """Standard output belongs to results."""
+    """Print a progress message on standard error; standard output is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that was looked at and not yet loaded."""
+    """A model that is resolved and not loaded yet."""
 
     checkpoint: Checkpoint
     config: ModelConfig
@@ -59,12 +59,12 @@ class ModelSource:
     device: torch.device
     bits: Bits | None = None  # of a weight, where they are to be integers
     rounding: QuantFormat | None = None  # of weights and rows, on a CUDA device
-    shard: Shard | None = None  # of a model that is split, the part that is loaded here
-    keep_packed: bool = False  # whether packed weights are kept on disk for the next start
+    shard: Shard | None = None  # of a tensor-parallel model, the shard of this process
+    keep_packed: bool = False  # cache packed weights on disk for the next start
 
     @property
     def local_config(self) -> ModelConfig:
-        """What lies here."""
+        """Return the config of this process's shard."""
         return self.config if self.shard is None else self.shard.local_config(self.config)
 
     @cached_property
@@ -79,44 +79,44 @@ class ModelSource:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of cache one token takes."""
+        """Return the bytes of KV cache per token."""
         layer = LayerShape(self.local_config.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
-        """The rows that its steps are filled up to; none where they run as they are."""
+        """Return the step sizes in rows that steps are padded to; empty if they are not padded."""
         return CAPTURE_ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
 
-    def step_bytes(self, tokens: int, context: int) -> int:
-        """What its steps work with on a GPU, recorded ones and others."""
+    def step_workspace(self, tokens: int, context: int) -> int:
+        """Return the workspace of its steps on a GPU, including captured ones."""
         c, vocab, itemsize = self.local_config, self.config.vocab, self.dtype.itemsize
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        recorded = graph_workspace(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
-        return step_workspace(width, tokens, vocab, itemsize) + recorded
+        captured = graph_workspace(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
+        return step_workspace(width, tokens, vocab, itemsize) + captured
 
     def load(self, team: TensorParallelGroup | None = None) -> Decoder:
-        """Its weights, or the first rank's part of them, and what joins it to the others."""
+        """Load the weights, or the first rank's shard, and join it to the other ranks."""
         model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
         if team is not None and self.shard is not None:
             model.join_ranks(team.group)
         return model
 
     def load_packed(self, team: TensorParallelGroup | None = None) -> Decoder:
-        """As `load`, for those who need no floats: where packed weights were kept, they are taken as they are."""
+        """Load packed weights from the disk cache, or as `load` if it has none; for callers without need of floats."""
         kept = self._kept
         return (None if kept is None else kept.load()) or self.load(team)
 
     @property
     def _kept(self) -> PackedWeightsCache | None:
-        """Where its packed weights are kept."""
+        """Return the disk cache of its packed weights, if it has one."""
         whole = self.shard is None and self.dtype == torch.float32
         if not self.keep_packed or not whole or native_for(self.device) is None:
             return None
         return PackedWeightsCache(self.checkpoint, self.config, self.bits)
 
     def shard_spec(self, room: CacheSize, heads: tuple[Path | None, ...] = ()) -> ModelShardSpec:
-        """What other ranks are to load of a model that is split, and of heads with it, and the room they give it."""
+        """Return what the other ranks load: their shards of the model and its heads, and the size of the KV cache."""
         context = min(room.context, self.config.context)
         ways = (self.dtype, self.bits, self.rounding)
         return ModelShardSpec(self.checkpoint.path, *ways, room.pages, room.page_size, context, heads)
@@ -130,19 +130,23 @@ class ModelSource:
         return model if self.bits is None else quantize_weights(model, self.bits)
 
     def make_runner(
-        self, model: Decoder, room: CacheSize, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
+        self,
+        model: Decoder,
+        room: CacheSize,
+        hidden_layers: tuple[int, ...] = (),
+        extra_layers: tuple[LayerShape, ...] = (),
     ) -> ModelRunner:
-        """What runs it, once it is loaded; `beside` are further layers of its cache."""
+        """Return a runner for the loaded model; `extra_layers` are further layers of its KV cache."""
         context, made_now = min(room.context, self.config.context), not model.is_packed
-        runner = ModelRunner(self.quantize(model), room.pages, room.page_size, context, taps, beside)
+        runner = ModelRunner(self.quantize(model), room.pages, room.page_size, context, hidden_layers, extra_layers)
         if made_now and (kept := self._kept) is not None:
             kept.write(runner.model)
         return runner
 
     def background_warmup(
-        self, room: CacheSize, free: int, guesses: bool, heads: HeadWarmup | None = None
+        self, room: CacheSize, free: int, has_drafts: bool, heads: HeadWarmup | None = None
     ) -> AbstractContextManager[object]:
-        """Gets kernels ready beside the load, where there are any and that leaves memory for it: `free` bytes."""
+        """Compile kernels in the background while weights load, on a CUDA device whose `free` bytes allow it."""
         few, context = one_layer_per_kind(self.local_config), min(room.context, self.config.context)
         needed = prepared_bytes(few, self.dtype, "meta") + room.context * self.token_bytes // self.config.layers
         if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
@@ -155,11 +159,11 @@ class ModelSource:
             if heads is not None:
                 heads.share_weights(model, context)
             model = model if self.rounding is None else quantize_weights_cuda(model, self.rounding)
-            pages = -(-context // room.page_size)  # as many as the tables of the real one are wide
+            pages = -(-context // room.page_size)  # page tables as wide as the real ones
             ways = ((), ()) if heads is None else ((0, model.config.layers), heads.extra_layers)
             return ModelRunner(model, pages, room.page_size, context, *ways)
 
-        return BackgroundWarmup(make, self.device, guesses, heads)
+        return BackgroundWarmup(make, self.device, has_drafts, heads)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
@@ -168,15 +172,15 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Pages of the cache, and the longest text in them."""
+    """The size of a KV cache, and the longest sequence in it."""
 
     pages: int
-    page_size: int
-    context: int
+    page_size: int  # tokens
+    context: int  # tokens
 
 
 def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> ModelSource:
-    """Find a model and read what it is made of; with several ranks, for the first of them."""
+    """Resolve a model and read its config; with several ranks, for the first of them."""
     checkpoint = open_checkpoint(resolve(name, say, config.revision))
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
@@ -217,7 +221,7 @@ def choose_rounding(config: EngineConfig, device: torch.device) -> QuantFormat |
 
 
 def choose_device(name: str, field: str = "device") -> torch.device:
-    """The device of that name, if it is here; `field` is the setting it was named in."""
+    """Return the device of this name; raise if it is not available. `field` is the setting that names it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -227,12 +231,12 @@ def choose_device(name: str, field: str = "device") -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise RequestError(field, f"{name!r} is not known; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RequestError(field, "no CUDA device is here; use cpu")
+        raise RequestError(field, "no CUDA device is available; use cpu")
     return device
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that came with the model."""
+    """Return the tokenizer of a checkpoint."""
     if checkpoint.kind == "gguf":
         return Tokenizer.from_gguf(checkpoint.config)
     return Tokenizer.from_files(checkpoint.tokenizer_files)

@@ -1,1 +1,1 @@
-"""The losslessness check a user can run."""
+"""The losslessness check that users run: `foretell certify`."""

@@ -1,21 +1,21 @@
-"""How many draft tokens a setting rests on, and whether they are enough to call it lossless."""
+"""Evidence of a certificate: draft tokens per setting, and whether they are enough to call a rule lossless."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-# Accepted and rejected draft tokens over all settings of a part. A bug that changes the text after every fourth
+# Accepted and rejected draft tokens over all settings of a part. A bug that changes the output after every fourth
 # accepted (or rejected) token is missed by ten of them in 0.75^10 = 6% of runs.
-ENOUGH = 10
-# A near-tie count is excused unless plain decoding in a batch gives one this high with a smaller probability.
-RARE = 0.01
+MIN_TOKENS = 10
+SIGNIFICANCE = 0.01  # of the test that more near-ties differ with speculation than without
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Draft tokens of one setting. Rejected are all that were not accepted."""
+    """Draft tokens of one setting; all that were not accepted count as rejected."""
 
     setting: str
     drafted: int
@@ -26,18 +26,18 @@ class Evidence:
         return self.drafted - self.accepted
 
 
-def lacking(part: str, found: Iterable[Evidence]) -> list[str]:
-    """Return what keeps a part's settings from showing anything, one line each.
+def missing_evidence(part: str, found: Iterable[Evidence]) -> list[str]:
+    """Return why a part's settings prove nothing, one line each; empty with enough evidence.
 
     Acceptance is not tested without an accepted token, rollback is not tested without a rejected one: each setting
-    needs both, and all settings together need `ENOUGH` of both.
+    needs both, and all settings together need `MIN_TOKENS` of both.
     """
     settings = list(found)
     reasons = [line for each in settings if (line := _missing(part, each))]
     accepted, rejected = sum(each.accepted for each in settings), sum(each.rejected for each in settings)
-    if not reasons and settings and min(accepted, rejected) < ENOUGH:
+    if not reasons and settings and min(accepted, rejected) < MIN_TOKENS:
         counts = f"{accepted} accepted and {rejected} rejected draft tokens"
-        reasons = [f"{part}: {counts}; each must be {ENOUGH} or more, so give more prompts or tokens"]
+        reasons = [f"{part}: {counts}; each must be {MIN_TOKENS} or more, so give more prompts or tokens"]
     return reasons
 
 
@@ -52,13 +52,13 @@ def _missing(part: str, each: Evidence) -> str:
     return ""
 
 
-def most_near_ties(sequences: int, control: int) -> int:
-    """Return how many of `sequences` may differ at a near-tie, where `control` of as many do without speculation.
+def max_near_ties(sequences: int, control: int) -> int:
+    """Return how many of `sequences` may differ at a near-tie if `control` of as many do without speculation.
 
-    Rounding turns near-ties round whenever the batch changes, with drafts or without. By Fisher's exact test, a count
-    is too high where it would be this far above the control's with a probability below `RARE`.
+    Floating-point rounding flips near-ties whenever the batch changes, with drafts or without. By Fisher's exact test,
+    a count is too high if it exceeds the control's that far with a probability below `SIGNIFICANCE`.
     """
-    return max(count for count in range(sequences + 1) if _tail(sequences, control, count) >= RARE)
+    return max(count for count in range(sequences + 1) if _tail(sequences, control, count) >= SIGNIFICANCE)
 
 
 def _tail(sequences: int, control: int, count: int) -> float:
@@ -68,3 +68,8 @@ def _tail(sequences: int, control: int, count: int) -> float:
         math.comb(sequences, k) * math.comb(sequences, total - k) for k in range(count, min(sequences, total) + 1)
     )
     return ways / math.comb(2 * sequences, total)
+
+
+def json_fields(result: Any, **names: str) -> dict[str, Any]:
+    """Return the fields of a dataclass as JSON; `names` maps field names to their names in the JSON."""
+    return {names.get(name, name): value for name, value in asdict(result).items()}

@@ -1,8 +1,9 @@
-"""Part three: the same prompts with speculation on and off, compared token by token."""
+"""Part 3 of the certificate: the outputs of the same prompts with speculation on and off, token by token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, Request, ScheduledSequence, Sequence, SpeculationChoice
 
-from .evidence import Evidence, most_near_ties
+from .evidence import Evidence, json_fields, max_near_ties
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -26,33 +27,33 @@ PROMPTS = (
     "Translate into German: Good morning, I would like two rolls and a cup of coffee.",
     "Fix the spelling and give the whole text back: I recieved you're letter yesterday and was verry happy about it.",
 )
-# How far apart two scores may be, as a share of the scores' scale, for rounding to turn them round.
+# Largest difference of two scores that floating-point rounding can flip, relative to the largest logit.
 NEAR_TIE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a text first differs, and how close the two tokens were there."""
+    """The first difference of two outputs of one prompt, and the difference of the two tokens' scores there."""
 
     prompt: int
-    place: int
+    position: int
     plain_token: int
-    guessed_token: int
+    speculative_token: int
     margin: float
     bound: float
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding can have turned them round; never where the bound is 0."""
+        """Return whether rounding can explain the difference; never where the bound is 0."""
         return self.margin <= self.bound and self.bound > 0
 
 
 @dataclass(frozen=True)
 class TextResult:
-    """One way of sampling over all prompts."""
+    """Outputs of all prompts under one sampling setting, compared."""
 
     setting: str
-    texts: int
+    sequences: int
     tokens: int
     drafted: int
     accepted: int
@@ -69,40 +70,55 @@ class TextResult:
         return Evidence(self.setting, self.drafted, self.accepted)
 
     @property
-    def most_near_ties(self) -> int:
-        """How many sequences may differ at a near-tie before rounding is no explanation."""
-        return most_near_ties(self.texts, self.control)
+    def max_near_ties(self) -> int:
+        """Return how many sequences may differ at a near-tie before rounding no longer explains it."""
+        return max_near_ties(self.sequences, self.control)
+
+    def as_json(self) -> dict[str, Any]:
+        differences = [
+            json_fields(each, position="place", speculative_token="guessed_token") for each in self.differences
+        ]
+        return json_fields(self, sequences="texts") | {
+            "differences": differences,
+            "passed": self.passed,
+            "rejected": self.evidence.rejected,
+            "most_near_ties": self.max_near_ties,
+        }
 
 
-def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str) -> TextResult:
-    """Write every prompt alone without drafts, then all in one batch with them."""
+def check_outputs(llm: LLM, prompts: list[str], params: SamplingParams, rule: str) -> TextResult:
+    """Generate every prompt alone without speculation, then all in one batch with it, and compare."""
     tokens = [encode(llm.tokenizer, prompt) for prompt in prompts]
     plain = [llm.generate([each], params, speculation=SpeculationChoice(enabled=False))[0] for each in tokens]
-    guessed = llm.generate(tokens, params, speculation=SpeculationChoice(rule=rule))
-    pairs = enumerate(zip(plain, guessed, strict=True))
-    found = [_difference(llm, i, a, b, params) for i, (a, b) in pairs if _tokens(a) != _tokens(b)]
-    drafted, steps = (sum(getattr(each.speculation, name) for each in guessed) for name in ("drafted", "steps"))
+    speculative = llm.generate(tokens, params, speculation=SpeculationChoice(rule=rule))
+    pairs = enumerate(zip(plain, speculative, strict=True))
+    differences = [_difference(llm, i, a, b, params) for i, (a, b) in pairs if _tokens(a) != _tokens(b)]
+    drafted = sum(each.speculation.drafted for each in speculative)
+    steps = sum(each.speculation.steps for each in speculative)
+    control = 0
+    if differences and steps:
+        control = _control(llm, tokens, plain, params, rows=1 + round(drafted / steps))
     return TextResult(
-        "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}, seed {params.seed}",
-        len(prompts),
-        sum(len(_tokens(each)) for each in plain),
-        drafted,
-        sum(each.speculation.accepted for each in guessed),
-        steps,
-        tuple(found),
-        _control(llm, tokens, plain, params, rows=1 + round(drafted / steps)) if found and steps else 0,
+        setting="greedy" if params.temperature == 0 else f"temperature {params.temperature:g}, seed {params.seed}",
+        sequences=len(prompts),
+        tokens=sum(len(_tokens(each)) for each in plain),
+        drafted=drafted,
+        accepted=sum(each.speculation.accepted for each in speculative),
+        steps=steps,
+        differences=tuple(differences),
+        control=control,
     )
 
 
 def _control(llm: LLM, prompts: list[list[int]], plain: list[RequestOutput], params: SamplingParams, rows: int) -> int:
-    """Return how many sequences differ in a plain batch that has each prompt `rows` times, as a draft has rows."""
+    """Return how many sequences differ in a plain batch with each prompt `rows` times, the rows of a mean draft."""
     off = SpeculationChoice(enabled=False)
     batch = llm.generate([tokens for _ in range(rows) for tokens in prompts], params, speculation=off)
     return sum(_tokens(one) != _tokens(other) for one, other in zip(plain, batch, strict=False))
 
 
 def encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """A prompt as the model is asked it."""
+    """Encode a prompt as a chat with one user message, or as it is for a model without a chat template."""
     if not tokenizer.chat_template:
         return tokenizer.encode(prompt)
     return tokenizer.encode_chat([{"role": "user", "content": prompt}])
@@ -113,33 +129,38 @@ def _tokens(output: RequestOutput) -> tuple[int, ...]:
 
 
 def _difference(
-    llm: LLM, prompt: int, plain: RequestOutput, guessed: RequestOutput, params: SamplingParams
+    llm: LLM, prompt: int, plain: RequestOutput, speculative: RequestOutput, params: SamplingParams
 ) -> Difference:
-    one, other = _tokens(plain), _tokens(guessed)
-    place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    if place >= min(len(one), len(other)):  # one text is a beginning of the other: never rounding
-        return Difference(prompt, place, -1, -1, float("inf"), 0.0)
-    text = [*plain.prompt_token_ids, *one[:place]]
-    scores, scale = scores_after(llm, text, params, plain.outputs[0].seed)
-    margin = abs(float(scores[one[place]] - scores[other[place]]))
+    one, other = _tokens(plain), _tokens(speculative)
+    shorter = min(len(one), len(other))
+    position = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), shorter)
+    if position >= shorter:  # one output is a prefix of the other, which rounding cannot explain
+        return Difference(prompt, position, -1, -1, margin=float("inf"), bound=0.0)
+    prefix = [*plain.prompt_token_ids, *one[:position]]
+    scores, scale = scores_after(llm, prefix, params, plain.outputs[0].seed)
+    margin = abs(float(scores[one[position]] - scores[other[position]]))
     runner = llm.engine.runner
     bound = 0.0 if runner.is_batch_invariant else NEAR_TIE[runner.model.dtype] * scale
-    return Difference(prompt, place, one[place], other[place], margin, bound)
+    return Difference(prompt, position, one[position], other[position], margin, bound)
 
 
-def scores_after(llm: LLM, text: list[int], params: SamplingParams, seed: int) -> tuple[torch.Tensor, float]:
-    """What tokens compete with after `text`, logits or log-probabilities with their noise, and the logits' scale."""
+def scores_after(llm: LLM, tokens: list[int], params: SamplingParams, seed: int) -> tuple[torch.Tensor, float]:
+    """Return the scores of which the next token is the argmax, and their scale.
+
+    Scores are logits when greedy, else log-probabilities with the seed's exponential noise (Gumbel-max). The scale is
+    the largest absolute logit over the temperature.
+    """
     runner = llm.engine.runner
-    seq = Sequence(-1, Request("margin", tuple(text), SamplingParams(), seed, 1), list(text))
-    runner.reserve(seq, len(text))
-    logits = runner.forward([ScheduledSequence.of(seq, len(text))], [Draft()]).logits
+    seq = Sequence(-1, Request("margin", tuple(tokens), SamplingParams(), seed, 1), list(tokens))
+    runner.reserve(seq, len(tokens))
+    logits = runner.forward([ScheduledSequence.of(seq, len(tokens))], [Draft()]).logits
     runner.trim(seq, 0)
     scale = float(logits.abs().max())
     if params.temperature == 0:
         return logits[0], scale
-    # Without top-k, top-p and min-p: a token at their edge is a near-tie too, and must not count as impossible.
-    open_params = SamplingParams(temperature=params.temperature)
-    key = torch.tensor([[seed], [len(text)]], device=logits.device)
-    lanes = torch.arange(logits.shape[-1], device=logits.device)
-    race = noise.exponential(key[0], key[1], noise.TOKEN_STREAM, lanes)[0]
-    return probabilities(logits, [open_params])[0].double().log() - race.log(), scale / params.temperature
+    # Without top-k, top-p and min-p: a token at their cut-off is a near-tie too and must not count as impossible.
+    unfiltered = SamplingParams(temperature=params.temperature)
+    key = torch.tensor([[seed], [len(tokens)]], device=logits.device)
+    vocab = torch.arange(logits.shape[-1], device=logits.device)
+    exponentials = noise.exponential(key[0], key[1], noise.TOKEN_STREAM, vocab)[0]
+    return probabilities(logits, [unfiltered])[0].double().log() - exponentials.log(), scale / params.temperature

@@ -1,1 +1,1 @@
-"""The command `foretell`."""
+"""The `foretell` command line: one module per command."""

@@ -1,4 +1,4 @@
-"""foretell bench: what speculation gains here, as ratios with their uncertainty."""
+"""foretell bench: speedup of speculation on this machine, as ratios with confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from .bench_check import CHECK
-from .bench_common import check_places
+from .bench_common import check_output_paths
 from .bench_compare import COMPARE
 from .bench_load import LOAD
 from .bench_never_slower import NEVER_SLOWER
 from .bench_offline import DRAFTERS_BENCH, OFFLINE_BENCH
 from .bench_synthetic import SYNTHETIC
-from .command import Command
+from .common import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,19 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    check_places(args)
-    with stopped_gently():
+    check_output_paths(args)
+    with sigterm_as_interrupt():
         return BENCHES[args.bench].run(args)
 
 
 @contextmanager
-def stopped_gently() -> Iterator[None]:
-    """SIGTERM, which `timeout` sends, is taken as Ctrl-C: what was found until then is told."""
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Treat SIGTERM, which `timeout` sends, as Ctrl-C, so that results so far are reported."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # only that one hears of signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     before = signal.signal(signal.SIGTERM, stop)
@@ -59,4 +59,4 @@ BENCHES = {
     "compare": COMPARE,
     "check": CHECK,
 }
-BENCH = Command("measure what speculation gains here", add_arguments, run_bench)
+BENCH = Command("measure the speedup of speculation", add_arguments, run_bench)

@@ -1,4 +1,4 @@
-"""foretell bench check URL: a dozen short requests, and a verdict in words."""
+"""foretell bench check URL: a dozen short requests, and whether speculation pays."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from foretell.bench.check import MAX_TOKENS, TASKS, run_check
 from foretell.bench.peers import Endpoint
 from foretell.bench.workloads import load, take
 
-from .bench_common import add_result_arguments, tell
-from .command import Command
+from .bench_common import add_result_arguments, print_report
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckFindings
     from foretell.bench.prompt import BenchPrompt
 
-FAILED = 1  # the exit code where a request failed or a text differs
+FAILED = 1  # exit code if a request failed or an output differs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="of a server that runs, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help="the key it wants")
-    parser.add_argument("--quick", action="store_true", help="accepted for the sake of the others: it is quick anyway")
+    parser.add_argument("url", metavar="URL", help="URL of a running server, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
+    parser.add_argument(
+        "--quick", action="store_true", help="no effect, for consistency: this benchmark is always quick"
+    )
     add_result_arguments(parser)
 
 
@@ -41,21 +43,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def short_prompts() -> list[BenchPrompt]:
-    """The two shortest of each task, first one of each."""
+    """Return the two shortest prompts of each task, one of each first."""
     ranked = sorted(load("own", tasks=TASKS), key=lambda item: len(str(item.messages)))
     items, _ = take(sorted(ranked, key=lambda item: TASKS.index(item.task)), 2, lambda item: True)
     return [*items[::2], *items[1::2]]
 
 
 def report(args: argparse.Namespace, found: CheckFindings) -> None:
-    from foretell.bench.check_report import markdown, remarks
+    from foretell.bench.check import markdown, remarks
     from foretell.bench.page.check import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(endpoint: Endpoint) -> dict[str, object]:
-    """What a reader needs to measure it again. The machine is the caller's; the server's is not told."""
+    """Return the conditions to repeat the measurement; `machine` is the client's."""
     from foretell.bench.machine import describe_host
 
     return {
@@ -68,4 +70,4 @@ def conditions(endpoint: Endpoint) -> dict[str, object]:
     }
 
 
-CHECK = Command("a dozen short requests to a server, and whether speculation pays there", add_arguments, run)
+CHECK = Command("send a dozen short requests to a server and report whether speculation pays", add_arguments, run)

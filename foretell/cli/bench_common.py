@@ -1,4 +1,4 @@
-"""What several benches share: flags of several values, where results go, and the target before it is loaded."""
+"""Shared by benchmarks: list-valued flags, output of results, and the target before it is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
 
-from .common import add_output_arguments, check_out, give, write_whole
+from .common import add_output_arguments, check_output_path, output_result, write_atomic
 
 if TYPE_CHECKING:
     from foretell.build.model_source import ModelSource
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
-def look_at(args: argparse.Namespace) -> ModelSource:
-    """The target, before it is loaded."""
+def open_target(args: argparse.Namespace) -> ModelSource:
+    """Open the target without loading its weights."""
     from foretell.build.model_source import open_model, print_progress
 
     config = EngineConfig(**given_options(args, EngineConfig))
@@ -31,81 +31,81 @@ def look_at(args: argparse.Namespace) -> ModelSource:
 
 
 def weights(target: ModelSource) -> str:
-    """What its weights are made of."""
+    """Return the dtype or quantization of its weights."""
     return str(target.dtype).removeprefix("torch.") if target.bits is None else f"int{target.bits}"
 
 
 def add_result_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for results: for programs, and for people with a browser."""
+    """Add the flags for JSON and HTML output."""
     add_output_arguments(parser)
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to FILE, for a browser")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write an HTML report with charts to FILE")
 
 
 def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
-    """Flags for what is asked."""
-    # SpeculationConfig has a `workload` of its own, so inside this one goes by another name.
+    """Add the workload flags."""
+    # SpeculationConfig has a `workload` too, so this one has another attribute name.
     names = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
-    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--data", type=Path, metavar="FILE", help="file of the workload, or its folder")
+    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
 
 
-def check_places(args: argparse.Namespace) -> None:
-    """Refuse a place that cannot be written to before any work is done."""
-    check_out(args)
-    check_out(argparse.Namespace(out=args.html))
+def check_output_paths(args: argparse.Namespace) -> None:
+    """Check before any work that the output files can be written."""
+    check_output_path(args)
+    check_output_path(argparse.Namespace(out=args.html))
 
 
-def tell(
+def print_report(
     args: argparse.Namespace,
     table: str,
     remarks: Sequence[str],
     result: Mapping[str, Any],
     page: Callable[[], str],
 ) -> None:
-    """A table and its remarks for people, one JSON line last for programs; --json prints the whole object alone."""
+    """Print the table with remarks and a JSON summary line; with --json only the full object."""
     stream = sys.stderr if args.json else sys.stdout
     print(table, "", *remarks, sep="\n", file=stream, flush=True)
-    give(result, args)
+    output_result(result, args)
     if args.html is not None:
-        write_whole(args.html, page())
-        print(f"A page of it: {args.html}", file=stream)
+        write_atomic(args.html, page())
+        print(f"HTML report: {args.html}", file=stream)
     if not args.json:
         print(json.dumps(brief(result), ensure_ascii=False))
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Words between commas, each once."""
+def names(text: str) -> tuple[str, ...]:
+    """Parse a comma-separated list of names, without duplicates."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-def some(text: str) -> tuple[str, ...]:
-    """Words between commas, one at least."""
-    found = words(text)
+def nonempty(text: str) -> tuple[str, ...]:
+    """Parse a comma-separated list of at least one name."""
+    found = names(text)
     if not found:
-        raise ValueError("nothing stands between the commas")
+        raise ValueError("the list is empty")
     return found
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Numbers between commas."""
+    """Parse comma-separated numbers."""
     try:
-        return tuple(float(word) for word in some(text))
+        return tuple(float(word) for word in nonempty(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1") from None
 
 
-def wholes(text: str) -> tuple[int, ...]:
-    """Whole numbers between commas."""
+def integers(text: str) -> tuple[int, ...]:
+    """Parse comma-separated integers."""
     try:
-        return tuple(int(word) for word in some(text))
+        return tuple(int(word) for word in nonempty(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 2,4,8") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 2,4,8") from None
 
 
-def budgets(text: str) -> tuple[int | None, ...]:
-    """Whole numbers between commas; `auto` stands for one that is found out."""
+def draft_lengths(text: str) -> tuple[int | None, ...]:
+    """Parse comma-separated draft lengths; `auto` (None) is an adaptive one."""
     try:
-        return tuple(None if word == AUTO else int(word) for word in some(text))
+        return tuple(None if word == AUTO else int(word) for word in nonempty(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as auto,4,8") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as auto,4,8") from None

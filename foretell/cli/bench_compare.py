@@ -1,4 +1,4 @@
-"""foretell bench compare: the same prompts through transformers and any server with OpenAI's API."""
+"""foretell bench compare: the same prompts on transformers and on any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 
-from .bench_common import add_result_arguments, add_workload_arguments, look_at, tell
-from .command import Command
+from .bench_common import add_result_arguments, add_workload_arguments, open_target, print_report
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.compare import CompareFindings
     from foretell.bench.peers import Peer
     from foretell.bench.prompt import BenchPrompt
 
-FAILED = 1  # the exit code where a request failed
+FAILED = 1  # exit code if a request failed
 OURS, PLAIN = OWN_SERVER = ("foretell", "foretell:plain")
 IN_PROCESS = ("transformers", "transformers:lookup")
 DEFAULT = (PLAIN, OURS, "transformers")
@@ -38,24 +38,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=DEFAULT,
         metavar="PEER",
-        help="[NAME=]URL of a server; foretell and foretell:plain start one of ours; transformers and "
-        f"transformers:lookup run in this process (default: {' '.join(DEFAULT)}). Fields of the request may stand "
-        "behind the URL: ours=http://127.0.0.1:8000?speculative=false",
+        help="[NAME=]URL of a server; foretell and foretell:plain start one; transformers and "
+        f"transformers:lookup run in this process (default: {' '.join(DEFAULT)}). Request fields can be "
+        "appended to the URL: ours=http://127.0.0.1:8000?speculative=false",
     )
-    parser.add_argument("--baseline", metavar="NAME", help="whom the others are compared with (default: the first)")
-    parser.add_argument("--api-key", metavar="KEY", help="the key that servers want")
+    parser.add_argument("--baseline", metavar="NAME", help="baseline of the comparison (default: the first)")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the servers")
     group = parser.add_argument_group("workload")
     add_workload_arguments(group)
-    group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {PER_TASK})")
+    group.add_argument("--per-task", type=int, metavar="N", help=f"prompts per task (default: {PER_TASK})")
     usual = ComparePlan()
-    group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {usual.max_tokens})")
-    group.add_argument("--temperature", type=float, metavar="T", help="default: as each request says, else 0")
-    group.add_argument("--rounds", type=int, metavar="N", help=f"how often each is asked (default: {usual.rounds})")
-    group.add_argument("--quick", action="store_true", help="four short prompts: under a minute on a quiet machine")
+    group.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"maximum output tokens (default: {usual.max_tokens})"
+    )
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="sampling temperature (default: that of each request, else 0)"
+    )
+    group.add_argument("--rounds", type=int, metavar="N", help=f"repetitions of each prompt (default: {usual.rounds})")
+    group.add_argument("--quick", action="store_true", help="four short prompts: under a minute on an idle machine")
     add_result_arguments(parser)
-    add_options(parser.add_argument_group("model, of those that are started here"), EngineConfig)
+    add_options(parser.add_argument_group("model of peers started here"), EngineConfig)
     add_options(
-        parser.add_argument_group("speculation, of a server that is started"),
+        parser.add_argument_group("speculation of a server started here"),
         SpeculationConfig,
         skip=frozenset({"workload"}),
     )
@@ -71,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         peers = peers_of(args, stack)
         names = [peer.name for peer in peers]
         if baseline not in names:
-            raise RequestError("baseline", f"{baseline!r} is nobody of these; {nearest(baseline, names)}")
+            raise RequestError("baseline", f"{baseline!r} is not one of the peers; {nearest(baseline, names)}")
         found = run_compare(peers, items, plan, baseline, Progress(), conditions(args, plan, peers))
     report(args, found)
     if found.stopped is not None:
@@ -80,14 +84,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_of(args: argparse.Namespace) -> ComparePlan:
-    """How much, with what a user asked for in the place of our own."""
+    """Return the plan with the values of given flags."""
     given = {"max_tokens": args.max_tokens, "temperature": args.temperature, "rounds": args.rounds}
     usual = QUICK if args.quick else ComparePlan()
     return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 
 def items_of(args: argparse.Namespace) -> list[BenchPrompt]:
-    """What is asked; of a conversation of several turns the first, since answers differ."""
+    """Return the prompts; of a multi-turn conversation the first turn, since answers differ."""
     tasks = args.tasks or (QUICK_TASKS if args.quick and args.asked == OWN else ())
     per_task = (1 if args.quick else PER_TASK) if args.per_task is None else args.per_task
     if per_task < 1:
@@ -101,7 +105,7 @@ def name_of(peer: str) -> str:
 
 
 def peers_of(args: argparse.Namespace, stack: ExitStack) -> list[Peer]:
-    """Everybody, in the order they were named; servers that run are asked first, then ours is started."""
+    """Return all peers in order; running servers are contacted before ours is started."""
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     EngineConfig(**given_options(args, EngineConfig))
     SpeculationConfig(**given_options(args, SpeculationConfig))
@@ -122,14 +126,14 @@ def in_process(args: argparse.Namespace) -> dict[str, Peer]:
     named = [word for word in IN_PROCESS if word in args.peers]
     if not named:
         return {}
-    from foretell.bench.peer_transformers import TransformersPeer
+    from foretell.bench.peers import TransformersPeer
 
-    return {peer.name: peer for peer in TransformersPeer(look_at(args), named).peers}
+    return {peer.name: peer for peer in TransformersPeer(open_target(args), named).peers}
 
 
 def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
-    """One server of ours, asked with and without speculation."""
-    from foretell.bench.serving import own_server
+    """Start one server, for requests with and without speculation."""
+    from foretell.bench.server_process import own_server
 
     if not any(word in args.peers for word in OWN_SERVER):
         return {}
@@ -143,14 +147,14 @@ def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitS
 
 
 def report(args: argparse.Namespace, found: CompareFindings) -> None:
-    from foretell.bench.compare_report import markdown, remarks
+    from foretell.bench.compare import markdown, remarks
     from foretell.bench.page.compare import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -> dict[str, Any]:
-    """What a reader needs to measure it again."""
+    """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe_host
 
     return {
@@ -165,4 +169,4 @@ def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -
     }
 
 
-COMPARE = Command("the same prompts through transformers and any server", add_arguments, run)
+COMPARE = Command("compare transformers and any OpenAI-compatible server on the same prompts", add_arguments, run)

@@ -1,4 +1,4 @@
-"""foretell bench load: many callers of a server, with and without speculation."""
+"""foretell bench load: load test of a server, with and without speculation."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.arrivals import ClosedLoop, Level, Poisson
-from foretell.bench.clients import Address
+from foretell.bench.http_client import Address, ClosedLoop, Level, Poisson
 from foretell.bench.load import AUTO, LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, add_workload_arguments, numbers, tell, wholes
-from .command import Command
+from .bench_common import add_result_arguments, add_workload_arguments, integers, numbers, print_report
+from .common import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FAILED = 1  # the exit code where a request failed, a text differs, or adapting is slower than it may be
-BAR = 0.97  # of the better of the others, that adapting must reach
+FAILED = 1  # exit code if a request failed, an output differs, or auto is slower than allowed
+MIN_RATIO = 0.97  # throughput that auto must reach, relative to the better of the others
 CONCURRENCY = (1, 4, 16, 64)
 FIXED = 4
 QUICK: dict[str, Any] = {"seconds": 12.0, "turns": 2}
@@ -33,40 +32,49 @@ QUICK: dict[str, Any] = {"seconds": 12.0, "turns": 2}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--base-url", metavar="URL", help="a server that runs (default: one is started for this)")
-    group.add_argument("--fixed-url", metavar="URL", help="another, started with --num-speculative-tokens N")
-    group.add_argument("--api-key", metavar="KEY", help="the key they want")
+    group.add_argument("--base-url", metavar="URL", help="running server (default: start one)")
+    group.add_argument("--fixed-url", metavar="URL", help="second server, started with --num-speculative-tokens N")
+    group.add_argument("--api-key", metavar="KEY", help="API key of the servers")
     group.add_argument(
         "--fixed",
         type=int,
         metavar="N",
-        help=f"tokens guessed each step by the second server that is started; 0 starts none (default: {FIXED})",
+        help=f"draft tokens per step of the second server started; 0 starts none (default: {FIXED})",
     )
     add_workload_arguments(parser.add_argument_group("workload"))
     group = parser.add_argument_group("load")
     loops = ",".join(map(str, CONCURRENCY))
     group.add_argument(
         "--concurrency",
-        type=wholes,
+        type=integers,
         metavar="N,N",
-        help=f"so many callers, each of whom asks again when answered (default: {loops})",
+        help=f"closed loop: concurrent clients, each sending its next request when answered (default: {loops})",
     )
-    group.add_argument("--rate", type=numbers, default=(), metavar="R,R", help="so many requests a second, at random")
+    group.add_argument(
+        "--rate", type=numbers, default=(), metavar="R,R", help="open loop: requests per second, with Poisson arrivals"
+    )
     plan = LoadPlan(())
-    group.add_argument("--seconds", type=float, help=f"of each load, shared by the arms ({plan.seconds:g})")
-    group.add_argument("--turns", type=int, metavar="N", help=f"slices of each arm in that time ({plan.turns})")
+    group.add_argument("--seconds", type=float, help=f"seconds per load, shared by the arms ({plan.seconds:g})")
+    group.add_argument("--turns", type=int, metavar="N", help=f"time slices per arm in that time ({plan.turns})")
     group.add_argument(
-        "--max-tokens", type=int, default=plan.max_tokens, metavar="N", help=f"the most a text ({plan.max_tokens})"
+        "--max-tokens",
+        type=int,
+        default=plan.max_tokens,
+        metavar="N",
+        help=f"maximum output tokens ({plan.max_tokens})",
     )
-    group.add_argument("--quick", action="store_true", help="1 and 4 callers, one server: under a minute")
+    group.add_argument("--quick", action="store_true", help="1 and 4 clients, one server: under a minute")
     group.add_argument(
-        "--temperature", type=float, metavar="T", help="default: as each request says, or the model recommends"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature (default: that of each request, else the model's)",
     )
     add_result_arguments(parser)
-    add_options(parser.add_argument_group("model, of a server that is started"), EngineConfig)
+    add_options(parser.add_argument_group("model of a server started here"), EngineConfig)
     without = frozenset({"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
     add_options(
-        parser.add_argument_group("speculation, of a server that is started"),
+        parser.add_argument_group("speculation of a server started here"),
         SpeculationConfig,
         skip=without | {"workload"},
     )
@@ -88,23 +96,25 @@ def run(args: argparse.Namespace) -> int:
         raise found.stopped
     slow = slower(found)
     for name in slow:
-        print(f"SLOWER, {name}: auto is below {BAR:g} of the better of the others, beyond noise", file=sys.stderr)
+        print(
+            f"SLOWER, {name}: auto is significantly below {MIN_RATIO:g}x of the better of the others", file=sys.stderr
+        )
     return FAILED if found.errors or not found.same_text or slow else 0
 
 
 def slower(found: LoadFindings) -> list[str]:
-    """Loads at which adapting is below the bar even where noise is taken in its favour; one turn tells nothing."""
+    """Return the loads at which auto is below `MIN_RATIO` even at the upper end of its confidence interval."""
     below: list[str] = []
     for name in dict.fromkeys(cell.load for cell in found.cells):
         paces = {c.arm: c.speedup_interval for c in found.cells if c.load == name and c.speedup_interval is not None}
         auto, others = paces.pop(AUTO, None), [low for low, _ in paces.values()]
-        if auto is not None and others and auto[1] < BAR * max(others):
+        if auto is not None and others and auto[1] < MIN_RATIO * max(others):
             below.append(name)
     return below
 
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
-    """How much, with what a user asked for in the place of our own."""
+    """Return the plan with the values of given flags."""
     plan = LoadPlan(levels(args), max_tokens=args.max_tokens, temperature=args.temperature)
     given = {"seconds": args.seconds, "turns": args.turns}
     usual = QUICK if args.quick else {}
@@ -112,28 +122,28 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
 
 
 def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
-    """Refuse what cannot be before anything is started."""
+    """Validate the flags before anything is started."""
     EngineConfig(**given_options(args, EngineConfig))
     SpeculationConfig(**given_options(args, SpeculationConfig))
     if args.base_url is not None and settings:
-        raise RequestError(next(iter(settings)), "is a setting of the server; start that with it")
+        raise RequestError(next(iter(settings)), "is a server setting; start the server with it")
     if args.base_url is None and args.fixed_url is not None:
-        raise RequestError("fixed_url", "goes with --base-url, which names the server that adapts")
+        raise RequestError("fixed_url", "needs --base-url, the server with adaptive drafts")
     for url in (args.base_url, args.fixed_url):
         if url is not None:
             Address.parse(url)
 
 
 def levels(args: argparse.Namespace) -> tuple[Level, ...]:
-    """Callers who wait for answers, callers who do not, or both."""
+    """Return the closed-loop and open-loop loads."""
     usual = CONCURRENCY[:2] if args.quick else CONCURRENCY
     concurrency: Sequence[int] = args.concurrency or (() if args.rate else usual)
     return (*map(ClosedLoop, concurrency), *map(Poisson, args.rate))
 
 
 def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
-    """The one that adapts, and the one that does not; where none is named they are started."""
-    from foretell.bench.serving import own_server
+    """Return the adaptive server and the fixed one, started unless named."""
+    from foretell.bench.server_process import own_server
 
     if args.base_url is not None:
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
@@ -147,16 +157,16 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
 
 
 def report(args: argparse.Namespace, found: LoadFindings) -> None:
-    from foretell.bench.load_report import markdown, remarks
+    from foretell.bench.load import markdown, remarks
     from foretell.bench.page.load import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(
     args: argparse.Namespace, plan: LoadPlan, arms: list[LoadArm], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a reader needs to measure it again."""
+    """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe_host
 
     return {
@@ -175,4 +185,4 @@ def conditions(
     }
 
 
-LOAD = Command("many callers of a server, with and without speculation", add_arguments, run)
+LOAD = Command("load-test a server with and without speculation", add_arguments, run)

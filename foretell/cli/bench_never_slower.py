@@ -1,4 +1,4 @@
-"""foretell bench never-slower: whether adapting is ever slower than plain decoding, or than a length one might set."""
+"""foretell bench never-slower: tests that adaptive drafts are never slower than plain decoding or a fixed length."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, look_at, tell, wholes, words
-from .command import Command
+from .bench_common import add_result_arguments, integers, names, open_target, print_report
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import Findings
@@ -36,42 +36,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="six short cells: about two minutes on two cores")
     add_result_arguments(parser)
     group = parser.add_argument_group("cells")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
     known = f"only these (default: {', '.join(MAIN)}, and at batch 1 all that need no other model)"
-    group.add_argument("--drafters", type=words, default=(), metavar="A,B", help=known)
+    group.add_argument("--drafters", type=names, default=(), metavar="A,B", help=known)
     sizes = ",".join(map(str, BATCHES))
     group.add_argument(
-        "--batches", type=wholes, default=(), metavar="N,N", help=f"only these, texts at once (default: {sizes})"
+        "--batches", type=integers, default=(), metavar="N,N", help=f"only these batch sizes (default: {sizes})"
     )
     usual = Extent()
     group.add_argument(
-        "--max-tokens", type=int, metavar="N", help=f"the most a text (default: {usual.max_tokens})", dest="length"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"maximum output tokens (default: {usual.max_tokens})",
+        dest="length",
     )
     group.add_argument(
-        "--rounds", type=int, metavar="N", help=f"rounds until a verdict is first asked for (default: {usual.rounds})"
+        "--rounds", type=int, metavar="N", help=f"rounds before the first decision (default: {usual.rounds})"
     )
-    group.add_argument("--most-rounds", type=int, metavar="N", help=f"the most (default: {usual.most_rounds})")
+    group.add_argument("--most-rounds", type=int, metavar="N", help=f"maximum rounds (default: {usual.most_rounds})")
     add_options(parser.add_argument_group("model"), EngineConfig)
 
 
 def run(args: argparse.Namespace) -> int:
     from foretell.bench import never_slower
-    from foretell.bench.batches import EngineBatches
+    from foretell.bench.batch_backend import EngineBatches
     from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
     from foretell.draft.registry import KINDS
 
     extent = extent_of(args)
-    target = look_at(args)
+    target = open_target(args)
     known = QUICK_SCENES if args.quick else all_scenes(list(KINDS), target.config.layers)
     scenes = chosen(known, args.tasks, args.drafters, args.batches)
     items = load("own")
     by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
     llm = open_with(arms_to_load(scenes), **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.known:
+    if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
-    # Without schemas: a grammar guesses as well, and this one is about drafters.
+    # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
     stage = EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))
     found = never_slower.run(stage, scenes, by_task, extent, Progress(), conditions(llm, scenes, extent))
     report(args, found)
@@ -81,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def extent_of(args: argparse.Namespace) -> Extent:
-    """How much, with what a user asked for in the place of our own."""
+    """Return the extent with the values of given flags."""
     usual = QUICK if args.quick else Extent()
     rounds = usual.rounds if args.rounds is None else args.rounds
     most = max(usual.most_rounds, rounds) if args.most_rounds is None else args.most_rounds
@@ -90,21 +94,21 @@ def extent_of(args: argparse.Namespace) -> Extent:
 
 
 def report(args: argparse.Namespace, found: Findings) -> None:
-    from foretell.bench.never_slower_report import markdown, remarks
+    from foretell.bench.never_slower import markdown, remarks
     from foretell.bench.page.never_slower import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def exit_code(found: Findings) -> int:
-    """Below the bar, or another text, is a failure; what could not be told is a warning."""
+    """Return the exit code: slower or another output is a failure, inconclusive a warning."""
     if found.verdict == "slower" or not found.same_text:
         return BELOW
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
 
 
 def conditions(llm: LLM, scenes: list[GridCell], extent: Extent) -> dict[str, Any]:
-    """What a reader needs to measure it again."""
+    """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
     return {
@@ -118,4 +122,4 @@ def conditions(llm: LLM, scenes: list[GridCell], extent: Extent) -> dict[str, An
     }
 
 
-NEVER_SLOWER = Command("whether adapting is ever slower than plain decoding", add_arguments, run)
+NEVER_SLOWER = Command("test that adaptive drafts are never slower than plain decoding", add_arguments, run)

@@ -1,4 +1,4 @@
-"""foretell bench offline and drafters: speculation against none, in our own engine, over a workload."""
+"""foretell bench offline and drafters: speculation against plain decoding over a workload, in this process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from foretell.options import add_options, given_options
 from .bench_common import (
     add_result_arguments,
     add_workload_arguments,
-    budgets,
-    look_at,
+    draft_lengths,
+    integers,
+    names,
     numbers,
-    tell,
+    open_target,
+    print_report,
     weights,
-    wholes,
-    words,
 )
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
@@ -32,38 +32,38 @@ if TYPE_CHECKING:
     from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
 
-OTHER_TEXT = 1  # the exit code where a text differs that must not
+OTHER_TEXT = 1  # exit code if an output differs
 FIXED_NODES = (4,)
-LISTS = frozenset({"drafter", "num_speculative_tokens"})  # flags of SpeculationConfig that take several here
+LISTS = frozenset({"drafter", "num_speculative_tokens"})  # flags of SpeculationConfig that take lists here
 
 
 def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafters",
-        type=words,
+        type=names,
         metavar="A,B",
-        help="those to compare; a+b is both behind one (default: all that need no other model)",
+        help="drafters to compare; a+b is a mix of both (default: all that need no other model)",
     )
     parser.add_argument(
         "--num-speculative-tokens",
-        type=wholes,
+        type=integers,
         default=FIXED_NODES,
         dest="nodes",
         metavar="N,N",
-        help="tokens guessed each step, one number or several; auto finds its own (default: 4)",
+        help="draft tokens per step, one or several; auto is always adaptive (default: 4)",
     )
     add_common_arguments(parser, DRAFTERS, without=LISTS | {"num_speculative_tokens_per_batch_size"})
 
 
 def run_drafters(args: argparse.Namespace) -> int:
-    from foretell.bench.variants import arms_of, default_names
+    from foretell.bench.measure import arms_of, default_names
     from foretell.draft.registry import KINDS
 
     plan, items = asked(args, DRAFTERS)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
     arms = arms_of(args.drafters or (), args.nodes, base)
     check_arms(arms)
-    target = look_at(args)
+    target = open_target(args)
     if not arms:
         arms = arms_of(default_names(KINDS, target.config.layers, items), args.nodes, base)
     return measure(args, target, arms, plan, items)
@@ -72,54 +72,54 @@ def run_drafters(args: argparse.Namespace) -> int:
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
-        type=words,
+        type=names,
         default=(SpeculationConfig().drafter,),
         dest="drafters",
         metavar="A,B",
-        help="who guesses, one or several; a+b is both behind one (default: auto)",
+        help="drafters, one or several; a+b is a mix of both (default: auto)",
     )
     parser.add_argument(
         "--num-speculative-tokens",
-        type=budgets,
+        type=draft_lengths,
         default=(None,),
         dest="nodes",
         metavar="N,N",
-        help="tokens guessed each step, one number or several; auto finds out how many (default: auto)",
+        help="draft tokens per step, one or several; auto is adaptive (default: auto)",
     )
     add_common_arguments(parser, OFFLINE, without=LISTS)
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    from foretell.bench.variants import grid_of
+    from foretell.bench.measure import grid_of
 
     plan, items = asked(args, OFFLINE)
     arms = grid_of(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
     check_arms(arms)
-    return measure(args, look_at(args), arms, plan, items)
+    return measure(args, open_target(args), arms, plan, items)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: frozenset[str]) -> None:
-    """What is asked and how often, the model, and how to guess."""
+    """Add the flags of workload, model and speculation."""
     group = parser.add_argument_group("workload")
     add_workload_arguments(group)
     per_task, max_tokens = plan.per_task or "all", plan.max_tokens or "as each asks"
-    group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {per_task})")
-    group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {max_tokens})")
+    group.add_argument("--per-task", type=int, metavar="N", help=f"prompts per task (default: {per_task})")
+    group.add_argument("--max-tokens", type=int, metavar="N", help=f"maximum output tokens (default: {max_tokens})")
     known = ",".join("as each asks" if each is None else f"{each:g}" for each in plan.temperatures)
-    group.add_argument("--temperature", type=numbers, metavar="T,T", help=f"one or several (default: {known})")
+    group.add_argument(
+        "--temperature", type=numbers, metavar="T,T", help=f"sampling temperatures, one or several (default: {known})"
+    )
     group.add_argument(
         "--batch",
         "--concurrency",
-        type=wholes,
+        type=integers,
         dest="batches",
         metavar="N,N",
-        help="texts of a task written at once, one number or several (default: 1)",
+        help="batch sizes, one or several (default: 1)",
     )
+    group.add_argument("--rounds", type=int, metavar="N", help=f"repetitions of each prompt (default: {plan.rounds})")
     group.add_argument(
-        "--rounds", type=int, metavar="N", help=f"how often each text is written (default: {plan.rounds})"
-    )
-    group.add_argument(
-        "--quick", action="store_true", help="a prompt a task, short and greedy: under a minute on a quiet machine"
+        "--quick", action="store_true", help="one short greedy prompt per task: under a minute on an idle machine"
     )
     add_result_arguments(parser)
     add_options(parser.add_argument_group("model"), EngineConfig)
@@ -127,14 +127,14 @@ def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: f
 
 
 def asked(args: argparse.Namespace, usual: Plan) -> tuple[Plan, list[BenchPrompt]]:
-    """How much, and of what."""
+    """Return the plan and the prompts of the flags."""
     plan = quick(usual) if args.quick else usual
     plan = plan.but(args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches)
     return plan, load(args.asked, args.data, args.tasks)
 
 
 def check_arms(arms: list[Variant]) -> None:
-    """Refuse a drafter that is not known before a model is loaded."""
+    """Refuse unknown drafters before a model is loaded."""
     from foretell import draft
 
     for arm in arms:
@@ -144,14 +144,14 @@ def check_arms(arms: list[Variant]) -> None:
 def measure(
     args: argparse.Namespace, target: ModelSource, arms: list[Variant], plan: Plan, items: list[BenchPrompt]
 ) -> int:
-    """Run, print the table, write the JSON and the page; what stopped the run goes on once that is done."""
+    """Run and report; an interruption is raised again after the report."""
     from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.engine_backend import EngineBackend
     from foretell.bench.progress import Progress
     from foretell.bench.run import BenchJob, run
 
     llm = open_with(arms, **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.known:
+    if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
     order = BenchJob(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
     done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), Progress())
@@ -166,13 +166,13 @@ def report(args: argparse.Namespace, done: Finished) -> None:
     from foretell.bench.report import markdown, remarks
 
     result = done.result
-    tell(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
+    print_report(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
 
 
 def conditions(
     args: argparse.Namespace, llm: LLM, target: ModelSource, arms: list[Variant], plan: Plan
 ) -> dict[str, Any]:
-    """What a reader needs to measure it again."""
+    """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
     return {
@@ -191,5 +191,5 @@ def conditions(
     }
 
 
-DRAFTERS_BENCH = Command("compare drafters, task by task", add_drafters_arguments, run_drafters)
-OFFLINE_BENCH = Command("speculation against none over a workload", add_offline_arguments, run_offline)
+DRAFTERS_BENCH = Command("compare drafters by task", add_drafters_arguments, run_drafters)
+OFFLINE_BENCH = Command("compare speculation with plain decoding over a workload", add_offline_arguments, run_offline)

@@ -1,4 +1,4 @@
-"""foretell bench synthetic: the engine alone, with guesses that are right at a set rate."""
+"""foretell bench synthetic: the engine with a synthetic drafter of a given acceptance rate."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, look_at, numbers, tell, weights, wholes
-from .command import Command
+from .bench_common import add_result_arguments, integers, numbers, open_target, print_report, weights
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.synthetic import SyntheticFindings
     from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
 
-TASKS = ("chat", "math", "story")  # with short prompts: texts of a batch begin together
-OFF = 1  # the exit code where the law does not hold, or a text differs
+TASKS = ("chat", "math", "story")  # with short prompts, so that a batch starts decoding together
+OFF = 1  # exit code if the measured speedup is off or an output differs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usual = SyntheticPlan()
-    group = parser.add_argument_group("guesses")
+    group = parser.add_argument_group("synthetic drafts")
     rates, lengths, batches = (",".join(map(str, each)) for each in (usual.rates, usual.lengths, usual.batches))
+    group.add_argument("--acceptance", type=numbers, metavar="A,A", help=f"acceptance rates (default: {rates})")
+    group.add_argument("--lengths", type=integers, metavar="N,N", help=f"draft tokens per step (default: {lengths})")
+    group.add_argument("--batch", type=integers, metavar="N,N", help=f"batch sizes (default: {batches})")
+    group.add_argument("--max-tokens", type=int, metavar="N", help=f"output tokens (default: {usual.max_tokens})")
     group.add_argument(
-        "--acceptance", type=numbers, metavar="A,A", help=f"how often a guess is right (default: {rates})"
+        "--texts", type=int, metavar="N", help=f"minimum outputs per batch size (default: {usual.texts})"
     )
-    group.add_argument("--lengths", type=wholes, metavar="N,N", help=f"guesses each step (default: {lengths})")
-    group.add_argument("--batch", type=wholes, metavar="N,N", help=f"texts at once (default: {batches})")
-    group.add_argument("--max-tokens", type=int, metavar="N", help=f"of a text (default: {usual.max_tokens})")
-    group.add_argument("--texts", type=int, metavar="N", help=f"at each batch size, at least (default: {usual.texts})")
-    group.add_argument("--rounds", type=int, metavar="N", help=f"how often each is written (default: {usual.rounds})")
-    group.add_argument("--quick", action="store_true", help="one rate and length: under a minute on a quiet machine")
+    group.add_argument("--rounds", type=int, metavar="N", help=f"repetitions (default: {usual.rounds})")
+    group.add_argument("--quick", action="store_true", help="one rate and length: under a minute on an idle machine")
     add_result_arguments(parser)
     add_options(parser.add_argument_group("model"), EngineConfig)
 
 
 def run(args: argparse.Namespace) -> int:
+    from foretell.bench.batch_backend import SyntheticBatches
     from foretell.bench.drafter_slots import DrafterSlots
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
     from foretell.bench.synthetic import run_synthetic
-    from foretell.bench.synthetic_backend import SyntheticBatches
     from foretell.llm import LLM
 
     plan = plan_of(args)
-    target = look_at(args)
+    target = open_target(args)
     llm = LLM(drafter="ngram", **given_options(args, EngineConfig))
     settings = {setting.arm.name: setting for setting in plan.settings}
     stage = SyntheticBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=plan.max_tokens), settings)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_of(args: argparse.Namespace) -> SyntheticPlan:
-    """How much, with what a user asked for in the place of our own."""
+    """Return the plan with the values of given flags."""
     given = {
         "rates": args.acceptance,
         "lengths": args.lengths,
@@ -79,13 +79,13 @@ def plan_of(args: argparse.Namespace) -> SyntheticPlan:
 
 def report(args: argparse.Namespace, found: SyntheticFindings) -> None:
     from foretell.bench.page.synthetic import page
-    from foretell.bench.synthetic_report import markdown, remarks
+    from foretell.bench.synthetic import markdown, remarks
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, Any]:
-    """What a reader needs to measure it again."""
+    """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
     return {
@@ -99,4 +99,4 @@ def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, 
     }
 
 
-SYNTHETIC = Command("the engine alone, with guesses that are right at a set rate", add_arguments, run)
+SYNTHETIC = Command("measure the engine with a synthetic drafter of a given acceptance rate", add_arguments, run)

@@ -1,4 +1,4 @@
-"""foretell certify: is the text really the target's own?"""
+"""foretell certify: tests that speculation does not change the output."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from foretell.errors import RequestError
 from foretell.options import given_options
 from foretell.vllm_config import speculation_from_vllm
 
-from .bench_common import look_at
-from .command import Command
-from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
+from .bench_common import open_target
+from .common import Command, add_engine_arguments, add_output_arguments, check_output_path, load_llm, log, output_result
 
 if TYPE_CHECKING:
     from foretell.certify.certificate import Certificate, CertifyJob
 
-COMPARED = 20_000  # tokens, half of them greedy
-MAX_TOKENS = 48
-GUESSED = 8  # tokens a step, where nothing else is asked for
+COMPARED_TOKENS = 20_000  # half of them greedy
+MAX_TOKENS = 48  # output tokens per prompt
+DRAFT_TOKENS = 8  # per step, by default
 EXIT = {"lossless": 0, "not lossless": 3, "inconclusive": 4}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", metavar="FILE", type=Path, help="prompts to compare, one a line (default: eight)")
-    parser.add_argument("--quick", action="store_true", help="fewer draws; says what it would find")
-    parser.add_argument("--plant", metavar="NAME", help="certify with a known bug in; must fail")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens a prompt (default: 48)")
+    parser.add_argument(
+        "--prompts", metavar="FILE", type=Path, help="prompts to compare, one per line (default: eight)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer samples; reports the smallest detectable difference"
+    )
+    parser.add_argument("--plant", metavar="NAME", help="certify with a known bug injected; must fail")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="output tokens per prompt (default: 48)")
     parser.add_argument(
         "--tokens",
         type=int,
         metavar="N",
-        help=f"compare at least N tokens, over the prompts of the benches (default: {COMPARED}, unless --quick,"
+        help=f"compare at least N tokens, over the benchmark prompts (default: {COMPARED_TOKENS}, unless --quick,"
         " --prompts or --max-tokens)",
     )
     add_output_arguments(parser)
@@ -44,24 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     from foretell.certify.certificate import certify
 
-    sys.path.insert(0, "")  # a rule from outside is looked for where the user stands, too
-    say = _say_aside if args.json else print
+    sys.path.insert(0, "")  # custom rules are also imported from the working directory
+    report = log if args.json else print
     order = _order(args)
     check_drafter(args)
-    if order.writes:
+    if order.needs_model:
         check_length(args, order)
-    with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a rule from outside may print
-        found = certify(order, lambda: load_llm(_for_certificate(args)), say)
-        say(verdict(found))
-    give(found.as_json(), args)
+    with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a custom rule may print
+        found = certify(order, lambda: load_llm(_for_certificate(args)), report)
+        report(verdict(found))
+    output_result(found.as_json(), args)
     return EXIT[found.verdict]
 
 
 def check_drafter(args: argparse.Namespace) -> None:
-    """Refuse a wrong drafter now and not after minutes of draws."""
+    """Refuse an unknown drafter before minutes of sampling."""
     from foretell.draft import arms
 
     given = given_options(_for_certificate(args), SpeculationConfig)
@@ -80,84 +83,82 @@ def _order(args: argparse.Namespace) -> CertifyJob:
 
 
 def _tokens(args: argparse.Namespace) -> int | None:
-    """How many are to be compared at least, where neither texts nor their lengths are given."""
+    """Return the minimum number of tokens to compare, unless prompts or lengths are given."""
     given = args.prompts is not None or args.max_tokens is not None
     if args.tokens is None:
-        return None if given or args.quick else COMPARED
+        return None if given or args.quick else COMPARED_TOKENS
     if given:
-        raise RequestError("tokens", "goes with the prompts of the benches; leave out --prompts and --max-tokens")
+        raise RequestError("tokens", "uses the benchmark prompts; leave out --prompts and --max-tokens")
     if args.tokens < 1:
         raise RequestError("tokens", f"must be 1 or more, not {args.tokens}")
     return int(args.tokens)
 
 
 def _long_order(order: CertifyJob, tokens: int) -> CertifyJob:
-    """The prompts of the benches, each with its share of the tokens; they are written twice, greedily and drawn."""
+    """Return a job over the benchmark prompts with equal token counts; each is generated greedily and sampled."""
     from foretell.bench.workloads import own
 
     prompts = tuple(item.messages[-1]["content"] for item in own())
-    return replace(order, prompts=prompts, max_tokens=-(-tokens // (order.rounds * len(prompts))), past_the_end=True)
+    return replace(
+        order, prompts=prompts, max_tokens=-(-tokens // (order.num_settings * len(prompts))), ignore_eos=True
+    )
 
 
 def check_length(args: argparse.Namespace, order: CertifyJob) -> None:
-    """Refuse texts that the model's context has no room for now and not after minutes of draws."""
+    """Refuse lengths beyond the model's context before minutes of sampling."""
     from foretell.certify.text_equality import encode
 
-    target = look_at(args)
+    target = open_target(args)
     context = min(target.config.context, getattr(args, "max_model_len", None) or target.config.context)
     longest = max(len(encode(target.tokenizer, prompt)) for prompt in order.prompts)
     room = context - longest
     if room < 1:
         raise RequestError(
-            "prompts", f"the longest has {longest} tokens and a text can have {context}; give shorter ones"
+            "prompts", f"the longest has {longest} tokens and the context is {context}; give shorter ones"
         )
     if order.max_tokens <= room:
         return
-    behind = f"behind a prompt of {longest} tokens a text of {context} has room for {room}"
-    if order.past_the_end:
-        most = room * order.rounds * len(order.prompts)
-        asked = f"shared out over {len(order.prompts)} prompts they are {order.max_tokens} a text, and {behind}"
+    limit = f"after a prompt of {longest} tokens a context of {context} leaves {room}"
+    if order.ignore_eos:
+        most = room * order.num_settings * len(order.prompts)
+        asked = f"are {order.max_tokens} per output over {len(order.prompts)} prompts, and {limit}"
         raise RequestError("tokens", f"{asked}; ask for {most} or fewer")
-    raise RequestError("max_tokens", f"{behind}, not {order.max_tokens}; ask for {room} or fewer")
+    raise RequestError("max_tokens", f"{limit}, not {order.max_tokens}; ask for {room} or fewer")
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """The lines of a file that are not empty."""
+    """Return the non-empty lines of a file."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError("prompts", f"cannot be read: {error}") from None
     prompts = tuple(line.strip() for line in lines if line.strip())
     if not prompts:
-        raise RequestError("prompts", f"{path} has no prompt; put one on each line")
+        raise RequestError("prompts", f"{path} has no prompt; put one per line")
     return prompts
 
 
 def _for_certificate(args: argparse.Namespace) -> argparse.Namespace:
-    """The rule is set for each request, and every step guesses: what is not drafted would prove nothing."""
+    """Return flags with a fixed draft length and without the rule: steps without drafts would prove nothing."""
     given = {name: value for name, value in vars(args).items() if name != "rule"}
     if "speculative_config" not in given and "num_speculative_tokens_per_batch_size" not in given:
-        given.setdefault("num_speculative_tokens", GUESSED)
+        given.setdefault("num_speculative_tokens", DRAFT_TOKENS)
     return argparse.Namespace(**given)
 
 
-def _say_aside(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def verdict(found: Certificate) -> str:
-    """The last line for people."""
+    """Return the verdict line."""
     if found.verdict == "not lossless":
         return "verdict: NOT LOSSLESS"
     if found.verdict == "inconclusive":
         return f"verdict: inconclusive: {'; '.join(found.reasons)}"
-    accepted = sum(each.evidence.accepted for each in found.texts)
-    rejected = sum(each.evidence.rejected for each in found.texts)
-    what = "the same tokens" if found.order.judged_as == "match" else "the same greedy tokens"
+    accepted = sum(each.evidence.accepted for each in found.outputs)
+    rejected = sum(each.evidence.rejected for each in found.outputs)
+    what = "the same tokens" if found.job.request_rule == "match" else "the same greedy tokens"
     near = f", {found.near_ties} near-ties excused" if found.near_ties else ""
     same = f"{what} over {accepted} accepted and {rejected} rejected draft tokens{near}"
-    toy = f"in a toy model the same distribution to a total variation of {found.draws[0].finds:.3f}"
+    toy = f"in a toy model the same distribution to a total variation of {found.distribution[0].detectable:.3f}"
     return f"verdict: lossless: {same}; {toy}"
 
 
-CERTIFY = Command("check that speculation does not change the text", add_arguments, run)
+CERTIFY = Command("check that speculation does not change the output", add_arguments, run)

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from foretell.errors import CapacityError, RequestError
 
-from .ansi import tell, tint_for
-from .command import Command
-from .common import add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
-from .stream_stats import Tally
+from .common import Command, add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
+from .stream_output import StreamStats, print_summary, stream_renderer
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -23,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="a system message to put in front")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument(
         "--show",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="colour each token by who proposed it, in a terminal that shows colours",
+        help="colour each token by its drafter, on a terminal with colours",
     )
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
@@ -53,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask() -> str | None:
-    """The next line, or None at the end; Ctrl-C at the prompt only clears it."""
+    """Read the next line; None at the end of input. Ctrl-C only clears the line."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "").strip()
@@ -66,28 +64,28 @@ def _ask() -> str | None:
 def _turn(
     llm: LLM, params: SamplingParams, messages: list[dict[str, str]], line: str, show: bool
 ) -> list[dict[str, str]]:
-    """Ask and answer once; a question that cannot be asked leaves the conversation as it was."""
+    """Run one turn; a refused message leaves the conversation unchanged."""
     asked = [*messages, {"role": "user", "content": line}]
     try:
         answer = _answer(llm, params, asked, show)
     except (RequestError, CapacityError) as error:
-        hint = " (/reset starts anew)" if messages else ""
+        hint = " (/reset starts a new conversation)" if messages else ""
         print(f"foretell: {error}{hint}", file=sys.stderr)
         return messages
     return [*asked, {"role": "assistant", "content": answer}] if answer else messages
 
 
 def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], show: bool) -> str:
-    """Stream an answer; Ctrl-C keeps what there is of it."""
+    """Stream an answer; Ctrl-C stops it and keeps the text so far."""
     prompt = llm.tokenizer.encode_chat(messages)
-    tally, tint = Tally(), tint_for(llm, prompt, show, skip_special=params.skip_special_tokens)
+    stats, renderer = StreamStats(), stream_renderer(llm, prompt, show, skip_special=params.skip_special_tokens)
     stream: Iterator[Delta] = iter(())
     try:
         with _ctrl_c() as pressed:
             stream = llm.stream(prompt, params)
             for delta in stream:
-                tally.add(delta)
-                print(tint.render(delta), end="", flush=True)
+                stats.add(delta)
+                print(renderer.render(delta), end="", flush=True)
                 if pressed and delta.finish_reason is None:
                     print(" [stopped]", end="")
                     break
@@ -95,13 +93,13 @@ def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], sh
         if isinstance(stream, Generator):
             stream.close()
     print()
-    tell(tally, tint)
-    return tally.text
+    print_summary(stats, renderer)
+    return stats.text
 
 
 @contextmanager
 def _ctrl_c() -> Iterator[list[int]]:
-    """Fills up while Ctrl-C is pressed. It raises nothing: an exception in the midst of a step can get lost."""
+    """Collect SIGINTs in a list instead of raising: an exception in the middle of a step can get lost."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
@@ -111,5 +109,7 @@ def _ctrl_c() -> Iterator[list[int]]:
 
 
 CHAT = Command(
-    "have a conversation; Ctrl-C stops an answer, Ctrl-D or /exit ends it, /reset starts anew", add_arguments, run
+    "chat in the terminal; Ctrl-C stops an answer, /reset starts a new conversation, /exit or Ctrl-D quits",
+    add_arguments,
+    run,
 )

@@ -1,4 +1,4 @@
-"""What several commands share: model and sampling flags, and where results go."""
+"""Shared by commands: the command type, model and sampling flags, and output of results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for the model and for guessing ahead."""
+    """Add the flags of the engine and of speculation."""
     add_options(parser.add_argument_group("model"), EngineConfig)
     group = parser.add_argument_group("speculation")
     add_options(group, SpeculationConfig)
@@ -29,29 +31,34 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--speculative-config",
         metavar="JSON",
         default=argparse.SUPPRESS,
-        help="""vLLM's form, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
+        help="""speculation settings in vLLM's format, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
     )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for how tokens are drawn; what is left out is the model's own default."""
+    """Add the sampling flags; defaults are the model's own."""
     add_options(parser.add_argument_group("sampling"), SamplingParams)
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for results that programs read."""
+    """Add the flags for JSON output."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the JSON object to FILE")
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of a command that runs a model and reports."""
+    """Add the flags of a command that runs a model and reports."""
     add_output_arguments(parser)
     add_engine_arguments(parser)
 
 
+def log(line: str) -> None:
+    """Print a progress line on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def load_llm(args: argparse.Namespace) -> LLM:
-    """The model the flags name."""
+    """Load the model of the flags."""
     options = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     with gc_paused():
         from foretell.llm import LLM
@@ -60,28 +67,28 @@ def load_llm(args: argparse.Namespace) -> LLM:
 
 
 def sampling_params(args: argparse.Namespace, llm: LLM) -> SamplingParams:
-    """The model's defaults with the flags on top."""
+    """Return the model's default sampling parameters, overridden by the flags."""
     return llm.default_params(**given_options(args, SamplingParams))
 
 
 def check_sampling(args: argparse.Namespace) -> None:
-    """Refuse wrong values before a model is loaded."""
+    """Validate the sampling flags before a model is loaded."""
     SamplingParams(**given_options(args, SamplingParams))
 
 
 def read_text(argument: str) -> str:
-    """The text itself, or standard input for "-"."""
+    """Return the argument, or standard input for "-"."""
     try:
         text = sys.stdin.read() if argument == "-" else argument
     except UnicodeDecodeError as error:
         raise RequestError("prompt", f"standard input is not text in {error.encoding}") from None
     if not text.strip():
-        raise RequestError("prompt", "is empty; give it some text, or - to read standard input")
+        raise RequestError("prompt", "is empty; give some text, or - to read standard input")
     return text
 
 
-def check_out(args: argparse.Namespace) -> None:
-    """Refuse a place that cannot be written to before any work is done."""
+def check_output_path(args: argparse.Namespace) -> None:
+    """Check before any work that the output file can be written."""
     path: Path | None = args.out
     if path is None:
         return
@@ -91,17 +98,17 @@ def check_out(args: argparse.Namespace) -> None:
         raise RequestError("out", f"there is no folder {path.parent}")
 
 
-def give(result: Any, args: argparse.Namespace) -> None:
-    """Print or write a result, as the flags say; a file is written whole or not at all."""
+def output_result(result: Any, args: argparse.Namespace) -> None:
+    """Print or write a result according to --json and --out."""
     if args.json:
         print(json.dumps(result, ensure_ascii=False))
     if args.out is not None:
-        write_whole(args.out, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
+        write_atomic(args.out, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace the file at `path` by `text`, leaving nothing half-written; a pipe or a device is written to as it is."""
-    path = path.resolve()  # through a link, not in its place
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file atomically; a pipe or a device is written directly."""
+    path = path.resolve()  # follow a link instead of replacing it
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
@@ -120,3 +127,12 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its help line, its flags, and a function that runs it and returns the exit code."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]

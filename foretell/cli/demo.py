@@ -1,4 +1,4 @@
-"""foretell demo: see it guess, and what that gained, measured in this very run."""
+"""foretell demo: two prompts with and without speculation, compared in one run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .ansi import Palette, Tint, tint_for, wants_colour
-from .command import Command
-from .common import add_report_arguments, check_out, give, load_llm
-from .stream_stats import Tally
+from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
+from .stream_output import Palette, StreamRenderer, StreamStats, stream_renderer, wants_colour
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -33,28 +31,28 @@ MAX_TOKENS = 128
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt, written both ways."""
+    """Statistics of one prompt with and without speculation."""
 
     name: str
-    guessed: Tally
-    plain: Tally
+    speculative: StreamStats
+    plain: StreamStats
 
     @property
     def ratio(self) -> float:
         plain = self.plain.tokens_per_second
-        return self.guessed.tokens_per_second / plain if plain else 0.0
+        return self.speculative.tokens_per_second / plain if plain else 0.0
 
     @property
     def same_text(self) -> bool:
-        return self.guessed.tokens == self.plain.tokens
+        return self.speculative.tokens == self.plain.tokens
 
     def as_json(self) -> dict[str, Any]:
         return {
             "prompt": self.name,
-            "tokens": len(self.guessed.tokens),
-            "steps": self.guessed.steps,
-            "accepted_per_step": self.guessed.accepted_per_step,
-            "tokens_per_second": self.guessed.tokens_per_second,
+            "tokens": len(self.speculative.tokens),
+            "steps": self.speculative.steps,
+            "accepted_per_step": self.speculative.accepted_per_step,
+            "tokens_per_second": self.speculative.tokens_per_second,
             "plain_tokens_per_second": self.plain.tokens_per_second,
             "speedup": self.ratio,
             "same_text": self.same_text,
@@ -62,7 +60,7 @@ class Comparison:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     llm = load_llm(args)
     quiet = args.json
     if not quiet:
@@ -71,25 +69,27 @@ def run(args: argparse.Namespace) -> int:
     comparisons = [_compare(llm, name, text, quiet) for name, text in PROMPTS.items()]
     if not quiet:
         print("\n".join(table(comparisons)))
-    give({"model": llm.config.model, "prompts": [each.as_json() for each in comparisons]}, args)
+    output_result({"model": llm.config.model, "prompts": [each.as_json() for each in comparisons]}, args)
     return 0 if all(each.same_text for each in comparisons) else 1
 
 
 def _compare(llm: LLM, name: str, text: str, quiet: bool) -> Comparison:
-    """With guesses, as they stream; then the same request without."""
+    """Stream the output with speculation, then generate it without."""
     from foretell.sampling_params import SamplingParams
 
     params = SamplingParams(max_tokens=MAX_TOKENS)
     prompt = _encode(llm, text)
     if not quiet:
         print(f"--- {name}: {json.dumps(text[:90] + ('...' if len(text) > 90 else ''))}")
-    _write(
-        llm, prompt, SamplingParams(max_tokens=4), guess=True
-    )  # warm: neither side pays for the prompt or for caches
-    guessed = _write(llm, prompt, params, guess=True, tint=None if quiet else tint_for(llm, prompt, True))
+    _generate(
+        llm, prompt, SamplingParams(max_tokens=4), speculate=True
+    )  # warm-up: the prefix cache has the prompt for both sides
+    speculative = _generate(
+        llm, prompt, params, speculate=True, renderer=None if quiet else stream_renderer(llm, prompt, True)
+    )
     if not quiet:
-        print("\n    ... and the same without guesses, to compare\n")
-    return Comparison(name, guessed, _write(llm, prompt, params, guess=False))
+        print("\n    ... and without speculation, to compare\n")
+    return Comparison(name, speculative, _generate(llm, prompt, params, speculate=False))
 
 
 def _encode(llm: LLM, text: str) -> list[int]:
@@ -98,27 +98,29 @@ def _encode(llm: LLM, text: str) -> list[int]:
     return llm.tokenizer.encode_chat([{"role": "user", "content": text}])
 
 
-def _write(llm: LLM, prompt: list[int], params: SamplingParams, *, guess: bool, tint: Tint | None = None) -> Tally:
+def _generate(
+    llm: LLM, prompt: list[int], params: SamplingParams, *, speculate: bool, renderer: StreamRenderer | None = None
+) -> StreamStats:
     from foretell.types import SpeculationChoice
 
-    tally = Tally()
-    for delta in llm.stream(prompt, params, speculation=SpeculationChoice(enabled=guess)):
-        tally.add(delta)
-        if tint is not None:
-            print(tint.render(delta), end="", flush=True)
-    return tally
+    stats = StreamStats()
+    for delta in llm.stream(prompt, params, speculation=SpeculationChoice(enabled=speculate)):
+        stats.add(delta)
+        if renderer is not None:
+            print(renderer.render(delta), end="", flush=True)
+    return stats
 
 
 def table(comparisons: list[Comparison]) -> list[str]:
-    """What was measured, for people."""
-    lines = [f"{'prompt':8}{'tokens':>8}{'a step':>8}{'plain':>12}{'guessing':>12}{'ratio':>8}  same text"]
+    """Return the comparison as table lines."""
+    lines = [f"{'prompt':8}{'tokens':>8}{'per step':>9}{'plain':>12}{'speculative':>13}{'ratio':>8}  same text"]
     for each in comparisons:
         lines.append(
-            f"{each.name:8}{len(each.guessed.tokens):>8}{each.guessed.accepted_per_step:>8.2f}"
-            f"{each.plain.tokens_per_second:>8.1f} t/s{each.guessed.tokens_per_second:>8.1f} t/s"
+            f"{each.name:8}{len(each.speculative.tokens):>8}{each.speculative.accepted_per_step:>9.2f}"
+            f"{each.plain.tokens_per_second:>8.1f} t/s{each.speculative.tokens_per_second:>9.1f} t/s"
             f"{each.ratio:>7.2f}x  {'yes' if each.same_text else 'NO'}"
         )
     return lines
 
 
-DEMO = Command("run two prompts with and without speculation and compare", add_report_arguments, run)
+DEMO = Command("compare two prompts with and without speculation", add_report_arguments, run)

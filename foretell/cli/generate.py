@@ -1,4 +1,4 @@
-"""foretell generate: one prompt, one answer."""
+"""foretell generate: answer one prompt."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import RequestError
 from foretell.types import Delta
 
-from .ansi import tell, tell_colours, tint_for
-from .command import Command
 from .common import (
+    Command,
     add_engine_arguments,
     add_output_arguments,
     add_sampling_arguments,
-    check_out,
+    check_output_path,
     check_sampling,
-    give,
     load_llm,
+    output_result,
     read_text,
     sampling_params,
 )
-from .stream_stats import Tally
+from .stream_output import StreamStats, print_legend, print_summary, stream_renderer
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", help="the text to answer; - reads standard input")
-    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
-    parser.add_argument("--system", metavar="TEXT", help="a system message to put in front")
-    parser.add_argument("--show", action="store_true", help="colour each token by who proposed it")
+    parser.add_argument("prompt", help="prompt; - reads standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt without the chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--show", action="store_true", help="colour each token by its drafter")
     add_output_arguments(parser)
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
@@ -41,61 +40,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_sampling(args)
-    check_out(args)
+    check_output_path(args)
     text = read_text(args.prompt)
     if args.raw and args.system:
-        raise RequestError("system", "goes through the chat template; leave out --raw, or put it into the text")
+        raise RequestError("system", "needs the chat template; leave out --raw, or put it into the prompt")
     llm = load_llm(args)
     params = sampling_params(args, llm)
     prompt = _prompt_text(args, llm, text)
     tokens = llm.tokenizer.encode(prompt, add_special=args.raw or not llm.tokenizer.chat_template)
     wants_rows = params.logprobs is not None or params.prompt_logprobs is not None
     if wants_rows and not args.json and args.out is None:
-        raise RequestError("logprobs", "are given in the JSON object; add --json or --out FILE")
+        raise RequestError("logprobs", "are part of the JSON output; add --json or --out FILE")
     if args.json or args.out is not None or params.n > 1:
         (output,) = llm.generate([tokens], params)
-        give(as_json(llm, output), args)
+        output_result(as_json(llm, output), args)
         if not args.json:
-            print_whole(llm, output, params, args.show)
+            print_outputs(llm, output, params, args.show)
     else:
         _stream(llm, tokens, params, args.show)
     return 0
 
 
 def _prompt_text(args: argparse.Namespace, llm: LLM, text: str) -> str:
-    """Base models have no chat template; they continue the text."""
+    """Apply the chat template; base models without one continue the prompt."""
     if not args.raw and args.system and not llm.tokenizer.chat_template:
-        raise RequestError("system", "needs a chat template, and this model has none; put it into the text")
+        raise RequestError("system", "needs a chat template, and this model has none; put it into the prompt")
     if args.raw or not llm.tokenizer.chat_template:
         return text
     messages = [{"role": "system", "content": args.system}] if args.system else []
-    return llm.tokenizer.render_chat([*messages, {"role": "user", "content": text}])
+    return llm.tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
 
 
 def _stream(llm: LLM, tokens: list[int], params: SamplingParams, show: bool) -> None:
-    tally, tint = Tally(), tint_for(llm, tokens, show, skip_special=params.skip_special_tokens)
+    stats, renderer = StreamStats(), stream_renderer(llm, tokens, show, skip_special=params.skip_special_tokens)
     for delta in llm.stream(tokens, params):
-        tally.add(delta)
-        print(tint.render(delta), end="", flush=True)
+        stats.add(delta)
+        print(renderer.render(delta), end="", flush=True)
     print()
-    tell(tally, tint)
+    print_summary(stats, renderer)
 
 
-def print_whole(llm: LLM, output: RequestOutput, params: SamplingParams, show: bool) -> None:
-    """Every choice, shown as a stream would be: coloured where that is wanted, and never obeyed by a terminal."""
-    prompt, texts, met = output.prompt_token_ids, list[str](), dict[str, None]()
+def print_outputs(llm: LLM, output: RequestOutput, params: SamplingParams, show: bool) -> None:
+    """Print all outputs as a stream would be: coloured if wanted, with control characters replaced."""
+    prompt, outputs, seen = output.prompt_token_ids, list[str](), dict[str, None]()
     for choice in output.outputs:
-        tint = tint_for(llm, prompt, show, skip_special=params.skip_special_tokens)
+        renderer = stream_renderer(llm, prompt, show, skip_special=params.skip_special_tokens)
         tokens, origins = tuple(choice.token_ids), tuple(choice.speculation.origins)
-        texts.append(tint.render(Delta("", choice.index, tokens, choice.text, origins)))
-        met |= tint.met
-    print("\n\n".join(texts))
-    tint.met = met
-    tell_colours(tint)
+        outputs.append(renderer.render(Delta("", choice.index, tokens, choice.text, origins)))
+        seen |= renderer.seen
+    print("\n\n".join(outputs))
+    renderer.seen = seen
+    print_legend(renderer)
 
 
 def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:
-    """The object `--json` prints."""
+    """Return the object of `--json`."""
     completion = sum(len(choice.token_ids) for choice in output.outputs)
     prompt = len(output.prompt_token_ids)
     timings = output.timings
@@ -129,7 +128,7 @@ def _prompt_rows(output: RequestOutput) -> dict[str, Any]:
 
 
 def _row(row: dict[int, Logprob]) -> list[dict[str, Any]]:
-    """The token itself comes last; before it the likeliest."""
+    """Return the log-probabilities of a position: the top k, then the token itself."""
     return [{"token": token, "text": e.decoded_token, "logprob": e.logprob, "rank": e.rank} for token, e in row.items()]
 
 

@@ -1,4 +1,4 @@
-"""From words on a command line to the function that does it. Heavy imports wait until a command runs."""
+"""Entry point of the command line. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from foretell import __version__
 from foretell.errors import ForetellError
 from foretell.options import nearest
 
-from .command import Command
+from .common import Command
 
-# By name: the file it is in and what it is called there. Others' files are not read: together they take a while.
+# By name: module and attribute. Only the module of the given command is imported, which keeps the start fast.
 COMMANDS = {
     "demo": ("demo", "DEMO"),
     "generate": ("generate", "GENERATE"),
     "chat": ("chat", "CHAT"),
     "serve": ("serve", "SERVE"),
-    "deploy": ("deploy", "DEPLOY"),
+    "deploy": ("serve", "DEPLOY"),
     "bench": ("bench", "BENCH"),
     "plan": ("plan", "PLAN"),
     "tune": ("tune", "TUNE"),
     "certify": ("certify", "CERTIFY"),
     "train": ("train", "TRAIN"),
-    "export": ("export", "EXPORT"),
+    "export": ("train", "EXPORT"),
     "explain": ("explain", "EXPLAIN"),
     "pairs": ("pairs", "PAIRS"),
-    "check-pair": ("check_pair", "CHECK_PAIR"),
+    "check-pair": ("pairs", "CHECK_PAIR"),
     "pull": ("models", "PULL"),
     "models": ("models", "LIST"),
 }
-CALLERS_FAULT = 2
-INTERRUPTED = 130
+USAGE_ERROR = 2  # exit code
+INTERRUPTED = 130  # exit code
 DEBUG = "FORETELL_DEBUG"
 
 
 class Parser(argparse.ArgumentParser):
-    """Argparse whose complaints are one line."""
+    """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(CALLERS_FAULT, f"foretell: {message}; see '{self.prog} --help'\n")
+        self.exit(USAGE_ERROR, f"foretell: {message}; see '{self.prog} --help'\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code says how it went."""
+    """Run one command and return its exit code."""
     try:
         args = parse(list(sys.argv[1:] if argv is None else argv))
         code: int = args.run(args)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("foretell: stopped", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has gone, as with `| head`
+    except BrokenPipeError:  # the reader has closed the pipe, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -69,30 +69,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get(DEBUG):
             raise
         kind = type(error).__name__
-        print(f"foretell: a fault of ours, {kind}: {_one_line(error)}; {DEBUG}=1 shows where", file=sys.stderr)
+        print(f"foretell: internal error, {kind}: {_one_line(error)}; {DEBUG}=1 shows the traceback", file=sys.stderr)
         return 1
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The arguments, or an exit that names the nearest right one."""
+    """Parse the arguments, or exit with the nearest valid name."""
     named = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
     parser, commands = build_parser(named)
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         parser.error(f"there is no command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
     args, unknown = parser.parse_known_args(argv)
-    inner: Parser = getattr(args, "parser", commands[args.command])  # a command may have commands of its own
+    inner: Parser = getattr(args, "parser", commands[args.command])  # a command may have subcommands
     for word in unknown:
         if word.startswith("-"):
             flag = word.split("=")[0]
             inner.error(f"there is no option {flag}; {nearest(flag, inner._option_string_actions)}")
     if unknown:
-        inner.error(f"unexpected {unknown[0]!r}; put a text of several words in quotes")
+        inner.error(f"unexpected {unknown[0]!r}; quote arguments with spaces")
     return args
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
-    """The parser and those of these commands."""
-    parser = Parser(prog="foretell", description="The same text, sooner: language models with speculative decoding.")
+    """Return the parser, and the parsers of these commands."""
+    parser = Parser(
+        prog="foretell",
+        description="Lossless speculative decoding for language models, never slower than plain decoding.",
+    )
     parser.add_argument("--version", action="version", version=f"foretell {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands: dict[str, Parser] = {}

@@ -1,31 +1,25 @@
-"""foretell pull, foretell models: what is here, and bringing more."""
+"""foretell pull and foretell models: download models and list those on this machine."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 
-from .command import Command
-from .common import add_output_arguments, check_out, give
+from .common import Command, add_output_arguments, check_output_path, log, output_result
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="a built-in name or a Hugging Face id")
-    parser.add_argument("--revision", help="a branch, a tag or a commit of the Hugging Face repository (default: main)")
+def _add_pull_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="built-in name or Hugging Face id")
+    parser.add_argument("--revision", help="branch, tag or commit of the Hugging Face repository (default: main)")
     add_output_arguments(parser)
 
 
 def _pull(args: argparse.Namespace) -> int:
     from foretell.hub import pull
 
-    check_out(args)
-    path = pull(args.name, _say, args.revision)
-    give({"name": args.name, "revision": args.revision, "path": str(path)}, args)
+    check_output_path(args)
+    path = pull(args.name, log, args.revision)
+    output_result({"name": args.name, "revision": args.revision, "path": str(path)}, args)
     if not args.json:
         print(path)
     return 0
@@ -33,20 +27,22 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from foretell.hub import DEFAULT_MODEL, local_models
-    from foretell.hub.home import packed_folder
+    from foretell.hub.catalog import packed_folder
 
-    check_out(args)
+    check_output_path(args)
     models = local_models()
-    give([asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args)
+    output_result(
+        [asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args
+    )
     for model in () if args.json else models:
-        state = "here" if model.present else f"foretell pull {model.name}"
+        state = "installed" if model.present else f"foretell pull {model.name}"
         mark = " (default)" if model.name == DEFAULT_MODEL else ""
         print(f"{model.name:32} {model.size / 1e6:10.1f} MB   {state}{mark}")
     packed = sum(file.stat().st_size for file in packed_folder().glob("*") if file.is_file())
     if packed and not args.json:
-        print(f"{'packed for quick starts':32} {packed / 1e6:10.1f} MB   may be deleted: {packed_folder()}")
+        print(f"{'packed weights cache':32} {packed / 1e6:10.1f} MB   can be deleted: {packed_folder()}")
     return 0
 
 
-PULL = Command("bring a model to this machine", _add_name, _pull)
+PULL = Command("download a model", _add_pull_arguments, _pull)
 LIST = Command("list the built-in models and those in the cache", add_output_arguments, _list)

@@ -1,4 +1,4 @@
-"""foretell pairs: which drafts suit a model."""
+"""foretell pairs and foretell check-pair: known drafters of a target, and whether a draft model fits one."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .command import Command
-from .common import add_output_arguments, check_out, give
+from .common import Command, add_output_arguments, check_output_path, log, output_result
 
 if TYPE_CHECKING:
-    from foretell.hub.installed import LocalModel
+    from foretell.build.draft_compat import DraftCompat
+    from foretell.hub.catalog import LocalModel
     from foretell.hub.pairs import KnownTarget, Suggestion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="a model's name, folder or id; left out: all that are known")
+    parser.add_argument("model", nargs="?", help="model name, folder or id (default: list all known targets)")
     add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
-    from foretell.hub.installed import local_models
+    check_output_path(args)
+    from foretell.hub.catalog import local_models
     from foretell.hub.pairs import FOR_ANY, find_target, known_targets
 
     known = known_targets()
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     shown = known if args.model is None else () if found is None else (found,)
     models = local_models()
     result = {"model": args.model, "known": [as_json(target, models) for target in shown], "for_any": FOR_ANY}
-    give(result, args)
+    output_result(result, args)
     if not args.json:
         lines = overview(known) if args.model is None else details(args.model, found, known, models)
         print("\n".join([*lines, *for_any(FOR_ANY)]))
@@ -40,14 +40,16 @@ def run(args: argparse.Namespace) -> int:
 def as_json(target: KnownTarget, models: Sequence[LocalModel]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from foretell.hub.pairs import is_here
+    from foretell.hub.pairs import is_installed
 
-    drafts = [asdict(draft) | {"drafter": draft.drafter, "here": is_here(draft, models)} for draft in target.drafts]
+    drafts = [
+        asdict(draft) | {"drafter": draft.drafter, "here": is_installed(draft, models)} for draft in target.drafts
+    ]
     return asdict(target) | {"drafts": drafts}
 
 
 def overview(known: Iterable[KnownTarget]) -> list[str]:
-    """A line for each target."""
+    """Return a line per target."""
     return [
         f"{target.id:48} {size(target.billions):>7}   {', '.join(dict.fromkeys(d.kind for d in target.drafts))}"
         for target in known
@@ -57,32 +59,86 @@ def overview(known: Iterable[KnownTarget]) -> list[str]:
 def details(
     name: str, target: KnownTarget | None, known: Iterable[KnownTarget], models: Sequence[LocalModel]
 ) -> list[str]:
-    """The drafts of one target, or that none is known."""
+    """Return the drafters of one target, or that none is known."""
     if target is None:
         close = difflib.get_close_matches(name, [each.id for each in known], n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; `foretell pairs` lists the models that are known"
-        return [f"no trained draft is known for {name}{hint}"]
+        hint = f"; did you mean {close[0]}?" if close else "; `foretell pairs` lists the known models"
+        return [f"no draft model or head is known for {name}{hint}"]
     about = f" ({target.note})" if target.note else ""
     return [f"{target.id}, {size(target.billions)}{about}", *(_draft_line(draft, models) for draft in target.drafts)]
 
 
 def _draft_line(draft: Suggestion, models: Sequence[LocalModel]) -> str:
-    from foretell.hub.pairs import is_here
+    from foretell.hub.pairs import is_installed
 
-    here = "here" if is_here(draft, models) else ""
-    return f"  {draft.drafter:64} {size(draft.billions):>7} {here:4}  {draft.note}".rstrip()
+    here = "installed" if is_installed(draft, models) else ""
+    return f"  {draft.drafter:64} {size(draft.billions):>7} {here:9}  {draft.note}".rstrip()
 
 
 def for_any(ways: dict[str, str]) -> list[str]:
-    """What needs no draft."""
-    return ["for any model, with nothing to fetch:", *(f"  {name:12} {words}" for name, words in ways.items())]
+    """Return the drafters that work for any target."""
+    return ["for any model, with nothing to download:", *(f"  {name:12} {words}" for name, words in ways.items())]
 
 
 def size(billions: float | None) -> str:
-    """Weights in words."""
+    """Format a number of parameters."""
     if billions is None:
         return "?"
     return f"{billions:.3g}B" if billions >= 1 else f"{billions * 1000:.0f}M"
 
 
-PAIRS = Command("list drafts and heads that suit a model", add_arguments, run)
+PAIRS = Command("list known draft models and heads of a target", add_arguments, run)
+
+
+WILL_NOT = 1
+VERDICTS = {
+    "same": "works: same tokenizer",
+    "tokens": "works, with another tokenizer: by shared tokens",
+    "strings": "works, with another tokenizer: by text",
+    "refused": "will not work",
+}
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="target model: built-in name, folder, .gguf file or Hugging Face id")
+    parser.add_argument("draft", help="draft model, named likewise")
+    add_output_arguments(parser)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    check_output_path(args)
+    from foretell.build.draft_compat import check_model_names
+
+    found = check_model_names(args.target, args.draft, log)
+    output_result(compat_json(found, args.target, args.draft), args)
+    if not args.json:
+        print("\n".join(in_words(found, args.target, args.draft)))
+    return 0 if found.works else WILL_NOT
+
+
+def compat_json(found: DraftCompat, target: str, draft: str) -> dict[str, Any]:
+    shared = found.vocab_map
+    return {
+        "target": target,
+        "draft": draft,
+        "works": found.works,
+        "kind": found.kind,
+        "reason": found.message,
+        "notes": list(found.notes),
+        "parameters": found.parameters and dict(zip(("target", "draft"), found.parameters, strict=True)),
+        "weight_ratio": found.weight_ratio,
+        "agreement": found.agreement,
+        "shared_tokens": None if shared is None else len(shared.to_target),
+        "drafter": f"model:{draft}" if found.works else None,
+    }
+
+
+def in_words(found: DraftCompat, target: str, draft: str) -> list[str]:
+    """Return the result, its reason, notes, and the command to use it."""
+    lines = [VERDICTS[found.kind], found.message, *found.notes]
+    if found.works:
+        lines.append(f"use it: foretell generate PROMPT --model {target} --drafter model:{draft}")
+    return [lines[0], *(f"  {line}" for line in lines[1:])]
+
+
+CHECK_PAIR = Command("check whether a draft model works for a target", add_check_arguments, run_check)

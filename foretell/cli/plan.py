@@ -1,4 +1,4 @@
-"""foretell plan: what to expect of models and machines, before there are any."""
+"""foretell plan: expected speed and memory of models on devices, by calculation."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from pathlib import Path
 
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
-from foretell.plan.config import PlanConfig, parts_of
+from foretell.plan.config import PlanConfig, resolve_inputs
 from foretell.plan.fleet.config import FleetConfig, trial_of
-from foretell.plan.fleet.table import words
+from foretell.plan.fleet.sizing import fleet_report
 from foretell.plan.page import html, svg
-from foretell.plan.planner import Forecast, forecast
-from foretell.plan.query import PlanQuery
+from foretell.plan.planner import PlanQuery, PlanResult, make_plan
 from foretell.plan.table import markdown, plots
 
-from .command import Command
-from .common import add_output_arguments, check_out, give, write_whole
+from .common import Command, add_output_arguments, check_output_path, output_result, write_atomic
 
 FLEET = "fleet"
-MOST_TEXTS = 1 << 16
+MAX_BATCH = 1 << 16
 DEFAULT_BATCHES, DEFAULT_CONTEXT = "1..64", "2k"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # A word and no parser of its own: else the value of a mistyped flag would be taken for a command.
+    # A positional, not a subparser, which would take the value of a mistyped flag for a command.
     parser.add_argument(
-        "kind", nargs="?", metavar=FLEET, help="how many copies a demand needs, in simulation (default: steps of one)"
+        "kind", nargs="?", metavar=FLEET, help="simulate how many replicas a demand needs (default: plan one replica)"
     )
-    add_options(parser.add_argument_group("models and devices; for a fleet those of one copy"), PlanConfig)
+    add_options(parser.add_argument_group("models and devices; for a fleet those of one replica"), PlanConfig)
     add_load_arguments(parser.add_argument_group("load"))
-    add_options(parser.add_argument_group("demand and fleet, with the word fleet"), FleetConfig)
+    add_options(parser.add_argument_group("demand and fleet, with `fleet`"), FleetConfig)
     add_output_arguments(parser)
 
 
@@ -42,35 +40,35 @@ def add_load_arguments(group: argparse._ArgumentGroup) -> None:
         "--batch",
         type=batches,
         metavar="N,N",
-        help=f"texts at once: 8, 1,8,32, or 1..64 for powers of two (default: {DEFAULT_BATCHES})",
+        help=f"batch sizes: 8, 1,8,32, or 1..64 for powers of two (default: {DEFAULT_BATCHES})",
     )
     group.add_argument(
         "--context",
         type=contexts,
         metavar="N,N",
-        help=f"tokens of a text: 512, 8k or 1k,8k (default: {DEFAULT_CONTEXT})",
+        help=f"context lengths in tokens: 512, 8k or 1k,8k (default: {DEFAULT_CONTEXT})",
     )
-    group.add_argument("--svg", type=Path, metavar="FILE", help="write the plots as a drawing")
-    group.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and plots")
-    group.add_argument("--no-plot", action="store_true", help="leave the plots out of the terminal")
+    group.add_argument("--svg", type=Path, metavar="FILE", help="write the plots as SVG")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write an HTML report with tables and plots")
+    group.add_argument("--no-plot", action="store_true", help="print no plots")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.kind not in (None, FLEET):
         raise RequestError("plan", f"has no {args.kind!r}; {nearest(args.kind, [FLEET])}")
     for name in ("out", "svg", "html"):
-        check_out(argparse.Namespace(out=getattr(args, name)))
+        check_output_path(argparse.Namespace(out=getattr(args, name)))
     return run_fleet(args) if args.kind == FLEET else run_steps(args)
 
 
 def run_steps(args: argparse.Namespace) -> int:
     for name in given_options(args, FleetConfig):
-        raise RequestError(name, "is for a fleet; say foretell plan fleet")
+        raise RequestError(name, "is for a fleet; use foretell plan fleet")
     config = PlanConfig(**given_options(args, PlanConfig))
-    parts = parts_of(config)
+    parts = resolve_inputs(config)
     question = PlanQuery(
         parts.target,
-        parts.guesser,
+        parts.drafter,
         config.count,
         config.acceptance,
         batches(DEFAULT_BATCHES) if args.batch is None else args.batch,
@@ -78,57 +76,57 @@ def run_steps(args: argparse.Namespace) -> int:
         config.max_draft,
         config.length,
     )
-    tell(args, forecast(question, parts.calibration))
+    tell(args, make_plan(question, parts.calibration))
     return 0
 
 
 def run_fleet(args: argparse.Namespace) -> int:
     for name in ("batch", "context", "svg", "html"):
         if getattr(args, name) is not None:
-            raise RequestError(name, "is not for a fleet, whose load comes of --rate, --prompt and --output")
+            raise RequestError(name, "is not for a fleet, whose load is given by --rate, --prompt and --output")
     config = PlanConfig(**given_options(args, PlanConfig))
     fleet = FleetConfig(**given_options(args, FleetConfig))
-    trial = trial_of(config, fleet, parts_of(config))
-    found = trial.fewest() if fleet.replicas is None else trial.of(fleet.replicas)
-    print(words(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
-    give({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
+    trial = trial_of(config, fleet, resolve_inputs(config))
+    found = trial.smallest() if fleet.replicas is None else trial.simulate(fleet.replicas)
+    print(fleet_report(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
+    output_result({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
     return 0
 
 
-def tell(args: argparse.Namespace, found: Forecast) -> None:
-    """Standard output is for the tables, or with --json for the JSON alone."""
+def tell(args: argparse.Namespace, found: PlanResult) -> None:
+    """Print the tables and plots, with --json on standard error; write the files."""
     stream = sys.stderr if args.json else sys.stdout
     print(markdown(found), file=stream)
     if not args.no_plot:
         print("", plots(found), sep="\n", file=stream)
     for path, text in ((args.svg, svg), (args.html, html)):
         if path is not None:
-            write_whole(path, text(found))
-    give(found.as_json(), args)
+            write_atomic(path, text(found))
+    output_result(found.as_json(), args)
 
 
 def batches(text: str) -> tuple[int, ...]:
-    """Whole numbers between commas; a..b is a, b and the powers of two between."""
+    """Parse comma-separated batch sizes; a..b is a, b and the powers of two between."""
     found: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         ends = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part)
         low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
-        if not 1 <= low <= high <= MOST_TEXTS:
-            raise argparse.ArgumentTypeError(f"{part!r} is no number of texts such as 8, 1,8,32 or 1..64")
+        if not 1 <= low <= high <= MAX_BATCH:
+            raise argparse.ArgumentTypeError(f"{part!r} is not a batch size such as 8, 1,8,32 or 1..64")
         found += [low, *(size for size in (1 << i for i in range(17)) if low < size < high), high]
     return tuple(sorted(set(found)))
 
 
 def contexts(text: str) -> tuple[int, ...]:
-    """Tokens between commas; k is 1024."""
+    """Parse comma-separated token counts; k is 1024."""
     found: list[int] = []
     for part in filter(None, (part.strip().lower() for part in text.split(","))):
         size = re.fullmatch(r"(\d+(?:\.\d+)?)(k?)", part)
         tokens = float(size[1]) * (1024 if size[2] else 1) if size else 0
         if tokens < 1 or tokens != int(tokens):
-            raise argparse.ArgumentTypeError(f"{part!r} is no number of tokens such as 512 or 8k")
+            raise argparse.ArgumentTypeError(f"{part!r} is not a number of tokens such as 512 or 8k")
         found.append(int(tokens))
     return tuple(dict.fromkeys(found))
 
 
-PLAN = Command("what to expect of models and machines, before there are any", add_arguments, run)
+PLAN = Command("estimate speed and memory of models on devices", add_arguments, run)

@@ -1,4 +1,4 @@
-"""foretell serve: a model behind OpenAI's API."""
+"""foretell serve and foretell deploy: a model behind OpenAI's API, on this machine or on Ray."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
-from foretell.server.compat_flags import CompatFlags, add_foreign_flags, check_speculation, merge
+from foretell.server.compat_flags import CompatFlags, add_ignored_flags, check_speculation, merge_options
 from foretell.server.config import ServerConfig
 from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
-from .command import Command
-from .common import add_engine_arguments
+from .common import Command, add_engine_arguments
 
 Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
 
@@ -31,21 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the model (default: {EngineConfig.model})",
     )
     parser.add_argument(
-        "--config", metavar="FILE", type=Path, default=None, help="YAML with these settings; flags come before it"
+        "--config", metavar="FILE", type=Path, default=None, help="YAML file with these settings; flags take precedence"
     )
     add_options(parser.add_argument_group("server"), ServerConfig)
     add_options(parser.add_argument_group("replicas"), ClusterConfig)
     add_engine_arguments(parser)
-    group = parser.add_argument_group("words of other engines")
+    group = parser.add_argument_group("flags of other engines")
     add_options(group, CompatFlags)
-    add_foreign_flags(group)
+    add_ignored_flags(group)
 
 
 def run(args: argparse.Namespace) -> int:
     args = with_file(args)
     server, engine, speculation, foreign = settings(args)
     cluster = ClusterConfig(**given_options(args, ClusterConfig))
-    if cluster.asked:
+    if cluster.enabled:
         from foretell.cluster.replica_spec import ReplicaSpec
         from foretell.cluster.run import serve_replicas
 
@@ -57,40 +56,40 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """Everything the flags and the file say of a server."""
+    """Return the settings of a server from flags and file."""
     args = with_file(args)
     theirs = CompatFlags(**given_options(args, CompatFlags))
-    engine = merge(given_options(args, EngineConfig), theirs.engine_options())
-    guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
+    engine = merge_options(given_options(args, EngineConfig), theirs.engine_options())
+    speculative = merge_options(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
-    speculation = SpeculationConfig(**guesses) if config is None else speculation_from_vllm(config, **guesses)
+    speculation = SpeculationConfig(**speculative) if config is None else speculation_from_vllm(config, **speculative)
     check_speculation(speculation)
-    foreign = [*dict.fromkeys(getattr(args, "foreign", [])), *theirs.remarks]
+    foreign = [*dict.fromkeys(getattr(args, "ignored_flags", [])), *theirs.ignored]
     server = ServerConfig(**given_options(args, ServerConfig))
-    if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may be meant for the model
-        raise RequestError("served_model_name", "has several names; say by --model which model has them")
+    if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may have been meant as the model
+        raise RequestError("served_model_name", "has several names; name the model with --model")
     return server, EngineConfig(**engine), speculation, foreign
 
 
 def with_file(args: argparse.Namespace) -> argparse.Namespace:
-    """The flags, and what the file says where they say nothing."""
+    """Return the flags, completed by the file of --config."""
     if args.config is None:
         return args
     return argparse.Namespace(**{**vars(read_file(args.config)), **vars(args), "config": None})
 
 
 class FileParser(argparse.ArgumentParser):
-    """Reads the words a file stands for; what is wrong with them is wrong with the file."""
+    """Parses the flags of a file; errors are about the file."""
 
     def error(self, message: str) -> NoReturn:
         raise RequestError("config", message)
 
 
 def read_file(path: Path) -> argparse.Namespace:
-    """A YAML file as if it had been written as flags."""
+    """Parse a YAML file as if its settings were flags."""
     parser = FileParser(allow_abbrev=False)
     add_arguments(parser)
-    words = [word for name, value in _load(path).items() for word in _words(parser, path, name, value)]
+    words = [word for name, value in _load(path).items() for word in _flags(parser, path, name, value)]
     found = parser.parse_args(words)
     del found.config
     return found
@@ -112,8 +111,8 @@ def _load(path: Path) -> dict[str, Any]:
     return found
 
 
-def _words(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
-    """One setting as flags."""
+def _flags(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
+    """Return one setting as flags."""
     flag = "--" + str(name).replace("_", "-")
     known = parser._option_string_actions
     if flag not in known or flag in ("--config", "--help"):
@@ -128,4 +127,27 @@ def _words(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
     return [f"{flag}={json.dumps(value) if isinstance(value, dict | list) else value}"]
 
 
-SERVE = Command("serve a model over HTTP, as OpenAI's API", add_arguments, run)
+SERVE = Command("serve a model over HTTP with OpenAI's API", add_arguments, run)
+
+
+def add_deploy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config", metavar="FILE", type=Path, help="YAML file with settings of `foretell serve`, including replicas"
+    )
+    parser.add_argument("--remove", action="store_true", help="remove the application")
+
+
+def run_deploy(args: argparse.Namespace) -> int:
+    if not vars(read_file(args.config)):
+        raise RequestError("config", f"{args.config} is empty; give at least a model: 'model: smollm2-135m'")
+    args = with_file(args)
+    server, engine, speculation, _ = settings(args)
+    given = given_options(args, ClusterConfig)
+    cluster = ClusterConfig(**({"replicas": 1} if "autoscaling" not in given else {}) | given)
+    from foretell.cluster.replica_spec import ReplicaSpec
+    from foretell.cluster.run import deploy_app, remove_app
+
+    return remove_app(cluster) if args.remove else deploy_app(cluster, ReplicaSpec(server, engine, speculation))
+
+
+DEPLOY = Command("deploy replicas of a model on Ray, or update them", add_deploy_arguments, run_deploy)

@@ -1,10 +1,9 @@
-"""foretell train: a drafter for a model of one's own."""
+"""foretell train and foretell export: train a drafter for a model, and write its head for other engines."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,49 +14,50 @@ from foretell.options import add_options, given_options
 from foretell.train.settings import KINDS, TrainConfig
 
 from .certify import EXIT, verdict
-from .command import Command
+from .common import Command, log
 
 if TYPE_CHECKING:
-    from foretell.train.job import TrainJob
-    from foretell.train.run import Run
-    from foretell.train.trainer import Shown
+    from foretell.train.run import TrainingRun
+    from foretell.train.settings import TrainingProgress, TrainJob
 
-WIDTH = 24  # of the bar
+BAR_WIDTH = 24  # characters of the progress bar
+ANSWERS_PER_LINE = 256  # answers between two progress lines
+FORMATS = ("speculators", "eagle3")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--target", default=EngineConfig.model, metavar="MODEL", help="the model to guess for")
-    parser.add_argument("--data", metavar="PATH", help="chats, prompts or texts: a file, a folder, or - for a pipe")
-    parser.add_argument("--from-log", metavar="FILE", help="what a server has served (serve --log-requests FILE)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the drafter goes")
-    parser.add_argument("--resume", action="store_true", help="go on where a run in DIR was stopped")
-    parser.add_argument("--dry-run", action="store_true", help="answer a few prompts, say what it will take, and stop")
-    parser.add_argument("--answers-only", action="store_true", help="write the answers (DIR/answers.npz), and stop")
+    parser.add_argument("--target", default=EngineConfig.model, metavar="MODEL", help="target model of the drafter")
+    parser.add_argument("--data", metavar="PATH", help="chats, prompts or texts: a file, a folder, or - for stdin")
+    parser.add_argument("--from-log", metavar="FILE", help="train on logged requests (foretell serve --log-requests)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder of the drafter")
+    parser.add_argument("--resume", action="store_true", help="resume the run in DIR from its checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="answer a few prompts, estimate the cost, and exit")
+    parser.add_argument("--answers-only", action="store_true", help="generate the answers (DIR/answers.npz) and exit")
     add_options(parser.add_argument_group("training"), TrainConfig)
 
 
 def run(args: argparse.Namespace) -> int:
-    order = order_of(args)
-    from foretell.train.job import Reporter
-    from foretell.train.run import Run
-    from foretell.train.token_dataset import FILE
+    job = job_of(args)
+    from foretell.train.run import TrainingRun
+    from foretell.train.settings import Reporter
+    from foretell.train.token_dataset import ANSWERS_FILE
 
-    run = Run(order, Reporter(_say, _answered, _shown))
+    run = TrainingRun(job, Reporter(log, _log_answers, _log_progress))
     if args.answers_only:
-        _say(f"{len(run.corpus.documents)} texts in {order.out / FILE}")
+        log(f"{len(run.corpus.documents)} documents in {job.out / ANSWERS_FILE}")
         return 0
-    _say(run.forecast().words)
+    log(run.estimate_cost().summary)
     if args.dry_run:
         return 0
     if not run.train():
-        _say(f"stopped in the midst; go on with --resume --out {order.out}")
+        log(f"stopped before the end of the run; continue with --resume --out {job.out}")
         return 0
     return finish(run)
 
 
-def order_of(args: argparse.Namespace) -> TrainJob:
-    """What the flags ask for, checked before anything is loaded."""
+def job_of(args: argparse.Namespace) -> TrainJob:
+    """Return the job of the flags, checked before anything is loaded."""
     config = TrainConfig(**given_options(args, TrainConfig))
     given = [each for each in (args.data, args.from_log, config.answers) if each is not None]
     if len(given) != 1:
@@ -67,56 +67,91 @@ def order_of(args: argparse.Namespace) -> TrainJob:
     if args.out.exists() and not args.out.is_dir():
         raise RequestError("out", f"{args.out} is a file; name a folder")
     if not args.resume and (args.out / "checkpoint.safetensors").is_file():
-        raise RequestError("out", f"{args.out} has a run already; go on with --resume, or name another folder")
-    from foretell.train.job import TrainJob
+        raise RequestError("out", f"{args.out} has a run already; continue it with --resume, or name another folder")
+    from foretell.train.settings import TrainJob
 
-    return TrainJob(args.kind, args.target, args.from_log or args.data, args.out, args.resume, args.dry_run, config)
+    return TrainJob(
+        kind=args.kind,
+        target=args.target,
+        data=args.from_log or args.data,
+        out=args.out,
+        resume=args.resume,
+        dry_run=args.dry_run,
+        config=config,
+    )
 
 
-def finish(run: Run) -> int:
-    """Measure the drafter as it is served, certify it, and say where it is."""
-    from foretell.train.run import RECORD
+def finish(run: TrainingRun) -> int:
+    """Evaluate the drafter in the engine, certify it, and add both to run.json."""
+    from foretell.train.run import RUN_FILE
 
-    bench, path = run.bench(run.corpus.reporting), run.order.out / RECORD
+    evaluator, path = run.evaluator(run.corpus.report_documents), run.job.out / RUN_FILE
     record = json.loads(path.read_text(encoding="utf-8"))
     if not run.config.measure:
         return 0
-    worth = bench.worth(run.drafter)
-    record["engine"] = {"accepted_per_step": worth.accepted, "drafted": worth.drafted, "prompts": worth.prompts}
-    _say(f"{worth.accepted:.2f} tokens a step through the engine, {worth.drafted} guesses, {worth.prompts} prompts")
+    found = evaluator.measure(run.drafter)
+    record["engine"] = asdict(found)
+    log(
+        f"{found.accepted_per_step:.2f} tokens per step in the engine "
+        f"({found.drafted} draft tokens, {found.prompts} held-out prompts)"
+    )
     code = 0
     if run.config.certify:
-        certificate = bench.certified(run.drafter)
+        certificate = evaluator.certify(run.drafter)
         code = EXIT[certificate.verdict]
         record["lossless"] = certificate.lossless
         record["certificate"] = {
             "verdict": certificate.verdict,
             "reasons": certificate.reasons,
-            "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.texts],
+            "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.outputs],
         }
-        _say(verdict(certificate))
+        log(verdict(certificate))
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if code != EXIT["not lossless"]:
-        _say(f"serve it with --drafter {run.drafter}")
+        log(f"serve it with --drafter {run.drafter}")
     return code
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _log_answers(count: int, total: int) -> None:
+    if count == total or count % ANSWERS_PER_LINE == 0:
+        log(f"{count} of {total} answers generated")
 
 
-def _answered(count: int, total: int) -> None:
-    if count == total or count % 256 == 0:
-        _say(f"{count} of {total} answers written")
-
-
-def _shown(shown: Shown) -> None:
-    full = int(shown.share * WIDTH)
-    bar = "#" * full + "." * (WIDTH - full)
-    _say(
-        f"[{bar}] step {shown.step}  {shown.elapsed:.0f} s  loss {shown.loss:.4f}  "
-        f"{shown.accepted:.2f} tokens a step  {shown.tokens_per_second:.0f} tokens/s"
+def _log_progress(progress: TrainingProgress) -> None:
+    full = int(progress.fraction_done * BAR_WIDTH)
+    bar = "#" * full + "." * (BAR_WIDTH - full)
+    log(
+        f"[{bar}] step {progress.step}  {progress.elapsed:.0f} s  loss {progress.loss:.4f}  "
+        f"{progress.accepted:.2f} tokens/step  {progress.tokens_per_second:.0f} tokens/s"
     )
 
 
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("draft", metavar="DIR", type=Path, help="folder of a head that `foretell train` wrote")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="vLLM reads both, SGLang eagle3")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
+    parser.add_argument("--target", default=EngineConfig.model, metavar="MODEL", help="target model of the head")
+    parser.add_argument("--target-name", metavar="NAME", help="the target's name in the other engine (default: MODEL)")
+
+
+def run_export(args: argparse.Namespace) -> int:
+    if not (args.draft / "config.json").is_file():
+        raise RequestError("draft", f"{args.draft} has no config.json; name the folder of a trained head")
+    if args.out.exists() and not args.out.is_dir():
+        raise RequestError("out", f"{args.out} is a file; name a folder")
+    from foretell.build.model_source import open_model
+    from foretell.models.draft_heads import read_head
+    from foretell.train.export import export_head
+
+    config = EngineConfig(model=args.target, device="cpu", quantization="none", dtype="float32")
+    source = open_model(args.target, config, log)
+    head = read_head(args.draft)
+    if (head.config.vocab, head.config.target_width) != (source.config.vocab, source.config.width):
+        raise RequestError("target", f"{args.target} is not the model this head was trained for ({head.config.target})")
+    export_head(head, source.load(), source, args.target_name or args.target, args.format, args.out)
+    log(f"{args.out}: an EAGLE-3 head in the {args.format} format")
+    return 0
+
+
 TRAIN = Command("train a drafter for a model", add_arguments, run)
+EXPORT = Command("export a trained EAGLE-3 head for vLLM or SGLang", add_export_arguments, run_export)

@@ -1,4 +1,4 @@
-"""foretell tune: which drafter and length suit this machine, this model and these requests."""
+"""foretell tune: searches the fastest drafter and draft length for a machine, a model and a workload."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from foretell.bench.workloads import OWN, WORKLOADS, load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
-from foretell.tune.space import LENGTHS
+from foretell.tune.search_space import LENGTHS
 
-from .bench_common import look_at, wholes, words
-from .command import Command
-from .common import check_out, write_whole
+from .bench_common import integers, open_target
+from .common import Command, check_output_path, write_atomic
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
     from foretell.bench.prompt import BenchPrompt
     from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
-    from foretell.tune.successive_halving import Search
-    from foretell.tune.verdict import TuneResult
+    from foretell.tune.successive_halving import SuccessiveHalving, TuneResult
 
 DEFAULT_BUDGET, DEFAULT_FILE, MAX_TOKENS = "5m", Path("tuned.yaml"), 64
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-SHORTEST = 5.0  # seconds
+MIN_BUDGET = 5.0  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
-    group.add_argument("--trace", type=Path, metavar="FILE", help="your own requests, OpenAI's form, one a line")
+    group.add_argument("--trace", type=Path, metavar="FILE", help="your own requests in OpenAI's format, one per line")
     names = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", metavar="NAME", help=names)
-    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--data", type=Path, metavar="FILE", help="file of the workload, or its folder")
+    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
-        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"the most a text (default: {MAX_TOKENS})"
+        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"maximum output tokens (default: {MAX_TOKENS})"
     )
-    group.add_argument("--temperature", type=float, metavar="T", help="of all texts (default: as each request says)")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="sampling temperature (default: that of each request)"
+    )
     group = parser.add_argument_group("search")
     group.add_argument(
         "--budget",
         type=seconds,
         default=seconds(DEFAULT_BUDGET),
         metavar="TIME",
-        help=f"how long to try, such as 90s, 5m or 1h (default: {DEFAULT_BUDGET})",
+        help=f"search time, such as 90s, 5m or 1h (default: {DEFAULT_BUDGET})",
     )
     group.add_argument(
-        "--drafters", type=words, metavar="A,B", help="those to try; a+b is both behind one (default: all that fit)"
+        "--drafters", type=names, metavar="A,B", help="drafters to try; a+b is a mix of both (default: all that fit)"
     )
     group.add_argument(
         "--num-speculative-tokens",
-        type=wholes,
+        type=integers,
         default=LENGTHS,
         dest="nodes",
         metavar="N,N",
-        help=f"lengths to try beside adapting ones (default: {','.join(map(str, LENGTHS))})",
+        help=f"fixed draft lengths to try besides adaptive ones (default: {','.join(map(str, LENGTHS))})",
     )
     group.add_argument(
         "--out",
         type=Path,
         default=DEFAULT_FILE,
         metavar="FILE",
-        help=f"the config for foretell serve --config; the evidence goes beside it as .json (default: {DEFAULT_FILE})",
+        help=f"config file for foretell serve --config; measurements go next to it as .json (default: {DEFAULT_FILE})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     add_options(parser.add_argument_group("model"), EngineConfig)
@@ -77,29 +77,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """A time such as 90s, 5m or 1h."""
+    """Parse a duration such as 90s, 5m or 1h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 5m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 5m or 1h")
     return float(found[1]) * UNITS[found[2]]
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
-    if args.budget < SHORTEST:
-        raise RequestError("budget", f"must be {SHORTEST:g} seconds or more, not {args.budget:g}")
+    check_output_path(args)
+    if args.budget < MIN_BUDGET:
+        raise RequestError("budget", f"must be {MIN_BUDGET:g} seconds or more, not {args.budget:g}")
     plan = Plan(max_tokens=args.max_tokens, rounds=1, temperatures=(args.temperature,), schemas=True)
     items = workload(args)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
-    target = look_at(args)
+    target = open_target(args)
     arms = arms_to_try(args, base, items, target)
     return search(args, arms, items, plan, target)
 
 
 def workload(args: argparse.Namespace) -> list[BenchPrompt]:
-    """What is asked for, of a user's own trace or of a known workload."""
+    """Return the prompts of --trace or of a known workload."""
     if args.trace is not None and (args.asked is not None or args.data is not None):
-        raise RequestError("trace", "is a workload of its own; leave out --workload and --data")
+        raise RequestError("trace", "is a workload itself; leave out --workload and --data")
     if args.trace is not None:
         return load("trace", args.trace, args.tasks)
     return load(args.asked or OWN, args.data, args.tasks)
@@ -108,16 +108,16 @@ def workload(args: argparse.Namespace) -> list[BenchPrompt]:
 def arms_to_try(
     args: argparse.Namespace, base: SpeculationConfig, items: list[BenchPrompt], target: ModelSource
 ) -> list[Variant]:
-    """All of them; a copy of the target in its own bits is left out, for it would only be the target again."""
+    """Return the variants to try, without self-drafting in the target's own quantization."""
     from foretell import draft
-    from foretell.bench.variants import default_names
+    from foretell.bench.measure import default_names
     from foretell.draft.registry import KINDS
-    from foretell.tune.space import Space, is_sampled
+    from foretell.tune.search_space import SearchSpace, is_sampled
 
     names = args.drafters or [*default_names(KINDS, target.config.layers, items), *heads_of(args)]
     own = f"self:int{target.bits}"
     names = [name for name in names if name != own or args.drafters]
-    arms = Space(names, args.nodes, is_sampled(items, args.temperature)).arms(base)
+    arms = SearchSpace(names, args.nodes, is_sampled(items, args.temperature)).variants(base)
     for arm in arms:
         draft.arms(arm.speculation)
     if not arms:
@@ -126,7 +126,7 @@ def arms_to_try(
 
 
 def heads_of(args: argparse.Namespace) -> list[str]:
-    """The heads that come with the package for this model."""
+    """Return the heads shipped for this model."""
     from foretell.draft.registry import HEADS
     from foretell.models.draft_heads.loading import SHIPPED
 
@@ -137,42 +137,42 @@ def heads_of(args: argparse.Namespace) -> list[str]:
 def search(
     args: argparse.Namespace, arms: list[Variant], items: list[BenchPrompt], plan: Plan, target: ModelSource
 ) -> int:
-    """Try, write what was found after every rung, and go on with what stopped it."""
+    """Search, write the results after every rung, and raise an interruption again at the end."""
     from time import monotonic
 
     from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.engine_backend import EngineBackend
     from foretell.bench.progress import Progress
-    from foretell.tune.space import mixed
-    from foretell.tune.successive_halving import Search
+    from foretell.tune.search_space import interleave_tasks
+    from foretell.tune.successive_halving import SuccessiveHalving
 
     began = monotonic()
     llm = open_with(arms, **given_options(args, EngineConfig))
-    fitting, left_out = with_room(arms, llm)
+    fitting, left_out = fitting_variants(arms, llm)
     stage = EngineBackend(llm, DrafterSlots(llm, target))
     items, too_long = take(items, None, lambda item: stage.fits(item, plan))
     if not items:
         raise RequestError("workload", "has no prompt that fits into this model's context; lower --max-tokens")
-    left = max(SHORTEST, args.budget - (monotonic() - began))
-    seeker = Search(stage, fitting, mixed(items), plan, left, monotonic, Progress())
+    left = max(MIN_BUDGET, args.budget - (monotonic() - began))
+    search_run = SuccessiveHalving(stage, fitting, interleave_tasks(items), plan, left, monotonic, Progress())
     conditions = conditions_of(args, llm, left_out, [item.id for item in too_long])
-    seeker.after = lambda: write(args, seeker, conditions | {"complete": False, "seconds": monotonic() - began})
+    search_run.after = lambda: write(args, search_run, conditions | {"complete": False, "seconds": monotonic() - began})
     stopped: BaseException | None = None
     try:
-        seeker.run()
+        search_run.run()
     except BaseException as error:
-        if not seeker.rungs:
-            raise  # there is nothing to leave
+        if not search_run.rungs:
+            raise  # no results to write
         stopped = error
     whole = {"complete": stopped is None, "seconds": monotonic() - began}
-    tell(args, seeker, write(args, seeker, conditions | whole), conditions | whole)
+    tell(args, search_run, write(args, search_run, conditions | whole), conditions | whole)
     if stopped is not None:
         raise stopped
     return 0
 
 
-def with_room(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list[str]]:
-    """Those whose weights found room beside the target's, and the drafters that did not."""
+def fitting_variants(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list[str]]:
+    """Return the variants whose drafters fit in memory, and the drafters that do not."""
     from foretell import draft
     from foretell.bench.drafter_slots import has_weights
 
@@ -182,7 +182,7 @@ def with_room(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list[str]]:
 
 
 def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_long: list[str]) -> dict[str, Any]:
-    """What a reader needs to try it again."""
+    """Return the conditions to repeat the search."""
     from foretell.bench.machine import describe
 
     return {
@@ -200,36 +200,37 @@ def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_lo
     }
 
 
-def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) -> TuneResult:
-    """The config and its evidence, whole or not at all."""
-    from foretell.tune.successive_halving import evidence
-    from foretell.tune.verdict import beside, choose, config_text, evidence_text
+def write(args: argparse.Namespace, search_run: SuccessiveHalving, conditions: dict[str, Any]) -> TuneResult:
+    """Write the config file and its measurements atomically."""
+    from foretell.tune.successive_halving import choose_variant, config_text, evidence, evidence_path, evidence_text
 
-    standing = seeker.standing()
-    verdict = choose(standing)
+    ranking = search_run.ranking()
+    verdict = choose_variant(ranking)
     engine = {"model": conditions["model"]} | given_options(args, EngineConfig)
-    rungs = [{"arms": len(r.arms), "texts": r.texts, "seconds": r.seconds} for r in seeker.rungs]
-    found = {"tune": verdict.arm.name, "words": verdict.words, **conditions, "rungs": rungs}
-    write_whole(args.out, config_text(verdict, standing, engine, conditions))
-    write_whole(beside(args.out), evidence_text(found | {"arms": evidence(standing)}))
+    rungs = [{"arms": len(r.variants), "texts": r.num_prompts, "seconds": r.seconds} for r in search_run.rungs]
+    found = {"tune": verdict.variant.name, "words": verdict.summary, **conditions, "rungs": rungs}
+    write_atomic(args.out, config_text(verdict, ranking, engine, conditions))
+    write_atomic(evidence_path(args.out), evidence_text(found | {"arms": evidence(ranking)}))
     return verdict
 
 
-def tell(args: argparse.Namespace, seeker: Search, verdict: TuneResult, conditions: dict[str, Any]) -> None:
-    """Standard output is for the table, or with --json for the JSON alone."""
+def tell(
+    args: argparse.Namespace, search_run: SuccessiveHalving, verdict: TuneResult, conditions: dict[str, Any]
+) -> None:
+    """Print the table, with --json on standard error."""
     import json
 
-    from foretell.tune.verdict import beside, table
+    from foretell.tune.successive_halving import evidence_path, table
 
-    lines = [table(seeker.standing()), "", f"Taken: {verdict.words}."]
+    lines = [table(search_run.ranking()), "", f"Chosen: {verdict.summary}."]
     if conditions["no_memory_for"]:
-        lines.append(f"Not tried, for there is no memory for them: {', '.join(conditions['no_memory_for'])}.")
+        lines.append(f"Not tried, because they do not fit in memory: {', '.join(conditions['no_memory_for'])}.")
     if not conditions["complete"]:
-        lines.append("Stopped before the end: this is what was found until then.")
-    lines.append(f"{args.out}: foretell serve --config {args.out}; evidence in {beside(args.out)}")
+        lines.append("Interrupted: these are the results so far.")
+    lines.append(f"{args.out}: foretell serve --config {args.out}; measurements in {evidence_path(args.out)}")
     print("\n".join(lines), file=sys.stderr if args.json else sys.stdout, flush=True)
     if args.json:
-        print(json.dumps(json.loads(beside(args.out).read_text()), ensure_ascii=False))
+        print(json.dumps(json.loads(evidence_path(args.out).read_text()), ensure_ascii=False))
 
 
-TUNE = Command("find the drafter and settings that suit this machine and workload", add_arguments, run)
+TUNE = Command("find the fastest drafter and settings for this machine and workload", add_arguments, run)

@@ -1,1 +1,1 @@
-"""Many copies of one model behind one address, on Ray Serve."""
+"""Data-parallel serving: replicas of one model behind a gateway, on Ray Serve."""

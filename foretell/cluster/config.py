@@ -1,4 +1,4 @@
-"""How many replicas, what each of them gets, and which of them a request goes to: frozen, checked, declared once."""
+"""Settings of a deployment with replicas: their number, resources and routing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUTINGS = ("prefix", "least_loaded", "random")
 @strict
 @dataclass(frozen=True, kw_only=True)
 class Autoscaling:
-    """More replicas while many requests are under way, fewer when they are gone; Ray Serve's own words."""
+    """Ray Serve's autoscaling settings, under Ray Serve's names."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -38,65 +38,65 @@ class Autoscaling:
             raise RequestError("autoscaling", "needs initial_replicas between min_replicas and max_replicas")
         for f in fields(self):
             value = getattr(self, f.name)
-            least_is_zero = f.name.endswith("delay_s")
-            if isinstance(value, float) and not (0 < value < math.inf or (least_is_zero and value == 0)):
+            may_be_zero = f.name.endswith("delay_s")
+            if isinstance(value, float) and not (0 < value < math.inf or (may_be_zero and value == 0)):
                 raise RequestError("autoscaling", f"needs a {f.name} above 0, not {value}")
 
     @classmethod
-    def read(cls, text: str) -> Autoscaling:
-        """From JSON; a name that is not known gets the nearest right one."""
+    def from_json(cls, text: str) -> Autoscaling:
+        """Parse JSON; the error for an unknown name suggests the nearest known one."""
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except json.JSONDecodeError as error:
             raise RequestError("autoscaling", f"is not JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise RequestError("autoscaling", 'must be an object such as {"max_replicas": 4}')
         known = [f.name for f in fields(cls)]
-        for name in found:
+        for name in value:
             if name not in known:
                 raise RequestError(f"autoscaling.{name}", f"is not known; {nearest(name, known)}")
-        return cls(**found)
+        return cls(**value)
 
-    def for_ray(self) -> dict[str, Any]:
-        """As Ray Serve takes it; what was left out is left to it."""
+    def ray_options(self) -> dict[str, Any]:
+        """Return the settings for Ray Serve; those left out keep its defaults."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
 
 @strict
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Replicas of one model."""
+    """The options of `foretell serve --replicas` and `foretell deploy`."""
 
-    replicas: int | None = option(None, "serve so many copies of the model on Ray, each with its own cores or GPUs")
+    replicas: int | None = option(None, "number of model replicas on Ray, each with its own cores or GPUs")
     autoscaling: str | None = option(
-        None, 'instead: as many as requests need, such as {"min_replicas": 1, "max_replicas": 4}; as in Ray Serve'
+        None, 'instead of --replicas: Ray Serve autoscaling, such as {"min_replicas": 1, "max_replicas": 4}'
     )
     replica_cpus: float | None = option(
-        None, "cores of a replica (default: its share of the cores; beside GPUs one for each rank)"
+        None, "CPU cores per replica (default: an equal part of all cores; with GPUs, one per rank)"
     )
-    replica_gpus: float | None = option(None, "GPUs of a replica (default: one for each rank, where there are any)")
+    replica_gpus: float | None = option(None, "GPUs per replica (default: one per rank if there are GPUs)")
     routing: str = option(
         "prefix",
-        "which replica a request goes to: the one that has read its beginning, or the least loaded, or any",
+        "routing policy: the replica with the longest cached prefix, the least loaded, or a random one",
         choices=ROUTINGS,
     )
     routing_slack: int = option(
-        4, "requests by which a replica may be busier than the least loaded and still get those it has read"
+        4, "how many more requests than the least loaded a replica may have and still be preferred for its prefix cache"
     )
-    attempts: int = option(3, "replicas a request is tried on, as long as nothing of the answer was sent")
+    attempts: int = option(3, "attempts per request on different replicas, before the first byte of the response")
     address: str | None = option(
-        None, "a Ray cluster: HOST:PORT or auto (default: RAY_ADDRESS, or a Ray of its own)", aliases=("--ray-address",)
+        None, "Ray cluster: HOST:PORT or auto (default: RAY_ADDRESS, or a new local one)", aliases=("--ray-address",)
     )
-    app_name: str = option("foretell", "the name of the application on Ray; the same name again is an update")
-    health_check_period: float = option(5.0, "seconds between two looks at a replica's health")
-    health_check_timeout: float = option(30.0, "seconds after which a replica that does not answer is replaced")
-    dashboard: bool = option(False, "start Ray's dashboard too, where Ray is started")
+    app_name: str = option("foretell", "name of the application on Ray; deploying the same name again updates it")
+    health_check_period: float = option(5.0, "seconds between two health checks of a replica")
+    health_check_timeout: float = option(30.0, "seconds after which an unresponsive replica is replaced")
+    dashboard: bool = option(False, "start Ray's dashboard if Ray is started")
 
     def __post_init__(self) -> None:
         if self.replicas is not None and self.replicas < 1:
             raise RequestError("replicas", f"must be 1 or more, not {self.replicas}")
         if self.replicas is not None and self.autoscaling is not None:
-            raise RequestError("replicas", "is given, and autoscaling too; give one")
+            raise RequestError("replicas", "and autoscaling are mutually exclusive; give one")
         for name in ("replica_cpus", "health_check_period", "health_check_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -113,23 +113,23 @@ class ClusterConfig:
 
     @property
     def scaling(self) -> Autoscaling | None:
-        return None if self.autoscaling is None else Autoscaling.read(self.autoscaling)
+        return None if self.autoscaling is None else Autoscaling.from_json(self.autoscaling)
 
     @property
-    def asked(self) -> bool:
-        """Whether replicas are wanted at all."""
+    def enabled(self) -> bool:
+        """Return whether replicas are requested at all."""
         return self.replicas is not None or self.autoscaling is not None
 
     @property
-    def least(self) -> int:
-        """Replicas there are from the start."""
+    def min_replicas(self) -> int:
+        """Return the initial number of replicas."""
         scaling = self.scaling
         if scaling is None:
             return self.replicas or 1
         return scaling.initial_replicas or scaling.min_replicas
 
     @property
-    def most(self) -> int:
-        """Replicas there may ever be."""
+    def max_replicas(self) -> int:
+        """Return the largest number of replicas."""
         scaling = self.scaling
-        return self.least if scaling is None else scaling.max_replicas
+        return self.min_replicas if scaling is None else scaling.max_replicas

@@ -1,4 +1,4 @@
-"""`foretell serve --replicas` and `foretell deploy`: starting, waiting, stopping."""
+"""`foretell serve --replicas`, `foretell deploy` and its removal: start, wait for signals, drain, stop."""
 
 from __future__ import annotations
 
@@ -11,119 +11,120 @@ from types import FrameType
 from typing import Any
 
 from foretell.errors import ForetellError, RequestError
-from foretell.server.logs import set_up_logs
+from foretell.server.run import set_up_logs
 
 from .config import ClusterConfig
-from .deploy import deploy, open_port, shown_address
-from .ray_start import Ray, check_installed, connect, running_here
-from .replica_spec import ReplicaSpec
-from .resources import ReplicaResources, room_for
+from .deploy import deploy, open_port, url
+from .ray_start import RayConnection, check_installed, connect, running_here
+from .replica_spec import ReplicaResources, ReplicaSpec, plan_resources
 
 LOG = logging.getLogger("foretell")
-LOOK = 0.2  # seconds between two looks whether all is answered
+DRAIN_POLL_SECONDS = 0.2  # between two checks whether all requests are finished
 
 
-def serve_replicas(config: ClusterConfig, served: ReplicaSpec, foreign: list[str]) -> int:
-    """Serve until a signal says to stop; the exit code says whether every text was finished."""
+def serve_replicas(config: ClusterConfig, spec: ReplicaSpec, ignored_flags: list[str]) -> int:
+    """Serve until a signal stops it; return 0 if every request was finished, else 1."""
     check_installed()
-    set_up_logs(served.server.log_format)
-    if foreign:
-        LOG.info("flags of other engines that mean nothing here: %s", ", ".join(foreign))
+    set_up_logs(spec.server.log_format)
+    if ignored_flags:
+        LOG.info("ignored flags of other engines: %s", ", ".join(ignored_flags))
     ray = connect(config.address, config.dashboard, stay=False)
-    waiting = Signals()
+    signals = Signals()
     try:
-        handle, words = _put_up(config, served, ray)
-        print(words, flush=True)
-        waiting.start()
-        return _leave(handle, config, served, waiting)
+        handle, line = _start_app(config, spec, ray)
+        print(line, flush=True)
+        signals.wait()
+        return _drain(handle, config, spec, signals)
     finally:
         _disconnect()
 
 
-def deploy_app(config: ClusterConfig, served: ReplicaSpec) -> int:
-    """Put an application up, or another version in its place, and leave it to Ray."""
+def deploy_app(config: ClusterConfig, spec: ReplicaSpec) -> int:
+    """Deploy an application, or update it, and leave it running on Ray."""
     check_installed()
-    set_up_logs(served.server.log_format)
+    set_up_logs(spec.server.log_format)
     ray = connect(config.address, config.dashboard, stay=True)
     try:
-        print(_put_up(config, served, ray)[1], flush=True)
+        print(_start_app(config, spec, ray)[1], flush=True)
     finally:
         _disconnect()
     return 0
 
 
 def remove_app(config: ClusterConfig) -> int:
-    """Take an application down when its answers are finished; no Ray is started for that."""
+    """Remove an application once its responses are complete; starts no Ray."""
     check_installed()
     if not (config.address or os.environ.get("RAY_ADDRESS") or running_here()):
-        raise ForetellError("no Ray runs on this machine, so there is nothing to take down; say where by address")
+        raise ForetellError("no Ray runs on this machine, so there is nothing to remove; set --address")
     connect(config.address, config.dashboard, stay=True)
     try:
         from ray import serve
 
-        there = sorted(serve.status().applications)
-        if config.app_name not in there:
+        apps = sorted(serve.status().applications)
+        if config.app_name not in apps:
             raise RequestError(
-                "app_name", f"{config.app_name} is not on this Ray; what is: {', '.join(there) or 'none'}"
+                "app_name", f"{config.app_name} is not deployed on this Ray; deployed: {', '.join(apps) or 'none'}"
             )
         serve.delete(config.app_name)
-        print(f"foretell: {config.app_name} is taken down; `ray stop` ends a Ray that was started for it")
+        print(f"foretell: {config.app_name} is removed; `ray stop` stops a Ray that was started for it")
     finally:
         _disconnect()
     return 0
 
 
-def _put_up(config: ClusterConfig, served: ReplicaSpec, ray: Ray) -> tuple[Any, str]:
-    room = room_for(config, served, ray.resources)
-    server = served.server
-    port = open_port(server.host, server.port, server.keep_alive)
-    handle = deploy(config, served, room)
-    return handle, greeting(config, served, room, port, ray)
+def _start_app(config: ClusterConfig, spec: ReplicaSpec, ray: RayConnection) -> tuple[Any, str]:
+    """Deploy the application; return its handle and the line to print."""
+    resources = plan_resources(config, spec, ray.resources)
+    port = open_port(spec.server.host, spec.server.port, spec.server.keep_alive)
+    handle = deploy(config, spec, resources)
+    return handle, startup_line(config, spec, resources, port, ray)
 
 
-def greeting(config: ClusterConfig, served: ReplicaSpec, room: ReplicaResources, port: int, ray: Ray) -> str:
-    """The line it starts with: where, what, how many, and where the logs lie."""
-    count = f"{config.least} to {config.most}" if config.most > config.least else str(config.most)
-    replicas = f"{count} replica{'s' if config.most > 1 else ''}"
+def startup_line(
+    config: ClusterConfig, spec: ReplicaSpec, resources: ReplicaResources, port: int, ray: RayConnection
+) -> str:
+    """Return the line printed at the start: URL, model, replicas, routing, and the location of the logs."""
+    least, most = config.min_replicas, config.max_replicas
+    count = f"{least} to {most}" if most > least else str(most)
+    replicas = f"{count} replica{'s' if most > 1 else ''}"
     return (
-        f"foretell: {shown_address(served.server.host, port)} serves {served.names[0]}; "
-        f"{replicas} of {room}, routing by {config.routing}; Ray at {ray.address}; logs: {ray.logs}"
+        f"foretell: {url(spec.server.host, port)} serves {spec.names[0]}; "
+        f"{replicas} of {resources}, routing by {config.routing}; Ray at {ray.address}; logs: {ray.logs}"
     )
 
 
 class Signals:
-    """Of those that say to stop, the first lets texts finish, the second does not. Before there are any texts, while
-    replicas load, one ends all."""
+    """Handles SIGINT and SIGTERM: the first drains, the second stops at once, as does one while replicas load."""
 
     def __init__(self) -> None:
         self.first, self.second = threading.Event(), threading.Event()
         self._started = False
         for sig in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sig, self._heed)
+            signal.signal(sig, self._handle)
 
-    def start(self) -> None:
-        """Now there may be texts; wait until a signal comes."""
+    def wait(self) -> None:
+        """Wait for the first signal. From now on there may be requests to drain."""
         self._started = True
         self.first.wait()
 
-    def _heed(self, sig: int, frame: FrameType | None) -> None:
+    def _handle(self, sig: int, frame: FrameType | None) -> None:
         if not self._started:
             raise KeyboardInterrupt
         (self.second if self.first.is_set() else self.first).set()
 
 
-def _leave(handle: Any, config: ClusterConfig, served: ReplicaSpec, waiting: Signals) -> int:
-    """Let what is under way finish, for as long as it may take."""
+def _drain(handle: Any, config: ClusterConfig, spec: ReplicaSpec, signals: Signals) -> int:
+    """Take no new requests and wait for the ongoing ones, up to the drain timeout; return the exit code."""
     from ray import serve
 
-    handle.leave.remote().result()
-    LOG.info("%d requests are finished first", handle.ongoing.remote().result())
-    deadline = time.monotonic() + served.server.drain_timeout
+    handle.drain.remote().result()
+    LOG.info("draining: %d requests are running", handle.ongoing.remote().result())
+    deadline = time.monotonic() + spec.server.drain_timeout
     while (left := handle.ongoing.remote().result()) and time.monotonic() < deadline:
-        if waiting.second.wait(LOOK):
+        if signals.second.wait(DRAIN_POLL_SECONDS):
             break
     if left:
-        LOG.warning("%d requests were not finished in time", left)
+        LOG.warning("%d requests were not finished in time and are aborted", left)
         serve.delete(config.app_name, _blocking=False)
         return 1
     serve.delete(config.app_name)

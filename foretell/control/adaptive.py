@@ -1,4 +1,9 @@
-"""Guesses as far as it pays, by what steps cost here and what stood in this request; not at all where it does not."""
+"""Adaptive controller: chooses the drafter and the draft length of every sequence before each step.
+
+`AdaptiveController.choose_draft_lengths` is where draft lengths are decided. It maximises expected tokens per second
+with two learned models: acceptance (`acceptance_model`) and latency (`latency_model`, `draft_latency`). The search over
+drafters, lengths and trees is in `length_optimizer`.
+"""
 
 from __future__ import annotations
 
@@ -9,288 +14,403 @@ from time import perf_counter
 
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 
-from .acceptance_model import ALIKE, TRUST, AcceptancePrior
-from .acceptance_tracker import Acceptance, AcceptanceObserver, kind_of
-from .controller import Always, Controller, FreeDrafts
+from .acceptance_model import AcceptanceModel, AcceptancePrior, request_class_of
+from .acceptance_tracker import AcceptanceTracker
+from .controller import Controller, FixedLengthPolicy, FreeDrafts
 from .decision_log import (
-    COMPARED,
+    BASELINE,
     FIXED,
-    HURRY,
     LATE,
-    NOT_ASKED,
+    NO_COSTS,
+    NOT_POLLED,
     PAYS,
+    PROBE,
     SKIPPED,
-    TRIAL,
-    UNKNOWN,
+    SLO,
     Decision,
     DecisionLog,
-    Situation,
-    in_words,
+    SwitchContext,
+    explain_switch,
 )
-from .draft_latency import Drafting
-from .drafter_options import UNTRIED, DrafterOptions, PlanCache
+from .draft_latency import DraftLatency
 from .exploration import BaselineSteps, DrafterExploration
-from .host_gap import HostGap
-from .latency_model import StepCosts
-from .length_optimizer import PLAIN, DraftPlan, StepCostView, best_plan, break_even, given, let_pass, share_out
+from .latency_model import HostGap, StepCosts, StepCostView
+from .length_optimizer import PLAIN, DraftPlan, LengthOptimizer, PlanCache, best_plan, planned_speedup
 from .poll_limiter import PollLimiter
-from .settings import TREE_ROWS, AllHere, ControllerSettings, DrafterTraits, Presence
+from .settings import (
+    MAX_TREE_ROWS,
+    AlwaysAvailable,
+    ControllerSettings,
+    ControllerTuning,
+    DrafterLoader,
+    DrafterTraits,
+)
 from .slo import SloTracker
 
-SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
-STRETCH_EVERY = 24  # of so many drafts one goes a node farther
-FADING = 0.95  # nodes that are hardly ever taken are not guessed: a tree of sixteen costs the host as much as a row
-NOTHING = Budget()
+NO_BUDGET = Budget()
 
 
 class AdaptiveController(Controller):
-    """Maximises expected tokens per second over the whole batch. It looks at the past and at free guesses alone."""
+    """Maximises expected tokens per second over the batch, from past steps and free drafts alone."""
 
     def __init__(
         self,
-        arms: Mapping[str, DrafterTraits],
+        traits: Mapping[str, DrafterTraits],
         settings: ControllerSettings = ControllerSettings(),
         costs: StepCosts | None = None,
         clock: Callable[[], float] = perf_counter,
-        presence: Presence = AllHere(),
+        loader: DrafterLoader = AlwaysAvailable(),
+        tuning: ControllerTuning = ControllerTuning(),
     ) -> None:
-        self.arms, self.settings, self.presence = dict(arms), settings, presence
-        self.costs = costs or StepCosts()
-        self.drafting, self.patience = Drafting(arms), PollLimiter(clock)
-        self.draft_costs = self.drafting.costs
-        beliefs = {
-            name: AcceptancePrior(traits.prior, TRUST if traits.free else ALIKE) for name, traits in arms.items()
-        }
-        self.acceptance = Acceptance(beliefs)
-        self.decisions, self.probes, self.hurry = DecisionLog(), DrafterExploration(), SloTracker(clock)
-        self.lessons = AcceptanceObserver(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
-        self.yardstick, self.waits = BaselineSteps(), HostGap()
-        self.prospects = DrafterOptions(self.arms, settings, self.lessons, self.drafting)
-        self.foresight = PlanCache(self.prospects)
-        self.always = Always(self.arms, settings, self.lessons, presence, self._call)
-        self._free = self.drafting.free
-        self._paid = sorted(arm for arm in arms if arm not in self._free)
-        self._all_free = self._free.issuperset(arms)
-        self._trees = any(traits.grows and not traits.free for traits in arms.values())
-        self._drafts: Counter[str] = Counter()
-        self._why: dict[int, str] = {}
-        self._due: list[Sequence] = []  # looked at in this step
-        self._worth: dict[int, float] = {}  # seconds that the guesses of this step should save
-        self._reach = float(UNTRIED)  # nodes that free drafters are asked for
-        self._hurried: frozenset[int] = frozenset()  # of them those behind the speed they asked for
+        self.traits, self.settings, self.loader, self.tuning = dict(traits), settings, loader, tuning
+        self.costs = costs or StepCosts(tuning=tuning.latency)
+        self.draft_latency = DraftLatency(traits, tuning.latency)
+        self.draft_costs = self.draft_latency.costs
+        self.poll_limiter = PollLimiter(clock, tuning.poll)
+        trusts = {True: tuning.acceptance.confidence_trust, False: tuning.acceptance.cross_trust}
+        priors = {name: AcceptancePrior(each.prior, trusts[each.free]) for name, each in traits.items()}
+        self.acceptance = AcceptanceModel(priors, tuning.acceptance)
+        self.decisions = DecisionLog(tuning.decisions)
+        self.exploration = DrafterExploration(tuning.exploration)
+        self.baseline = BaselineSteps(tuning.exploration)
+        self.slo = SloTracker(clock, tuning.slo)
+        self.host_gap = HostGap(tuning.host_gap)
+        self.tracker = AcceptanceTracker(self.acceptance, self.draft_latency.is_timed, self.exploration.reset_backoff)
+        self.optimizer = LengthOptimizer(self.traits, settings, self.tracker, self.draft_latency, tuning.length)
+        self.plans = PlanCache(self.optimizer, tuning.acceptance.familiar)
+        self.fixed_policy = FixedLengthPolicy(self.traits, settings, self.tracker, loader, self._request_load)
+        self._free = self.draft_latency.free
+        self._timed = sorted(name for name in traits if name not in self._free)
+        self._all_free = self._free.issuperset(traits)
+        self._makes_trees = any(each.grows and not each.free for each in traits.values())
+        self._num_drafts: Counter[str] = Counter()  # by timed drafter
+        self._skip_reasons: dict[int, str] = {}  # by sequence, of this step
+        self._polled: list[Sequence] = []  # in this step
+        self._late: frozenset[int] = frozenset()  # polled sequences that are late on their SLO
+        self._saved_seconds: dict[int, float] = {}  # by sequence: time that the drafts of this step should save
+        self._poll_length = float(tuning.length.new_drafter_tokens)  # tokens that free drafters are asked for
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        self.lessons.begin()
-        self._why.clear()
-        writers = [seq for seq in seqs if seq.request.drafters and seq.is_decoding]
-        late = self.hurry.behind(seqs, self.costs.single)
-        self._due, self._hurried = self.patience.due(writers, self.costs.single) if writers else [], frozenset()
+        self.tracker.begin_step()
+        self._skip_reasons.clear()
+        plain_seconds = self.costs.single_row_seconds
+        decoding = [seq for seq in seqs if seq.request.drafters and seq.is_decoding]
+        late = self.slo.late(seqs, plain_seconds)
+        self._polled = self.poll_limiter.select(decoding, plain_seconds) if decoding else []
+        self._late = frozenset()
         if late:
-            self._wake(late)
-        if self._due:
-            self._due = [seq for seq in self._due if self.settings.cap(seq)]
-        if len(self._due) < len(writers):
-            self._leave_alone(seqs, writers)
-        if not self._due:
-            self.waits.hope(0.0)
+            self._poll_late(late)
+        if self._polled:
+            self._polled = [seq for seq in self._polled if self.settings.max_length(seq)]
+        if len(self._polled) < len(decoding):
+            self._record_unpolled(seqs, decoding)
+        if not self._polled:
+            self.host_gap.observe_savings(0.0)
             return [], 0
-        for seq in self._due:
-            self.lessons.find_out(seq)
-        asked = [seq for seq in self._due if not self._free.isdisjoint(seq.request.drafters)]
-        reach = self._reach if self.settings.fixed is None else self.settings.most
-        return asked, min(self.settings.most, int(reach))
+        for seq in self._polled:
+            self.tracker.catch_up(seq)
+        with_free = [seq for seq in self._polled if not self._free.isdisjoint(seq.request.drafters)]
+        limit = self.settings.max_draft_tokens
+        length = self._poll_length if self.settings.fixed_length is None else limit
+        return with_free, min(limit, int(length))
 
-    def _wake(self, late: list[Sequence]) -> None:
-        """Look at those that are behind the speed they asked for."""
-        behind = [seq for seq in late if seq.request.drafters and seq.is_decoding]
-        self._hurried = frozenset(seq.id for seq in behind)
-        for seq in behind:
-            if self.patience.left_alone(seq.id):
-                self.patience.wake(seq)
-                self._due.append(seq)
+    def _poll_late(self, late: list[Sequence]) -> None:
+        """Poll the sequences that are late on their SLO whatever their credit."""
+        late = [seq for seq in late if seq.request.drafters and seq.is_decoding]
+        self._late = frozenset(seq.id for seq in late)
+        for seq in late:
+            if self.poll_limiter.was_skipped(seq.id):
+                self.poll_limiter.force(seq)
+                self._polled.append(seq)
 
-    def _leave_alone(self, seqs: list[Sequence], writers: list[Sequence]) -> None:
-        """Count whom nobody looks at in this step."""
-        asleep = [seq for seq in writers if self.patience.left_alone(seq.id)] if self._due else writers
-        self.decisions.left_alone([seq.request.drafters for seq in asleep])
-        if not self._due and self.settings.fixed is None:
-            self.decisions.step(False, lambda: self._reason(self._market(seqs), writers))
+    def _record_unpolled(self, seqs: list[Sequence], decoding: list[Sequence]) -> None:
+        skipped = [seq for seq in decoding if self.poll_limiter.was_skipped(seq.id)] if self._polled else decoding
+        self.decisions.record_unpolled([seq.request.drafters for seq in skipped])
+        if not self._polled and self.settings.fixed_length is None:
+            self.decisions.record_step(False, lambda: self._explain(self._cost_view(seqs), decoding))
 
-    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
-        """Whom `asks` left alone is left alone here, too."""
-        due = self._due
-        if not due:
-            return [NOTHING] * len(seqs)
-        if self.settings.fixed is not None:
-            writers = sum(seq.pending == 1 for seq in seqs)
-            found = self._fixed(due, offers, self.settings.fixed(writers))
-        elif self.costs.known:
-            found = self._weighed(seqs, due, offers)
-            for seq in due:
-                self.patience.note(seq.id, self._worth.get(seq.id, 0.0))
-        else:  # the first step tells what steps cost
-            found = {}
-            for seq in due:
-                self._why[seq.id] = UNKNOWN
-                for arm in seq.request.drafters:
-                    self.decisions.note(arm, SKIPPED, UNKNOWN)
-        for seq in due:
-            if seq.id not in found and seq.request.params.structured_outputs is not None:
-                found[seq.id] = Budget(self.settings.cap(seq))  # room for what a grammar forces, which always stands
-        self._looked(due, offers)
-        return [found.get(seq.id, NOTHING) for seq in seqs]
+    def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
+        """Return the drafter and the draft length of each sequence; sequences that were not polled get none."""
+        polled = self._polled
+        if not polled:
+            return [NO_BUDGET] * len(seqs)
+        if self.settings.fixed_length is not None:
+            num_decoding = sum(seq.pending == 1 for seq in seqs)
+            budgets = self._fixed_budgets(polled, free_drafts, self.settings.fixed_length(num_decoding))
+        elif self.costs.is_known:
+            budgets = self._optimize(seqs, polled, free_drafts)
+            for seq in polled:
+                self.poll_limiter.record_payoff(seq.id, self._saved_seconds.get(seq.id, 0.0))
+        else:  # the first step is plain and measures the cost of one
+            budgets = {}
+            for seq in polled:
+                self._skip_reasons[seq.id] = NO_COSTS
+                for drafter in seq.request.drafters:
+                    self.decisions.record(drafter, SKIPPED, NO_COSTS)
+        for seq in polled:
+            if seq.id not in budgets and seq.request.params.structured_outputs is not None:
+                budgets[seq.id] = Budget(self.settings.max_length(seq))  # for tokens that a grammar forces
+        self._finish_polls(polled, free_drafts)
+        return [budgets.get(seq.id, NO_BUDGET) for seq in seqs]
 
-    def _weighed(
-        self, seqs: list[Sequence], due: list[Sequence], offers: FreeDrafts, late: bool = False
+    def _optimize(
+        self, seqs: list[Sequence], polled: list[Sequence], free_drafts: FreeDrafts, late: bool = False
     ) -> dict[int, Budget]:
-        if self._all_free and not self._hurried and not any(offers.values()):
-            found = self._passed(seqs, due)
+        """Return the budgets that maximise expected tokens per second. `late`: the step is already in flight."""
+        if self._all_free and not self._late and not any(free_drafts.values()):
+            budgets = self._no_drafts(seqs, polled)
         else:
-            found = self._adapted(self._market(seqs), due, offers, late)
-        self.waits.hope(sum(self._worth.values()))
-        return found
+            budgets = self._adapt(self._cost_view(seqs), polled, free_drafts, late)
+        self.host_gap.observe_savings(sum(self._saved_seconds.values()))
+        return budgets
 
-    def _looked(self, due: list[Sequence], offers: FreeDrafts) -> None:
-        for seq in due:
-            self.lessons.note_offers(seq, offers.get(seq.id, {}))
-        self.patience.done()
-
-    def expects_plain_step(self, seqs: list[Sequence]) -> bool:
-        """A step that begins early saves what the device would wait for the host; it can guess nothing."""
-        if super().expects_plain_step(seqs):
-            return True
-        adapts = self.settings.fixed is None and self.costs.known and not self._hurried
-        return adapts and self.waits.outweigh_guesses(len(seqs))
-
-    def keeps_plain(self, seqs: list[Sequence], offers: FreeDrafts) -> bool:
-        """A single free guess is for the step that runs, and of no use for the next."""
-        due = self._due
-        if not due:
-            return True
-        if self.settings.fixed is not None or not self.costs.known:
-            return False
-        found = self._weighed(seqs, due, offers, late=True)
-        for seq in due:
-            self.patience.note(seq.id, 0.0, late=True)
-        for seq_id in found:
-            self.patience.recall(seq_id)
-        self._looked(due, offers)
-        return not any(each.nodes > 1 or each.drafter not in self._free for each in found.values())
-
-    def learns_from(self, seq: Sequence) -> bool:
-        return bool(seq.request.drafters) and not self.patience.left_alone(seq.id)
-
-    def _market(self, seqs: list[Sequence]) -> StepCostView:
-        writers = rows = cached = 0
-        for seq in seqs:
-            pending = len(seq.tokens) - seq.cached
-            writers += pending == 1
-            rows += min(pending, SMALL)
-            cached += seq.cached
-        widest = max(self.settings.most, self._trees and min(self.settings.tree, TREE_ROWS // max(1, writers)))
-        curve = self.costs.prices(rows + writers * widest)
-        # Each further row looks at what is cached of its text.
-        sizes = self.costs.sizes if rows == 1 else ()
-        held, further = self.costs.looking(cached), self.costs.pair * cached / len(seqs)
-        waiting = self.waits.seconds(writers)
-        return StepCostView(writers, rows, curve, held, further, waiting, self.waits.hidden(writers), sizes)
-
-    def _adapted(
-        self, market: StepCostView, due: list[Sequence], offers: FreeDrafts, late: bool = False
-    ) -> dict[int, Budget]:
-        """`late`: what should be guessed in the next step, for this one is under way."""
-        first = self._with_priority(market, due, offers) if self._hurried else {}
-        plans = [first.get(seq.id) or self._plan(market, seq, offers.get(seq.id, {})) for seq in due]
-        hurried = [seq.id in first for seq in due]
-        found = self._found(market, due, plans, self._shared(market, plans, hurried), late)
-        self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.depth + 1 for budget in found.values()))
-        gain = max(plan.gain for plan in plans)
-        compared = set()
-        if found and not self._hurried and not late and self.yardstick.wanted(self.costs.steps, gain):
-            compared = set(found)
-            found.clear()
-        trials = set() if compared else self._probe(market, due, found, late)
-        for seq in due:
-            why = TRIAL if seq.id in trials else HURRY if seq.id in self._hurried else PAYS
-            why = COMPARED if seq.id in compared else LATE if late and seq.id in found else why
-            taken, offered = "" if late else found.get(seq.id, NOTHING).drafter, offers.get(seq.id, {})
-            guessed = [arm for arm in seq.request.drafters if arm in offered or arm not in self._free]
-            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, taken, why)
-        self.yardstick.note(bool(found) and not late)
-        self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
-        return found
-
-    def _with_priority(self, market: StepCostView, due: list[Sequence], offers: FreeDrafts) -> dict[int, DraftPlan]:
-        """Plan sequences behind their SLO as if no other one drafted; priority ends for those that miss it even so."""
-        alone = replace(market, writers=1)
-        plans = {seq.id: self._plan(alone, seq, offers.get(seq.id, {})) for seq in due if seq.id in self._hurried}
-        for seq in due:
-            plan = plans.get(seq.id)
-            if plan is not None and not self.hurry.stays_behind(seq, self.costs.single, plan.gain / alone.plain):
-                del plans[seq.id]
-        self._hurried = frozenset(plans)
-        return plans
-
-    def _passed(self, seqs: list[Sequence], due: list[Sequence]) -> dict[int, Budget]:
-        """Nobody has a guess, which is the usual case where guesses are rare, and nothing is to be weighed."""
-        self._worth.clear()
-        self._reach = max(FADING * self._reach, UNTRIED)
-        for seq in due:
-            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, (), "", PAYS)
-        self.yardstick.note(False)
-        self.decisions.step(False, lambda: self._reason(self._market(seqs), due))
+    def _no_drafts(self, seqs: list[Sequence], polled: list[Sequence]) -> dict[int, Budget]:
+        """Record a step in which no drafter has a draft: the common case where drafts are rare, so it is short."""
+        tuning = self.tuning.length
+        self._saved_seconds.clear()
+        self._poll_length = max(tuning.poll_length_decay * self._poll_length, tuning.new_drafter_tokens)
+        for seq in polled:
+            self._skip_reasons[seq.id] = self.decisions.record_sequence(seq.request.drafters, (), "", PAYS)
+        self.baseline.record_step(False)
+        self.decisions.record_step(False, lambda: self._explain(self._cost_view(seqs), polled))
         return {}
 
-    def _found(
-        self, market: StepCostView, due: list[Sequence], plans: list[DraftPlan], nodes: list[int], late: bool
+    def _adapt(
+        self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts, late: bool
     ) -> dict[int, Budget]:
-        """Budgets of those who guess, and what that should save."""
-        found: dict[int, Budget] = {}
-        self._worth.clear()
-        for seq, plan, count in zip(due, plans, nodes, strict=True):
-            if count and count >= self.settings.shortest:
-                self._worth[seq.id] = (given(market, plan, count) - 1) * market.plain / market.writers
-                farther = 0 if late else self._stretch(seq, plan, min(count, plan.depth))
-                found[seq.id] = self._budget(market, seq, plan, count, farther)
-                self.lessons.expect(seq, plan.survival)
-        return found
+        """Plan each sequence, allocate lengths over the batch, then add a baseline step or probes."""
+        with_priority = self._plan_late(view, polled, free_drafts) if self._late else {}
+        plans = [with_priority.get(seq.id) or self._plan(view, seq, free_drafts.get(seq.id, {})) for seq in polled]
+        lengths = self.optimizer.lengths(view, plans, [seq.id in with_priority for seq in polled])
+        budgets = self._budgets(view, polled, plans, lengths, late)
+        tuning = self.tuning.length
+        poll_lengths = (2 * budget.depth + 1 for budget in budgets.values())
+        self._poll_length = max(tuning.poll_length_decay * self._poll_length, tuning.new_drafter_tokens, *poll_lengths)
+        speedup = max(plan.speedup for plan in plans)
+        compared: set[int] = set()
+        if budgets and not self._late and not late and self.baseline.is_due(self.costs.steps, speedup):
+            compared = set(budgets)
+            budgets.clear()
+        probed = set() if compared else self._probe(view, polled, budgets, late)
+        for seq in polled:
+            if seq.id in compared:
+                reason = BASELINE
+            elif late and seq.id in budgets:
+                reason = LATE
+            elif seq.id in probed:
+                reason = PROBE
+            else:
+                reason = SLO if seq.id in self._late else PAYS
+            drafter = "" if late else budgets.get(seq.id, NO_BUDGET).drafter
+            self._record_decision(seq, free_drafts, drafter, reason)
+        self.baseline.record_step(bool(budgets) and not late)
+        self.decisions.record_step(bool(budgets or compared), lambda: self._explain(view, polled))
+        return budgets
 
-    def _budget(self, market: StepCostView, seq: Sequence, plan: DraftPlan, nodes: int, farther: int) -> Budget:
-        """`farther`: levels to be tried behind those planned."""
-        if nodes <= plan.depth:
-            return Budget(nodes + farther, plan.arm, self.drafting.floor(market, seq, plan.arm))
-        most, filling = self.settings.tree_cap(seq, market.writers), bool(market.sizes)
-        wanted = nodes if filling else nodes + farther
-        farther = farther if plan.depth + farther < max(nodes, min(wanted, most)) else 0  # it stays a tree
-        floor = self.drafting.floor(market, seq, plan.arm, tree=True, filling=filling)
-        return Budget(max(nodes, min(wanted, most)), plan.arm, floor, max_depth=plan.depth + farther)
+    def _record_decision(self, seq: Sequence, free_drafts: FreeDrafts, drafter: str, reason: str) -> None:
+        drafters, offered = seq.request.drafters, free_drafts.get(seq.id, {})
+        with_draft = [name for name in drafters if name in offered or name not in self._free]
+        self._skip_reasons[seq.id] = self.decisions.record_sequence(drafters, with_draft, drafter, reason)
 
-    def _plan(self, market: StepCostView, seq: Sequence, offered: Mapping[str, Draft]) -> DraftPlan:
-        """The best there is; a better drafter that is away is called."""
-        margin, shown = self.settings.margin, self.prospects.shown(seq, offered)
-        found = best_plan(market, shown, margin) if shown else PLAIN
+    def _plan(self, view: StepCostView, seq: Sequence, free_drafts: Mapping[str, Draft]) -> DraftPlan:
+        """Return the best plan of a sequence. If its drafter is unloaded, request it and take the next best."""
+        optimizer, margin = self.optimizer, self.settings.margin
+        options = optimizer.free_options(seq, free_drafts)
+        free_plan = best_plan(view, options, margin, optimizer.tuning) if options else PLAIN
         if self._all_free:
-            return found
-        asked = self.foresight.plan(market, seq)
-        if asked.gain > found.gain and asked.arm in (away := self.presence.unavailable):
-            self._call(asked.arm)
-            asked = best_plan(market, self.prospects.foretold(market, seq, away), margin)
-        return asked if asked.gain > found.gain else found
+            return free_plan
+        timed_plan = self.plans.best_timed_plan(view, seq)
+        if timed_plan.speedup > free_plan.speedup and timed_plan.drafter in (away := self.loader.unavailable):
+            self._request_load(timed_plan.drafter)
+            timed_plan = best_plan(view, optimizer.timed_options(view, seq, away), margin, optimizer.tuning)
+        return timed_plan if timed_plan.speedup > free_plan.speedup else free_plan
 
-    def _call(self, arm: str) -> None:
-        self.drafting.lose(arm)
-        self.presence.request_load(arm)
+    def _plan_late(self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts) -> dict[int, DraftPlan]:
+        """Plan sequences that are late on their SLO as if no other one drafted.
 
-    def _shared(self, market: StepCostView, plans: list[DraftPlan], hurried: list[bool]) -> list[int]:
-        """Nodes for each; where somebody is in a hurry, drafters that take time guess for nobody else."""
-        throughput, margin = self.settings.throughput, self.settings.margin
-        if not any(hurried):
-            alone = market.writers == len(plans) == 1  # what is best for it was weighed already
-            drafting = 0.0 if alone else self.drafting.for_all(market, plans)
-            return share_out(market, plans, drafting, throughput, margin)
-        pairs = zip(plans, hurried, strict=True)
-        kept = [plan if first or plan.arm in self._free else DraftPlan() for plan, first in pairs]
-        return let_pass(market, kept, hurried, throughput, margin)
+        Those that will miss it even so lose their priority.
+        """
+        alone = replace(view, num_decoding=1)
+        plans = {seq.id: self._plan(alone, seq, free_drafts.get(seq.id, {})) for seq in polled if seq.id in self._late}
+        for seq in polled:
+            plan = plans.get(seq.id)
+            if plan is not None:
+                best = plan.speedup / alone.plain_seconds  # tokens per second
+                if not self.slo.can_catch_up(seq, self.costs.single_row_seconds, best):
+                    del plans[seq.id]
+        self._late = frozenset(plans)
+        return plans
+
+    def _budgets(
+        self, view: StepCostView, polled: list[Sequence], plans: list[DraftPlan], lengths: list[int], late: bool
+    ) -> dict[int, Budget]:
+        """Return the budgets of the sequences that draft, and note what their drafts should save."""
+        budgets: dict[int, Budget] = {}
+        self._saved_seconds.clear()
+        for seq, plan, nodes in zip(polled, plans, lengths, strict=True):
+            if nodes and nodes >= self.settings.min_draft_tokens:
+                gain = planned_speedup(view, plan, nodes) - 1
+                self._saved_seconds[seq.id] = gain * view.plain_seconds / view.num_decoding
+                longer = 0 if late else self._extra_level(seq, plan, min(nodes, plan.depth))
+                budgets[seq.id] = self.optimizer.budget(view, seq, plan, nodes, longer)
+                self.tracker.expect(seq, plan.accept_probs)
+        return budgets
+
+    def _extra_level(self, seq: Sequence, plan: DraftPlan, depth: int) -> int:
+        """Return 1 for one draft in 24 of a timed drafter, so that greater depths are measured, too, else 0."""
+        if plan.drafter in self._free:
+            return 0  # all tokens of free drafts are counted anyway
+        self._num_drafts[plan.drafter] += 1
+        is_due = self._num_drafts[plan.drafter] % self.tuning.length.longer_every == 0
+        return min(1 if is_due else 0, self.settings.max_length(seq) - depth)
+
+    def _probe(self, view: StepCostView, polled: list[Sequence], budgets: dict[int, Budget], late: bool) -> set[int]:
+        """Add short drafts by timed drafters that were not used for long, each for one sequence."""
+        probed: set[int] = set()
+        used, step = {budget.drafter for budget in budgets.values()}, self.poll_limiter.step
+        for drafter in self._timed:
+            able = [seq for seq in polled if drafter in seq.request.drafters]
+            if not able or not self.exploration.is_idle(drafter, drafter in used, step):
+                continue
+            seq = min(able, key=lambda each: self.draft_latency.prefill_tokens(each, drafter))
+            length = max(self.tuning.exploration.probe_tokens, self.settings.min_draft_tokens)
+            nodes = min(length, self.settings.max_length(seq))
+            seconds = self.draft_latency.probe_seconds(view, seq, drafter, nodes) + view.extra_seconds(nodes)
+            if not self.exploration.is_due(drafter, step, seconds, view.plain_seconds):
+                continue
+            unloaded = drafter in self.loader.unavailable
+            if unloaded or not late:
+                self.exploration.begin(drafter, step, seconds, view.plain_seconds)
+            if unloaded:
+                self._request_load(drafter)
+                continue
+            budgets[seq.id] = Budget(nodes, drafter, is_exploration=True)
+            self.tracker.expect(seq, ())
+            probed.add(seq.id)
+        return probed
+
+    def _request_load(self, drafter: str) -> None:
+        self.draft_latency.forget_drafter(drafter)
+        self.loader.request_load(drafter)
+
+    def _finish_polls(self, polled: list[Sequence], free_drafts: FreeDrafts) -> None:
+        for seq in polled:
+            self.tracker.add_free_drafts(seq, free_drafts.get(seq.id, {}))
+        self.poll_limiter.finish_polls()
+
+    def _fixed_budgets(self, polled: list[Sequence], free_drafts: FreeDrafts, length: int) -> dict[int, Budget]:
+        budgets = {}
+        for seq in polled:
+            budget = self.fixed_policy.budget(seq, free_drafts.get(seq.id, {}), length, len(polled))
+            if budget.drafter:
+                budgets[seq.id] = budget
+            self._record_decision(seq, free_drafts, budget.drafter, FIXED)
+        return budgets
+
+    def _cost_view(self, seqs: list[Sequence]) -> StepCostView:
+        """Return the costs of the next step with these sequences."""
+        num_decoding = rows = cached = 0
+        max_prompt_rows = self.tuning.length.max_prompt_rows
+        for seq in seqs:
+            pending = len(seq.tokens) - seq.cached
+            num_decoding += pending == 1
+            rows += min(pending, max_prompt_rows)
+            cached += seq.cached
+        most = self.settings.max_draft_tokens
+        if self._makes_trees:
+            most = max(most, min(self.settings.max_tree_nodes, MAX_TREE_ROWS // max(1, num_decoding)))
+        return StepCostView(
+            num_decoding=num_decoding,
+            rows=rows,
+            curve=self.costs.seconds_by_rows(rows + num_decoding * most),
+            context_seconds=self.costs.context_seconds(cached),
+            row_context_seconds=self.costs.pair_seconds * cached / len(seqs),  # each row attends to its own sequence
+            host_gap=self.host_gap.seconds(num_decoding),
+            hidden_gap=self.host_gap.hidden_seconds(num_decoding),
+            padded_sizes=self.costs.sizes if rows == 1 else (),
+        )
+
+    def expects_plain_step(self, seqs: list[Sequence]) -> bool:
+        """Return whether an async step, which saves the host gap but has no drafts, is worth more than drafts."""
+        if super().expects_plain_step(seqs):
+            return True
+        adapts = self.settings.fixed_length is None and self.costs.is_known and not self._late
+        return adapts and self.host_gap.outweighs_drafts(len(seqs))
+
+    def keeps_plain(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> bool:
+        """A free draft of one token is for the in-flight step, so it is of no use for the next."""
+        polled = self._polled
+        if not polled:
+            return True
+        if self.settings.fixed_length is not None or not self.costs.is_known:
+            return False
+        budgets = self._optimize(seqs, polled, free_drafts, late=True)
+        for seq in polled:
+            self.poll_limiter.record_payoff(seq.id, 0.0, late=True)
+        for seq_id in budgets:
+            self.poll_limiter.poll_next_step(seq_id)
+        self._finish_polls(polled, free_drafts)
+        return not any(each.nodes > 1 or each.drafter not in self._free for each in budgets.values())
+
+    def trim(self, scheduled: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
+        """Drop drafts that are too short, unless a token was sampled: dropping it for its value would be a bias."""
+        least = self.settings.min_draft_tokens
+        if not least:
+            return drafts
+        return [Draft() if len(draft) < least and not any(draft.sampled or ()) else draft for draft in drafts]
+
+    def observe(self, results: list[StepResult], times: StepTimes) -> None:
+        if times.host_gap is not None and not times.is_outlier:
+            budgets = [each.scheduled.budget for each in results]
+            device_drafts = any(budget.nodes and budget.drafter in self._timed for budget in budgets)
+            self.host_gap.observe(len(results), times.host_gap, device_drafts)
+        rows = budgeted = 0
+        for result in results:
+            rows += result.scheduled.num_new_tokens + len(result.draft.tokens)
+            budgeted += result.scheduled.budget.nodes
+        # A prefill step says little about the cost of one row, so the latency model does not start with one.
+        is_usable = self.costs.is_known or all(result.scheduled.num_new_tokens == 1 for result in results)
+        if not times.is_outlier and self.costs.should_observe(rows, budgeted > 0) and is_usable:
+            context = sum(result.scheduled.start for result in results)
+            pairs = sum(
+                each.scheduled.start * (each.scheduled.num_new_tokens + len(each.draft) - 1) for each in results
+            )
+            self.costs.observe(rows, context, times.target_seconds, pairs)
+        if budgeted and self.costs.is_known:
+            seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
+            measured = None if times.is_outlier else seconds
+            self.draft_latency.observe(results, measured, self.costs.single_row_seconds)
+        if self._polled:
+            polled = {seq.id for seq in self._polled}
+            for result in results:
+                if result.verify_result is not None and result.scheduled.seq.id in polled:
+                    self.tracker.observe(result)
+
+    def _explain(self, view: StepCostView, seqs: list[Sequence]) -> str:
+        """Return why speculation is on or off, for the log."""
+        drafters = sorted({drafter for seq in seqs for drafter in seq.request.drafters})
+        ((request_class, _),) = Counter(map(request_class_of, seqs)).most_common(1)
+        rates = {
+            drafter: (
+                self.acceptance.first_rate(drafter, request_class),
+                view.break_even(self.draft_latency.token_seconds(view, drafter)),
+            )
+            for drafter in drafters
+        }
+        context = SwitchContext(
+            batch=view.num_decoding,
+            is_sampled=any(seq.request.params.temperature > 0 for seq in seqs),
+            on=self.decisions.on,
+            rarely_drafts=self.decisions.rarely_drafts(drafters),
+            min_draft_tokens=self.settings.min_draft_tokens,
+        )
+        return explain_switch(rates, context)
+
+    def learns_from(self, seq: Sequence) -> bool:
+        return bool(seq.request.drafters) and not self.poll_limiter.was_skipped(seq.id)
+
+    def skip_reason(self, seq: Sequence) -> str:
+        return self._skip_reasons.get(seq.id, NOT_POLLED if self.poll_limiter.was_skipped(seq.id) else "")
 
     @property
     def decision_counts(self) -> dict[Decision, int]:
@@ -302,101 +422,15 @@ class AdaptiveController(Controller):
 
     @property
     def num_switches(self) -> int:
-        return self.decisions.switches
-
-    def _stretch(self, seq: Sequence, plan: DraftPlan, nodes: int) -> int:
-        """Now and then farther than it pays: what is never tried is never found out. Free guesses are, all the same."""
-        if plan.arm in self._free:
-            return 0
-        self._drafts[plan.arm] += 1
-        return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self.settings.cap(seq) - nodes)
-
-    def _fixed(self, due: list[Sequence], offers: FreeDrafts, nodes: int) -> dict[int, Budget]:
-        found = {}
-        for seq in due:
-            offered = offers.get(seq.id, {})
-            budget = self.always.budget(seq, offered, nodes, len(due))
-            if budget.drafter:
-                found[seq.id] = budget
-            guessed = [name for name in seq.request.drafters if name in offered or name not in self._free]
-            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, budget.drafter, FIXED)
-        return found
-
-    def trim(self, plan: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
-        """Leave out what is too short, unless it was drawn: to drop a draw for what it led to would be a bias."""
-        least = self.settings.shortest
-        if not least:
-            return drafts
-        return [Draft() if len(draft) < least and not any(draft.sampled or ()) else draft for draft in drafts]
-
-    def _probe(self, market: StepCostView, due: list[Sequence], found: dict[int, Budget], late: bool) -> set[int]:
-        """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
-        tried: set[int] = set()
-        used, step = {budget.drafter for budget in found.values()}, self.patience.step
-        for arm in self._paid:
-            able = [seq for seq in due if arm in seq.request.drafters]
-            if not able or not self.probes.is_rested(arm, arm in used, step):
-                continue
-            seq = min(able, key=lambda each: self.drafting.behind(each, arm))
-            nodes = min(max(DrafterExploration.NODES, self.settings.shortest), self.settings.cap(seq))
-            seconds = self.drafting.for_trial(market, seq, arm, nodes)
-            cost = seconds + market.extra(nodes), market.plain
-            if self.probes.is_due(arm, step, *cost):
-                away = arm in self.presence.unavailable
-                if away or not late:
-                    self.probes.begin(arm, step, *cost)
-                if away:
-                    self._call(arm)
-                    continue
-                found[seq.id] = Budget(nodes, arm, is_exploration=True)
-                self.lessons.expect(seq, ())
-                tried.add(seq.id)
-        return tried
-
-    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        if times.host_gap is not None and not times.is_outlier:
-            paid = any(each.scheduled.budget.nodes and each.scheduled.budget.drafter in self._paid for each in outcomes)
-            self.waits.observe(len(outcomes), times.host_gap, paid)
-        rows = drafted = 0
-        for outcome in outcomes:
-            rows += outcome.scheduled.num_new_tokens + len(outcome.draft.tokens)
-            drafted += outcome.scheduled.budget.nodes
-        # A prompt tells little of one row, so it is not what prices begin with.
-        usual = self.costs.known or all(outcome.scheduled.num_new_tokens == 1 for outcome in outcomes)
-        if not times.is_outlier and self.costs.wants(rows, drafted > 0) and usual:
-            context = sum(outcome.scheduled.start for outcome in outcomes)
-            pairs = sum(
-                each.scheduled.start * (each.scheduled.num_new_tokens + len(each.draft) - 1) for each in outcomes
-            )
-            self.costs.observe(rows, context, times.target_seconds, pairs)
-        if drafted and self.costs.known:
-            seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
-            self.drafting.observe(outcomes, None if times.is_outlier else seconds, self.costs.single)
-        if self._due:
-            looked = {seq.id for seq in self._due}
-            for outcome in outcomes:
-                if outcome.verify_result is not None and outcome.scheduled.seq.id in looked:
-                    self.lessons.observe(outcome)
-
-    def _reason(self, market: StepCostView, due: list[Sequence]) -> str:
-        arms = sorted({arm for seq in due for arm in seq.request.drafters})
-        needs = {arm: break_even(market, self.drafting.node(market, arm)) for arm in arms}
-        ((kind, _),) = Counter(map(kind_of, due)).most_common(1)
-        rates = {arm: (self.acceptance.first_rate(arm, kind), need) for arm, need in needs.items()}
-        samples, seldom = any(seq.request.params.temperature > 0 for seq in due), self.decisions.seldom_guesses(arms)
-        now = Situation(market.writers, samples, self.decisions.on, seldom, self.settings.shortest)
-        return in_words(rates, now)
-
-    def skip_reason(self, seq: Sequence) -> str:
-        return self._why.get(seq.id, NOT_ASKED if self.patience.left_alone(seq.id) else "")
+        return self.decisions.num_switches
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
-        return self.costs.seconds(batch, context) if self.costs.known else None
+        return self.costs.seconds(batch, context) if self.costs.is_known else None
 
     def forget(self, seq: Sequence) -> None:
-        self.lessons.forget(seq)
-        self.patience.forget(seq.id)
-        self.foresight.forget(seq.id)
-        self.drafting.forget(seq.id)
-        self.hurry.forget(seq.id)
-        self._why.pop(seq.id, None)
+        self.tracker.forget(seq)
+        self.poll_limiter.forget(seq.id)
+        self.plans.forget(seq.id)
+        self.draft_latency.forget(seq.id)
+        self.slo.forget(seq.id)
+        self._skip_reasons.pop(seq.id, None)

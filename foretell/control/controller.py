@@ -1,121 +1,123 @@
-"""How many nodes each sequence may draft in a step."""
+"""Controller interface: how many draft tokens each sequence may have in a step, and fixed lengths."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from foretell.control.acceptance_tracker import AcceptanceObserver
+from foretell.control.acceptance_tracker import AcceptanceTracker
 from foretell.control.decision_log import Decision
-from foretell.control.settings import ControllerSettings, DrafterTraits, Presence
+from foretell.control.settings import ControllerSettings, DrafterLoader, DrafterTraits
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 
-FreeDrafts = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
+FreeDrafts = Mapping[int, Mapping[str, Draft]]  # by sequence id and drafter
 
 
 class Controller(ABC):
-    """Decides before the step, from the past alone, so that it never biases a sample."""
+    """Decides before each step, from past steps and free drafts alone.
 
-    allows_early_start: bool = (
-        True  # whether a step may be decided before anybody asks for it, when the last has written
-    )
+    It sees no sampled token before it decides, so it cannot bias the output distribution.
+    """
+
+    allows_early_start: bool = True  # the engine may decide the next step before it is asked for one
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        """Whose free guesses it wants to see before it decides, and of how many nodes."""
+        """Return the sequences whose free drafts it wants to see, and the most tokens of each."""
         return [], 0
 
     @abstractmethod
-    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
-        """A budget for each sequence; 0 nodes is a normal answer. `offers` are the free guesses it asked for."""
+    def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
+        """Return a budget for each sequence; 0 nodes is a normal answer. `free_drafts` are those it asked for."""
 
     def expects_plain_step(self, seqs: list[Sequence]) -> bool:
-        """Whether guesses in the next step are unlikely: it may begin before this one's tokens are known."""
+        """Return whether the next step is unlikely to have drafts, so that it may be scheduled asynchronously."""
         return not any(seq.request.drafters for seq in seqs)
 
-    def keeps_plain(self, seqs: list[Sequence], offers: FreeDrafts) -> bool:
-        """A look that comes late, at a step that runs already and guesses nothing: whether the next should not, too."""
-        return not any(budget.nodes for budget in self.choose_draft_lengths(seqs, offers))
+    def keeps_plain(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> bool:
+        """Return whether the step after an in-flight plain step should be plain, too, given late free drafts."""
+        return not any(budget.nodes for budget in self.choose_draft_lengths(seqs, free_drafts))
 
-    def trim(self, plan: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
-        """Cut drafts by their confidence."""
+    def trim(self, scheduled: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
+        """Return the drafts to verify, some of them cut or dropped."""
         return drafts
 
-    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
-        """What came of a step, and what it cost."""
+    def observe(self, results: list[StepResult], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
+        """Learn from the results and times of a step."""
 
     def learns_from(self, seq: Sequence) -> bool:
-        """Whether drafters are to learn from what this step writes; not where nobody may guess, or nobody looked."""
+        """Return whether drafters should observe this step: not without drafters, nor if they were not polled."""
         return bool(seq.request.drafters)
 
     def skip_reason(self, seq: Sequence) -> str:
-        """Why it let nothing be guessed for a text in this step, in a word for a metric."""
+        """Return why a sequence has no draft in this step, as the value of a metric label."""
         return ""
 
     @property
     def decision_counts(self) -> dict[Decision, int]:
-        """Steps of texts since the start by (drafter, "drafted" or "skipped", reason), where that is counted."""
+        """Return the number of sequence steps by (drafter, "drafted" or "skipped", reason), if counted."""
         return {}
 
     @property
     def speculation_state(self) -> tuple[bool, str]:
-        """Whether guessing is on, and the words with which it was last switched."""
+        """Return whether speculation is on, and the reason of the last switch."""
         return True, ""
 
     @property
     def num_switches(self) -> int:
-        """How often guessing went off or on."""
+        """Return how often speculation went off or on."""
         return 0
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
-        """What a step without drafts takes for `batch` texts with `context` tokens cached in all, where it is known."""
+        """Return the expected seconds of a plain step with `context` cached tokens in all, or None if unknown."""
         return None
 
     def forget(self, seq: Sequence) -> None:  # noqa: B027 - a fixed one keeps nothing
-        """`seq` has left."""
+        """Drop the state of a finished sequence."""
 
 
 class FixedController(Controller):
-    """As many nodes each step as it was told, less where the request or its end says so."""
+    """Gives every sequence the same number of draft tokens, fewer near its end or by the request's own limit."""
 
-    def __init__(self, nodes: int, levels: int = 0) -> None:
-        """`levels`: the longest branch; 0: as long as there are nodes."""
-        self.nodes, self.levels = nodes, levels
+    def __init__(self, num_tokens: int, max_depth: int = 0) -> None:
+        """`max_depth` above 0 asks for trees of that depth."""
+        self.num_tokens, self.max_depth = num_tokens, max_depth
 
-    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
         return [self._budget(seq, next(iter(seq.request.drafters), "")) for seq in seqs]
 
-    def _budget(self, seq: Sequence, arm: str) -> Budget:
+    def _budget(self, seq: Sequence, drafter: str) -> Budget:
         choice = seq.request.speculation
         if not seq.request.drafters or not seq.is_decoding:
-            return Budget(0, arm)
-        wanted = self.nodes if choice.max_draft is None else min(self.nodes, choice.max_draft)
-        longest = max(0, min(self.levels or wanted, seq.remaining_tokens - 1))  # the step adds a token of its own
-        return Budget(wanted if self.levels and longest else min(wanted, longest), arm, max_depth=longest)
+            return Budget(0, drafter)
+        wanted = self.num_tokens if choice.max_draft is None else min(self.num_tokens, choice.max_draft)
+        depth = max(0, min(self.max_depth or wanted, seq.remaining_tokens - 1))  # the step adds the target's own token
+        return Budget(wanted if self.max_depth and depth else min(wanted, depth), drafter, max_depth=depth)
 
 
-class Always:
-    """Of several drafters the one most of whose guesses should stand; who is away is called."""
+class FixedLengthPolicy:
+    """Budgets of a fixed length with the drafter that has the most expected accepted tokens."""
 
     def __init__(
         self,
-        arms: Mapping[str, DrafterTraits],
+        traits: Mapping[str, DrafterTraits],
         settings: ControllerSettings,
-        lessons: AcceptanceObserver,
-        presence: Presence,
-        call: Callable[[str], None],
+        tracker: AcceptanceTracker,
+        loader: DrafterLoader,
+        request_load: Callable[[str], None],
     ) -> None:
-        self.arms, self.settings, self.lessons = arms, settings, lessons
-        self.presence, self.call = presence, call
+        """`request_load` is called with a drafter that is unloaded."""
+        self.traits, self.settings, self.tracker = traits, settings, tracker
+        self.loader, self.request_load = loader, request_load
 
-    def budget(self, seq: Sequence, offered: Mapping[str, Draft], nodes: int, writers: int) -> Budget:
-        """For one of `writers` texts, with what free drafters have for it; no nodes where nobody has any."""
-        count = min(nodes, self.settings.cap(seq))
-        away = self.presence.unavailable.intersection(seq.request.drafters)
-        for arm in away:
-            self.call(arm)
-        here = [arm for arm in seq.request.drafters if arm not in away]
-        arm = self.lessons.likeliest(seq, here, offered, count) if count else ""
-        if not arm:
+    def budget(self, seq: Sequence, free_drafts: Mapping[str, Draft], length: int, num_decoding: int) -> Budget:
+        """Return the budget of one of `num_decoding` sequences; 0 nodes if no drafter has a draft."""
+        length = min(length, self.settings.max_length(seq))
+        unavailable = self.loader.unavailable.intersection(seq.request.drafters)
+        for drafter in unavailable:
+            self.request_load(drafter)
+        available = [drafter for drafter in seq.request.drafters if drafter not in unavailable]
+        drafter = self.tracker.best_drafter(seq, available, free_drafts, length) if length else ""
+        if not drafter:
             return Budget()
-        most = self.settings.tree_cap(seq, writers) if self.arms[arm].grows else 0
-        return Budget(most, arm, max_depth=count) if most > count else Budget(count, arm)
+        max_nodes = self.settings.max_nodes(seq, num_decoding) if self.traits[drafter].grows else 0
+        return Budget(max_nodes, drafter, max_depth=length) if max_nodes > length else Budget(length, drafter)

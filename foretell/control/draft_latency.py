@@ -1,129 +1,221 @@
-"""What drafters cost that do not guess for nothing: a price for depth, for nodes, and for what they must read first."""
+"""Latency model of timed drafters: a price per draft, per level, per token, and per token to prefill."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from foretell.types import Sequence, StepResult
 
-from .latency_model import DraftCosts
-from .length_optimizer import DraftPlan, StepCostView
-from .settings import DrafterTraits
+from .latency_model import Fit, StepCostView
+from .settings import DrafterTraits, LatencyTuning
 
-READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
-READ_ON_TRIAL = 16  # the same for a drafter that has hardly been tried
-ALONE, SIDE_BY_SIDE = 0.2, 0.05  # of what a draft of one node costs, the part that grows with nodes: heads run levels
-TREES = ", trees"  # behind a drafter's name: what its trees cost, which may be made quite otherwise than its chains
+# Key suffix of the costs of a drafter's trees, which may be drafted quite differently from its chains. Saved costs have
+# it in their file format.
+TREE_SUFFIX = ", trees"
 
 
-class Drafting:
-    """Prices of each drafter, and how far it has read each text."""
+class DraftPrices(NamedTuple):
+    """Seconds of a draft, by what they depend on."""
 
-    def __init__(self, arms: Mapping[str, DrafterTraits]) -> None:
-        self.arms = dict(arms)
-        self.costs = {name: DraftCosts(t.share, SIDE_BY_SIDE if t.grows else ALONE) for name, t in arms.items()}
-        grow = [name for name, traits in arms.items() if traits.grows and not traits.free]
-        self.costs |= {name + TREES: DraftCosts(arms[name].share, SIDE_BY_SIDE, self.costs[name]) for name in grow}
-        self.free = frozenset(name for name, traits in arms.items() if traits.free)
-        self._read: dict[int, dict[str, int]] = {}  # by sequence: the tokens each drafter has read of it
+    start: float  # per draft
+    level: float  # per level of depth
+    node: float  # per draft token, over all sequences
+    token: float  # per token to prefill
 
-    def is_paid(self, arm: str) -> bool:
-        return arm in self.arms and arm not in self.free
 
-    def behind(self, seq: Sequence, arm: str) -> int:
-        """Tokens a drafter must read before it can guess."""
-        return len(seq.tokens) - self._read.get(seq.id, {}).get(arm, 0) if self.arms[arm].reads else 0
+class DraftCosts:
+    """Learned prices of one drafter's chains or trees."""
 
-    def of(self, arm: str, tree: bool) -> DraftCosts:
-        """What a drafter's trees cost, or its chains."""
-        return self.costs.get(arm + TREES, self.costs[arm]) if tree else self.costs[arm]
+    def __init__(
+        self,
+        cost_share: float,
+        node_share: float = LatencyTuning.draft_node_share,
+        like: DraftCosts | None = None,
+        tuning: LatencyTuning = LatencyTuning(),
+    ) -> None:
+        """`cost_share` is the prior time of a one-token draft over a plain step, `node_share` the part of that which
+        grows with tokens. `like` has the prices to use until the first observation."""
+        self.cost_share, self.node_share, self.tuning, self._like = cost_share, node_share, tuning, like
+        self._fit: Fit | None = None
+        self._prices: DraftPrices | None = None
+        self._num_drafts = 0
 
-    def for_one(
-        self, market: StepCostView, seq: Sequence, arm: str, on_trial: bool, tree: bool = False
+    def prices(self, plain_seconds: float) -> DraftPrices:
+        """Return the prices; before the first observation the prior, which is relative to a plain step."""
+        if self._prices is None:
+            if self._like is not None:
+                return self._like.prices(plain_seconds)
+            start_share = self.tuning.draft_start_share
+            one_token = max(self.cost_share * plain_seconds, 1e-9)
+            return DraftPrices(
+                start=start_share * one_token,
+                level=(1 - start_share - self.node_share) * one_token,
+                node=self.node_share * one_token,
+                token=self.tuning.draft_prefill_share * one_token,
+            )
+        return self._prices
+
+    def seconds(self, depth: int, nodes: int, prefill: int, plain_seconds: float) -> float:
+        """Return the expected seconds of a draft."""
+        start, level, node, token = self.prices(plain_seconds)
+        return (start if nodes else 0.0) + level * depth + node * nodes + token * prefill
+
+    def observe(self, depth: int, nodes: int, prefill: int, seconds: float, plain_seconds: float) -> None:
+        """Update the prices with a measured draft."""
+        tuning = self.tuning
+        self._num_drafts += 1
+        if self._num_drafts > tuning.warm_steps and not prefill and self._num_drafts % tuning.draft_subsample:
+            return
+        if self._fit is None:
+            mean = np.array(self.prices(plain_seconds))
+            self._fit = Fit(mean, np.outer(mean, mean) * tuning.pace**2 + np.diag(mean**2), tuning)
+        self._fit.observe(np.array([1, depth, nodes, prefill], float), seconds)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        assert self._fit is not None, "something was observed"
+        self._prices = DraftPrices(*self._fit.mean.tolist())
+
+    def dump(self) -> dict[str, Any]:
+        """Return the prices as plain values."""
+        return {} if self._fit is None else self._fit.dump()
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Continue from saved prices."""
+        found = Fit.load(saved, len(DraftPrices._fields), self.tuning)
+        if found is not None:
+            self._fit = found
+            self._refresh()
+
+
+class DraftLatency:
+    """Prices of all drafters, and how many tokens of each sequence a drafter has in its KV cache."""
+
+    def __init__(self, traits: Mapping[str, DrafterTraits], tuning: LatencyTuning = LatencyTuning()) -> None:
+        self.traits, self.tuning = dict(traits), tuning
+        in_trees, in_chains = tuning.draft_node_share_trees, tuning.draft_node_share
+        self.costs = {
+            name: DraftCosts(each.share, in_trees if each.grows else in_chains, tuning=tuning)
+            for name, each in traits.items()
+        }
+        with_trees = [name for name, each in traits.items() if each.grows and not each.free]
+        self.costs |= {
+            name + TREE_SUFFIX: DraftCosts(traits[name].share, in_trees, self.costs[name], tuning)
+            for name in with_trees
+        }
+        self.free = frozenset(name for name, each in traits.items() if each.free)
+        self._prefilled: dict[int, dict[str, int]] = {}  # tokens by sequence and drafter
+
+    def is_timed(self, drafter: str) -> bool:
+        """Return whether drafts of this drafter take time that must be weighed."""
+        return drafter in self.traits and drafter not in self.free
+
+    def prefill_tokens(self, seq: Sequence, drafter: str) -> int:
+        """Return the tokens that a drafter must prefill before it can draft."""
+        if not self.traits[drafter].reads:
+            return 0
+        return len(seq.tokens) - self._prefilled.get(seq.id, {}).get(drafter, 0)
+
+    def costs_of(self, drafter: str, tree: bool) -> DraftCosts:
+        """Return the costs of a drafter's trees or of its chains."""
+        return self.costs.get(drafter + TREE_SUFFIX, self.costs[drafter]) if tree else self.costs[drafter]
+
+    def sequence_seconds(
+        self, view: StepCostView, seq: Sequence, drafter: str, is_new: bool, tree: bool = False
     ) -> Callable[[int, int], float]:
-        """Seconds a sequence pays for so many nodes and levels, if its neighbours do alike."""
-        start, level, node, token = self.of(arm, tree).prices(market.plain)
-        # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
-        ahead = max(1, min(seq.remaining_tokens, READ_ON_TRIAL if on_trial else READ_AHEAD))
-        reading = token * self.behind(seq, arm) / ahead
-        reading, level = reading + (start - market.hidden) / market.writers, level / market.writers
-        return lambda nodes, depth: reading + level * depth + node * nodes
+        """Return a sequence's share of drafting as a function of nodes and depth, if all sequences draft alike."""
+        start, level, node, token = self.costs_of(drafter, tree).prices(view.plain_seconds)
+        # Prefill is spread over the output tokens it will serve. Start and levels are shared by the batch.
+        tuning = self.tuning
+        horizon = max(1, min(seq.remaining_tokens, tuning.prefill_horizon_new if is_new else tuning.prefill_horizon))
+        fixed = token * self.prefill_tokens(seq, drafter) / horizon
+        fixed += (start - view.hidden_gap) / view.num_decoding
+        level = level / view.num_decoding
+        return lambda nodes, depth: fixed + level * depth + node * nodes
 
-    def for_all(self, market: StepCostView, plans: list[DraftPlan]) -> float:
-        """Seconds of all drafts that are planned; what must be read was weighed already."""
-        total = 0.0
-        for arm, tree in {(plan.arm, plan.levels > 0) for plan in plans if plan.nodes and plan.arm not in self.free}:
-            mine = [plan for plan in plans if plan.arm == arm and (plan.levels > 0) == tree]
-            deepest, nodes = max(plan.depth for plan in mine), sum(plan.nodes for plan in mine)
-            total += self.of(arm, tree).seconds(deepest, nodes, 0, market.plain)
-        return total - market.hidden if total else 0.0
+    def probe_seconds(self, view: StepCostView, seq: Sequence, drafter: str, nodes: int) -> float:
+        """Return the seconds of one probe of a drafter, prefill included."""
+        return self.costs[drafter].seconds(nodes, nodes, self.prefill_tokens(seq, drafter), view.plain_seconds)
 
-    def for_trial(self, market: StepCostView, seq: Sequence, arm: str, nodes: int) -> float:
-        """Seconds to try a drafter once, what it must read included."""
-        return self.costs[arm].seconds(nodes, nodes, self.behind(seq, arm), market.plain)
-
-    def node(self, market: StepCostView, arm: str) -> float:
-        """What a sequence pays for one node, if all draft."""
-        if arm in self.free:
+    def token_seconds(self, view: StepCostView, drafter: str) -> float:
+        """Return a sequence's share of a draft of one token, if all sequences draft."""
+        if drafter in self.free:
             return 0.0
-        return self.costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
+        return self.costs[drafter].seconds(1, view.num_decoding, 0, view.plain_seconds) / view.num_decoding
 
-    def floor(self, market: StepCostView, seq: Sequence, arm: str, tree: bool = False, filling: bool = False) -> float:
-        """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there.
+    def min_probability(
+        self, view: StepCostView, seq: Sequence, drafter: str, tree: bool = False, padding: bool = False
+    ) -> float:
+        """Return the probability below which one more token on a branch does not pay, so that the drafter stops there.
 
-        A node of a tree pays for its row and its place in a level; that there is a level others have paid for. One that
-        only fills a step up pays for what its row looks at. Of a chain that is made whole all is paid for but the rows.
+        A token of a tree pays for its row and for itself; its level is there anyway. A token that only fills a padded
+        step (`padding`) pays for its attention over the context alone. A chain that is drafted in a single graph is
+        paid for to its end, so its tokens pay for their rows alone.
         """
-        if arm in self.free:
+        if drafter in self.free:
             return 0.0
-        row = market.further if filling else market.extra(market.writers) / market.writers
-        prices = self.of(arm, tree).prices(market.plain)
-        made = 0.0 if self._is_whole(arm, seq) else prices.node + prices.level / market.writers
-        own = prices.node if tree else made
-        return min(0.9, 0.7 * (own + row) * market.writers / market.plain)
+        full_row = view.extra_seconds(view.num_decoding) / view.num_decoding
+        row = view.row_context_seconds if padding else full_row
+        prices = self.costs_of(drafter, tree).prices(view.plain_seconds)
+        if tree:
+            own = prices.node
+        else:
+            own = 0.0 if self._is_single_graph(drafter, seq) else prices.node + prices.level / view.num_decoding
+        factor = self.tuning.min_probability_factor
+        return min(self.tuning.max_min_probability, factor * (own + row) * view.num_decoding / view.plain_seconds)
 
-    def observe(self, outcomes: list[StepResult], seconds: float | None, plain: float) -> None:
-        """What a step's drafts took; None: longer than they will take again. Where two drafters shared it, or trees and
-        chains, nobody can say whose time it was."""
-        mine = [
-            each for each in outcomes if each.scheduled.budget.nodes and self.is_paid(each.scheduled.budget.drafter)
+    def observe(self, results: list[StepResult], seconds: float | None, plain_seconds: float) -> None:
+        """Update the costs with the drafts of one step. `seconds` is None for an outlier step.
+
+        Steps with several drafters, or with both trees and chains, are skipped: their times cannot be told apart.
+        """
+        timed = [
+            each for each in results if each.scheduled.budget.nodes and self.is_timed(each.scheduled.budget.drafter)
         ]
-        nodes = sum([len(outcome.draft) for outcome in mine])
+        nodes = sum([len(result.draft) for result in timed])
         if not nodes:
             return
-        shapes = {(outcome.scheduled.budget.drafter, outcome.scheduled.budget.is_tree) for outcome in mine}
+        shapes = {(result.scheduled.budget.drafter, result.scheduled.budget.is_tree) for result in timed}
         if len(shapes) != 1:
             return
-        ((arm, tree),) = shapes
-        behind = sum([self._read_now(outcome, arm) for outcome in mine]) if self.arms[arm].reads else 0
-        depth = max([self._levels(outcome, arm) for outcome in mine])
+        ((drafter, tree),) = shapes
+        prefill = 0
+        if self.traits[drafter].reads:
+            prefill = sum([self._update_prefilled(result, drafter) for result in timed])
+        depth = max([self._drafted_levels(result, drafter) for result in timed])
         if seconds is not None:
-            self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
+            self.costs_of(drafter, tree).observe(depth, nodes, prefill, seconds, plain_seconds)
 
-    def _levels(self, outcome: StepResult, arm: str) -> int:
-        """Levels that were made, if only to be left out."""
-        share = outcome.scheduled
-        return share.budget.depth if self._is_whole(arm, share.seq) else max(outcome.draft.depths(), default=0)
+    def _drafted_levels(self, result: StepResult, drafter: str) -> int:
+        """Return the levels that were drafted, those that were cut off afterwards included."""
+        scheduled = result.scheduled
+        if self._is_single_graph(drafter, scheduled.seq):
+            return scheduled.budget.depth
+        return max(result.draft.depths(), default=0)
 
-    def _is_whole(self, arm: str, seq: Sequence) -> bool:
-        """Whether a drafter makes all levels of a draft for this text before it looks at any."""
-        traits = self.arms[arm]
-        drawn = seq.request.params.temperature > 0 and seq.request.rule != "match"
-        return traits.whole and (traits.draws_whole or not drawn)
+    def _is_single_graph(self, drafter: str, seq: Sequence) -> bool:
+        """Return whether a drafter runs all levels of a draft at once, before the host sees any of them."""
+        traits = self.traits[drafter]
+        sampled = seq.request.params.temperature > 0 and seq.request.rule != "match"
+        return traits.whole and (traits.draws_whole or not sampled)
 
-    def _read_now(self, outcome: StepResult, arm: str) -> int:
-        """Tokens the drafter had to read for this step; from now on it knows them."""
-        read = self._read.setdefault(outcome.scheduled.seq.id, {})
-        before, read[arm] = read.get(arm, 0), outcome.scheduled.length
-        return outcome.scheduled.length - before
+    def _update_prefilled(self, result: StepResult, drafter: str) -> int:
+        """Record that a drafter has prefilled a sequence, and return the tokens that were new to it."""
+        prefilled = self._prefilled.setdefault(result.scheduled.seq.id, {})
+        before, prefilled[drafter] = prefilled.get(drafter, 0), result.scheduled.length
+        return result.scheduled.length - before
 
-    def lose(self, arm: str) -> None:
-        """A drafter has left, and with it all it had read."""
-        for read in self._read.values():
-            read.pop(arm, None)
+    def forget_drafter(self, drafter: str) -> None:
+        """Drop what a drafter had prefilled, because it was unloaded."""
+        for prefilled in self._prefilled.values():
+            prefilled.pop(drafter, None)
 
     def forget(self, seq_id: int) -> None:
-        self._read.pop(seq_id, None)
+        """Drop a finished sequence."""
+        self._prefilled.pop(seq_id, None)
 
     def __len__(self) -> int:
-        return len(self._read)
+        return len(self._prefilled)

@@ -1,62 +1,68 @@
-"""When a drafter that is not used is tried again."""
+"""Exploration: probes of drafters that are not in use, and plain steps to compare speculation with."""
 
 from __future__ import annotations
 
+from .settings import ExplorationTuning
+
 
 class DrafterExploration:
-    """Rarely, and the more rarely the more often it was in vain; never for more than a small share of the time."""
+    """Schedules probes of unused drafters with exponential backoff and a bound on their share of step time."""
 
-    NODES = 2
-    SHARE = 0.01  # of the time
-    EVERY, SELDOM = 32, 1024  # steps between two, at the least and in the end
+    def __init__(self, tuning: ExplorationTuning = ExplorationTuning()) -> None:
+        self.tuning = tuning
+        self._last: dict[str, int] = {}  # by drafter: step of its last use or probe
+        self._backoff: dict[str, int] = {}  # by drafter: steps to wait since then
 
-    def __init__(self) -> None:
-        self._last: dict[str, int] = {}  # the step in which a drafter was last used
-        self._wait: dict[str, int] = {}
+    def is_idle(self, drafter: str, used: bool, step: int) -> bool:
+        """Return whether a drafter was unused for long enough for a probe, its cost aside."""
+        if used or drafter not in self._last:
+            self._last[drafter] = step
+        return step - self._last[drafter] >= max(self.tuning.probe_interval, self._backoff.get(drafter, 0))
 
-    def is_rested(self, arm: str, used: bool, step: int) -> bool:
-        """Whether it was not used for long enough to be tried in this step, if it costs little."""
-        if used or arm not in self._last:
-            self._last[arm] = step
-        return step - self._last[arm] >= max(self.EVERY, self._wait.get(arm, 0))
+    def is_due(self, drafter: str, step: int, probe_seconds: float, plain_seconds: float) -> bool:
+        """Return whether an idle drafter may be probed, given the cost of the probe and of a plain step."""
+        return step - self._last[drafter] >= self._interval(drafter, probe_seconds, plain_seconds)
 
-    def is_due(self, arm: str, step: int, seconds: float, plain: float) -> bool:
-        """Whether a rested one may be tried in this step, which takes `plain` without it; a trial costs `seconds`."""
-        return step - self._last[arm] >= self._waits(arm, seconds, plain)
+    def begin(self, drafter: str, step: int, probe_seconds: float, plain_seconds: float) -> None:
+        """Record a probe in this step and double the interval to the next one."""
+        interval = self._interval(drafter, probe_seconds, plain_seconds)
+        self._backoff[drafter] = min(2 * interval, self.tuning.probe_max_interval)
+        self._last[drafter] = step
 
-    def begin(self, arm: str, step: int, seconds: float, plain: float) -> None:
-        """It is tried in this step."""
-        self._wait[arm] = min(2 * self._waits(arm, seconds, plain), self.SELDOM)
-        self._last[arm] = step
+    def _interval(self, drafter: str, probe_seconds: float, plain_seconds: float) -> int:
+        affordable = int(probe_seconds / (self.tuning.probe_time_share * plain_seconds))
+        return max(self.tuning.probe_interval, affordable, self._backoff.get(drafter, 0))
 
-    def _waits(self, arm: str, seconds: float, plain: float) -> int:
-        return max(self.EVERY, int(seconds / (self.SHARE * plain)), self._wait.get(arm, 0))
-
-    def succeeded(self, arm: str) -> None:
-        """A guess of it stood: the waiting starts anew."""
-        self._wait.pop(arm, None)
-
-
-# Steps with guesses between two without: at first, where costs are known, in the end.
-SOONEST, KNOWN, LATEST = 8, 64, 256
-LESSONS = 32  # steps after which it is known what steps cost
+    def reset_backoff(self, drafter: str) -> None:
+        """Start the backoff again, because a draft token of the drafter was accepted."""
+        self._backoff.pop(drafter, None)
 
 
 class BaselineSteps:
-    """Counts steps since one was plain; each that was plain for this reason doubles the wait for the next."""
+    """Schedules plain steps while speculation is on, with exponential backoff.
 
-    def __init__(self) -> None:
-        self._since, self._wait = 0, SOONEST
+    Without them the cost of a plain step would never be measured again.
+    """
 
-    def wanted(self, lessons: int, gain: float) -> bool:
-        """Whether this step should be a plain one, after so many that taught what steps cost; `gain` is what it would
-        be faster with guesses, and the more that is, the less likely a plain step changes anything."""
-        wait = max(self._wait, KNOWN) if lessons >= LESSONS else self._wait
-        if self._since < wait * gain:
+    def __init__(self, tuning: ExplorationTuning = ExplorationTuning()) -> None:
+        self.tuning = tuning
+        self._since = 0  # speculative steps since the last plain one
+        self._interval = tuning.baseline_interval
+
+    def is_due(self, observed_steps: int, speedup: float) -> bool:
+        """Return whether this step should be plain.
+
+        `observed_steps` is the number of steps in the latency model. The larger the expected `speedup`, the less likely
+        a plain step changes the decision, and the longer the interval.
+        """
+        tuning, interval = self.tuning, self._interval
+        if observed_steps >= tuning.baseline_known_steps:
+            interval = max(interval, tuning.baseline_interval_known)
+        if self._since < interval * speedup:
             return False
-        self._wait = min(2 * wait, LATEST)
+        self._interval = min(2 * interval, tuning.baseline_max_interval)
         return True
 
-    def note(self, drafted: bool) -> None:
-        """A step was decided."""
-        self._since = self._since + 1 if drafted else 0
+    def record_step(self, speculative: bool) -> None:
+        """Count a step."""
+        self._since = self._since + 1 if speculative else 0

@@ -1,5 +1,4 @@
-"""How often a sequence is looked at: always while its guesses pay for the looks, else seldom, so that being off costs
-nothing."""
+"""Rate limit for polling free drafters, so that speculation that does not pay costs almost nothing."""
 
 from __future__ import annotations
 
@@ -9,123 +8,135 @@ from time import perf_counter
 
 from foretell.types import Sequence
 
-PATIENCE, LITTLE = 16, 3  # looks on credit; where looks have not paid lately, or a text is short
-CREDIT_SHARE = 0.01  # of the time a text takes plainly may go into looks on credit
-SAVINGS = 64  # looks that guesses can have earned: they come seldom and save much, and the looks between are paid by it
-LONGEST_WAIT = 16  # steps between looks
-RECORD = 0.02  # how fast it is learnt whether looks pay
-ASK_SHARE = 0.005  # of the time may go into looks that were in vain so far,
-STEP_SECONDS, TEXT_SECONDS = 5e-6, 5e-7  # and never more than this a step and a text in it
-LOOK = 100  # a look costs as much as to catch up with so many tokens
-PACE = 0.1  # how fast the price of a look is learnt
-LEARNING = 1.7  # what guesses and drafters cost after a look: packed, judged, learnt from
-LULL = 2  # so many times fewer texts at once: what was in vain in the crowd may pay now
+from .settings import PollTuning
 
 
 @dataclass(slots=True)
-class _Looks:
-    """What looks at a sequence have earned, in looks, when it may be looked at again, and the last look."""
+class _PollState:
+    """Poll budget of one sequence and when it was last polled."""
 
-    credit: float = 0.0
-    alarm: int = 0  # the step from which on it may be looked at
-    step: int = 0
-    length: int = 0  # of the text
-    texts: int = 0  # written at once
+    credit: float = 0.0  # polls
+    next_step: int = 0  # earliest step of the next poll
+    last_step: int = 0
+    length: int = 0  # tokens at the last poll
+    batch_size: int = 0  # decoding sequences at the last poll
 
 
 class PollLimiter:
-    """Each look costs its time and earns what its guesses should save. A sequence that has used up its credit is looked
-    at out of a purse, which every step fills a little.
+    """Decides which sequences to poll in a step.
 
-    Drafters read what was written since they were last asked, so a look costs the more the longer ago the last one was.
-    In a crowd the purse keeps some sequences awake, the oldest, and lets the others sleep.
+    A poll asks free drafters (n-gram, suffix) for a draft before the step is scheduled. It costs host time and earns
+    the time that its draft is expected to save; both are booked per sequence. A sequence without credit is polled from
+    a token bucket shared by all, which refills with a small share of step time. Drafters catch up on the tokens
+    generated since their last poll, so the cost of a poll grows with that gap. At high batch size the bucket serves the
+    oldest sequences, and the others are not polled.
     """
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self.clock = clock
-        self._looks: dict[int, _Looks] = {}
-        self._unit = 1e-6  # seconds to catch up with a token
-        self._allowed = self._purse = self._plain = 0.0
-        self._earning = 1.0  # what a look earns beyond its price, in looks, over all sequences
-        self.step = self._texts = self._read = self._paid = 0
-        self._began, self._woken = 0.0, False
+    def __init__(self, clock: Callable[[], float] = perf_counter, tuning: PollTuning = PollTuning()) -> None:
+        self.clock, self.tuning = clock, tuning
+        self.step = 0
+        self._states: dict[int, _PollState] = {}
+        self._seconds_per_token = 1e-6  # measured cost of catching up on one token
+        self._bucket = 0.0  # seconds
+        self._refill = 0.0  # seconds per step
+        self._plain_seconds = 0.0  # expected time of a step without drafts
+        self._mean_payoff = 1.0  # net earning of a poll, in polls, over all sequences
+        self._batch_size = 0
+        self._tokens_polled = 0  # cost of this step's polls, in tokens
+        self._tokens_from_bucket = 0  # the part of it that the bucket pays
+        self._began = 0.0  # when the polls of this step began
+        self._revived = False  # whether this step re-polls a sequence because the batch has shrunk
 
-    def due(self, seqs: list[Sequence], plain: float) -> list[Sequence]:
-        """A step begins, which takes `plain` without drafts: whom to look at."""
-        self._plain = plain
-        self._allowed = min(ASK_SHARE * plain, STEP_SECONDS + TEXT_SECONDS * len(seqs))
-        self._purse = min(self._purse + self._allowed, 2 * plain)
-        self.step, self._texts, self._read, self._paid = self.step + 1, len(seqs), 0, 0
-        self._began, self._woken = self.clock(), False
-        step, crowd, known, found = self.step, LULL * len(seqs), self._looks, []
+    def select(self, seqs: list[Sequence], plain_seconds: float) -> list[Sequence]:
+        """Start a step and return the sequences to poll. `plain_seconds` is the expected time without drafts."""
+        tuning, batch_size = self.tuning, len(seqs)
+        self._plain_seconds = plain_seconds
+        limit = tuning.refill_step_seconds + tuning.refill_sequence_seconds * batch_size
+        self._refill = min(tuning.refill_time_share * plain_seconds, limit)
+        self._bucket = min(self._bucket + self._refill, 2 * plain_seconds)
+        self.step += 1
+        self._batch_size = batch_size
+        self._tokens_polled = self._tokens_from_bucket = 0
+        self._began = self.clock()
+        self._revived = False
+        step, shrunk, states, selected = self.step, tuning.batch_shrink * batch_size, self._states, []
         for seq in seqs:
-            looks = known.get(seq.id)
-            if looks is None:
-                looks = known[seq.id] = _Looks(self._on_credit(seq))
-            elif looks.alarm > step and looks.texts < crowd:  # the usual case while drafting is off: no more than this
+            state = states.get(seq.id)
+            if state is None:
+                state = states[seq.id] = _PollState(self._initial_credit(seq))
+            elif state.next_step > step and state.batch_size < shrunk:  # the usual case while speculation is off
                 continue
-            if self._may_look(looks, len(seq.tokens)):
-                found.append(seq)
-        return found
+            if self._may_poll(state, len(seq.tokens)):
+                selected.append(seq)
+        return selected
 
-    def _on_credit(self, seq: Sequence) -> float:
-        """Looks that a text begins with."""
-        if self._earning <= 0:
-            return LITTLE
-        time = seq.remaining_tokens * self._plain / self._texts
-        return min(max(CREDIT_SHARE * time / (LOOK * self._unit), LITTLE), PATIENCE)
+    def _initial_credit(self, seq: Sequence) -> float:
+        """Return the polls that a new sequence gets on credit."""
+        tuning = self.tuning
+        if self._mean_payoff <= 0:
+            return tuning.initial_polls_after_losses
+        decode_seconds = seq.remaining_tokens * self._plain_seconds / self._batch_size
+        polls = tuning.initial_time_share * decode_seconds / (tuning.base_cost_tokens * self._seconds_per_token)
+        return min(max(polls, tuning.initial_polls_after_losses), tuning.initial_polls)
 
-    def _may_look(self, looks: _Looks, length: int) -> bool:
-        read = LOOK + length - looks.length
-        if looks.credit <= 0:
-            if looks.texts >= LULL * self._texts:
-                if self._woken:  # one a step: they may have much to read
+    def _may_poll(self, state: _PollState, length: int) -> bool:
+        tuning = self.tuning
+        cost = tuning.base_cost_tokens + length - state.length
+        if state.credit <= 0:
+            if state.batch_size >= tuning.batch_shrink * self._batch_size:
+                if self._revived:  # one per step, since they may have many tokens to catch up on
                     return False
-                looks.credit, self._woken = LITTLE, True
-            elif (missing := self._unit * (self._paid + read) - self._purse) > 0:
-                looks.alarm = self.step + 1 + min(LONGEST_WAIT, int(missing / max(self._allowed, 1e-9)))
+                state.credit, self._revived = tuning.initial_polls_after_losses, True
+            elif (missing := self._seconds_per_token * (self._tokens_from_bucket + cost) - self._bucket) > 0:
+                interval = min(tuning.max_interval, int(missing / max(self._refill, 1e-9)))
+                state.next_step = self.step + 1 + interval
                 return False
             else:
-                self._paid += read
-        self._read += read
-        looks.step, looks.length, looks.texts = self.step, length, self._texts
+                self._tokens_from_bucket += cost
+        self._tokens_polled += cost
+        state.last_step, state.length, state.batch_size = self.step, length, self._batch_size
         return True
 
-    def wake(self, seq: Sequence) -> None:
-        """Look at a sequence in this step whatever it costs."""
-        looks = self._looks[seq.id]
-        looks.credit = max(looks.credit, LITTLE)
-        looks.step, looks.length, looks.texts = self.step, len(seq.tokens), self._texts
+    def force(self, seq: Sequence) -> None:
+        """Poll a sequence in this step whatever its credit."""
+        state = self._states[seq.id]
+        state.credit = max(state.credit, self.tuning.initial_polls_after_losses)
+        state.last_step, state.length, state.batch_size = self.step, len(seq.tokens), self._batch_size
 
-    def note(self, seq_id: int, worth: float, late: bool = False) -> None:
-        """What came of a look: the seconds that its guesses should save. One that comes too late to save anything does
-        not tell whether looks pay."""
-        looks = self._looks[seq_id]
-        earned = min(worth / (LOOK * self._unit), SAVINGS) - 1  # what comes after a look is in its price
-        looks.credit = min(max(looks.credit, 0.0) + earned, SAVINGS)
+    def record_payoff(self, seq_id: int, saved_seconds: float, late: bool = False) -> None:
+        """Credit a poll with the time that its draft is expected to save.
+
+        `late`: the step was already in flight. Such a poll cannot save anything, so it does not enter the mean payoff.
+        """
+        state, tuning = self._states[seq_id], self.tuning
+        earned = saved_seconds / (tuning.base_cost_tokens * self._seconds_per_token)
+        net = min(earned, tuning.max_credit) - 1
+        state.credit = min(max(state.credit, 0.0) + net, tuning.max_credit)
         if not late:
-            self._earning += RECORD * (earned - self._earning)
-        looks.alarm = self.step + 1 if looks.credit > 0 else self.step + 2
+            self._mean_payoff += tuning.payoff_ema * (net - self._mean_payoff)
+        state.next_step = self.step + 1 if state.credit > 0 else self.step + 2
 
-    def recall(self, seq_id: int) -> None:
-        """A look found something, too late: there is one more in the next step."""
-        looks = self._looks[seq_id]
-        looks.credit, looks.alarm = max(looks.credit, 1.0), self.step + 1
+    def poll_next_step(self, seq_id: int) -> None:
+        """Poll a sequence again in the next step, because this step was in flight before its draft was found."""
+        state = self._states[seq_id]
+        state.credit = max(state.credit, 1.0)
+        state.next_step = self.step + 1
 
-    def done(self) -> None:
-        """All looks of the step are taken: pay what they took."""
-        if self._read:
-            unit = LEARNING * (self.clock() - self._began) / self._read
-            self._unit += PACE * (unit - self._unit)
-            self._purse -= unit * self._paid
+    def finish_polls(self) -> None:
+        """Measure what this step's polls cost and charge the bucket."""
+        if self._tokens_polled:
+            seconds_per_token = self.tuning.after_poll_factor * (self.clock() - self._began) / self._tokens_polled
+            self._seconds_per_token += self.tuning.cost_ema * (seconds_per_token - self._seconds_per_token)
+            self._bucket -= seconds_per_token * self._tokens_from_bucket
 
-    def left_alone(self, seq_id: int) -> bool:
-        """Whether a sequence that writes was not looked at in this step."""
-        looks = self._looks.get(seq_id)
-        return looks is not None and looks.step != self.step
+    def was_skipped(self, seq_id: int) -> bool:
+        """Return whether a sequence is known and was not polled in this step."""
+        state = self._states.get(seq_id)
+        return state is not None and state.last_step != self.step
 
     def forget(self, seq_id: int) -> None:
-        self._looks.pop(seq_id, None)
+        """Drop the state of a finished sequence."""
+        self._states.pop(seq_id, None)
 
     def __len__(self) -> int:
-        return len(self._looks)
+        return len(self._states)

@@ -1,4 +1,4 @@
-"""Texts that were promised a speed, and whether they keep it."""
+"""Per-request SLOs: a minimum speed or a deadline, and which sequences are late."""
 
 from __future__ import annotations
 
@@ -6,65 +6,61 @@ from collections.abc import Callable
 
 from foretell.types import Sequence
 
-OPTIMISM = 1.25  # an SLO counts as out of reach only if it is faster than the best plan by this factor
-RETRY = 1.0  # seconds for which the speed of a plan is taken to hold
-AHEAD = 1.05  # a text is kept a little faster than it must be
-KNOWN = 4  # tokens after which a text's own speed tells more than the price of a plain step
+from .settings import SloTuning
 
 
-def is_promised(seq: Sequence) -> bool:
-    """Whether a text asked for a speed."""
+def has_slo(seq: Sequence) -> bool:
+    """Return whether the request asks for a minimum speed or a deadline."""
     choice = seq.request.speculation
     return choice.min_tokens_per_second is not None or choice.deadline is not None
 
 
 class SloTracker:
-    """Knows when each of these texts was taken up, and when its first token came."""
+    """Tracks when each sequence with an SLO was admitted and when its first token came."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self._since: dict[int, tuple[float, float | None]] = {}  # taken up, first token
-        self._best: dict[int, tuple[float, float]] = {}  # tokens a second by the best plan, and until when that holds
+    def __init__(self, clock: Callable[[], float], tuning: SloTuning = SloTuning()) -> None:
+        self.clock, self.tuning = clock, tuning
+        self._since: dict[int, tuple[float, float | None]] = {}  # by sequence: admission and first token, in seconds
+        self._best: dict[int, tuple[float, float]] = {}  # by sequence: tokens/s of the best plan, and its expiry
 
-    def behind(self, seqs: list[Sequence], plain: float) -> list[Sequence]:
-        """Of the texts those that will miss what they asked for at their pace; a plain step takes `plain`."""
-        promised = [seq for seq in seqs if is_promised(seq)]
-        if not promised:
+    def late(self, seqs: list[Sequence], plain_seconds: float) -> list[Sequence]:
+        """Return the sequences that will miss their SLO at their current speed, but can still meet it."""
+        watched = [seq for seq in seqs if has_slo(seq)]
+        if not watched:
             return []
         now = self.clock()
-        return [seq for seq in promised if self._is_behind(seq, now, plain)]
+        return [seq for seq in watched if self._is_late(seq, now, plain_seconds)]
 
-    def stays_behind(self, seq: Sequence, plain: float, best: float) -> bool:
-        """Return whether `seq` is behind and can still meet its SLO, if its best plan gives `best` tokens a second."""
+    def can_catch_up(self, seq: Sequence, plain_seconds: float, best: float) -> bool:
+        """Return whether `seq` is late and can still meet its SLO with a plan of `best` tokens per second."""
         now = self.clock()
-        self._best[seq.id] = (best, now + RETRY)
-        return self._is_behind(seq, now, plain)
+        self._best[seq.id] = (best, now + self.tuning.hold_seconds)
+        return self._is_late(seq, now, plain_seconds)
 
-    def _is_behind(self, seq: Sequence, now: float, plain: float) -> bool:
+    def _is_late(self, seq: Sequence, now: float, plain_seconds: float) -> bool:
+        tuning = self.tuning
         began, first = self._since.get(seq.id, (now, None))
         if first is None and seq.num_output_tokens:
             first = now
         self._since[seq.id] = (began, first)
         if first is None:
-            return False  # its prompt is still read, where there is nothing to guess
-        choice, elapsed = seq.request.speculation, now - first
-        floor, deadline = choice.min_tokens_per_second, choice.deadline
-        best, until = self._best.get(seq.id, (0.0, now))
-        fastest = OPTIMISM * best if now < until else float("inf")
-        if floor is not None and floor <= fastest and seq.num_output_tokens - 1 < AHEAD * floor * elapsed:
+            return False  # still in prefill, which drafts cannot speed up
+        choice, elapsed, num_output = seq.request.speculation, now - first, seq.num_output_tokens
+        min_speed, deadline = choice.min_tokens_per_second, choice.deadline
+        best, expiry = self._best.get(seq.id, (0.0, now))
+        fastest = tuning.optimism * best if now < expiry else float("inf")
+        if min_speed is not None and min_speed <= fastest and num_output - 1 < tuning.lead * min_speed * elapsed:
             return True
         if deadline is None or now + seq.remaining_tokens / fastest > began + deadline:
-            return False  # there is none, or it will be missed in any case
-        pace = (
-            (seq.num_output_tokens - 1) / elapsed
-            if seq.num_output_tokens > KNOWN and elapsed
-            else 1 / plain
-            if plain
-            else float("inf")
-        )
-        return now + AHEAD * seq.remaining_tokens / pace > began + deadline
+            return False  # there is no deadline, or it is missed in any case
+        if num_output > tuning.known_tokens and elapsed:
+            speed = (num_output - 1) / elapsed
+        else:
+            speed = 1 / plain_seconds if plain_seconds else float("inf")
+        return now + tuning.lead * seq.remaining_tokens / speed > began + deadline
 
     def forget(self, seq_id: int) -> None:
+        """Drop the state of a finished sequence."""
         self._since.pop(seq_id, None)
         self._best.pop(seq_id, None)
 

@@ -1,1 +1,1 @@
-"""The loop: plan, draft, run, judge, commit, learn."""
+"""The engine loop, and all that runs around it: requests, scheduling, verification, streams, warm-up."""

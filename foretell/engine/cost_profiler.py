@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.draft_latency import TREES as OF_TREES
+from foretell.control.draft_latency import TREE_SUFFIX
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.cuda.warmup import DummySequences
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
@@ -72,8 +72,8 @@ class CostProfiler:
         """Yield the measurements, the most informative first; with `wanted`, only those of these drafters."""
         sizes = STEP_SIZES if wanted is None else ()
         short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CONTEXT, LONG_CONTEXT))
-        paid = [name for name, traits in self.controller.arms.items() if not traits.free]
-        drafters = [name for name in paid if wanted is None or name in wanted or name + OF_TREES in wanted]
+        paid = [name for name, traits in self.controller.traits.items() if not traits.free]
+        drafters = [name for name in paid if wanted is None or name in wanted or name + TREE_SUFFIX in wanted]
         for round_ in range(ROUNDS + 1):
             is_warmup = round_ == 0
             yield from (ProfileStep(count, rows, short, is_warmup=is_warmup) for count, rows in sizes)
@@ -82,7 +82,7 @@ class CostProfiler:
                 for count, depth in DRAFT_SIZES:
                     yield ProfileStep(count, depth, short, drafter, is_warmup)
             for drafter in drafters:
-                if self.controller.arms[drafter].grows and self.controller.settings.tree:
+                if self.controller.traits[drafter].grows and self.controller.settings.max_tree_nodes:
                     for nodes, depth in TREE_SIZES:
                         yield ProfileStep(1, nodes, short, drafter, is_warmup, depth)
         self.save()
@@ -99,7 +99,7 @@ class CostProfiler:
         self.controller.costs.load(steps)
         for drafter, costs in self.controller.draft_costs.items():
             costs.load(drafts.get(drafter, {}))
-        if not self.controller.costs.known:
+        if not self.controller.costs.is_known:
             return False
         missing = {drafter for drafter, costs in self.controller.draft_costs.items() if not costs.dump()}
         self._steps = self._all_steps(missing)
@@ -145,9 +145,9 @@ class CostProfiler:
         if not nodes or step.is_warmup:
             return
         depth = step.depth or step.rows
-        if not self.controller.arms[step.drafter].whole:
+        if not self.controller.traits[step.drafter].whole:
             depth = max(max(draft.depths(), default=0) for draft in drafts)
-        costs = self.controller.drafting.of(step.drafter, step.depth > 0)
+        costs = self.controller.draft_latency.costs_of(step.drafter, step.depth > 0)
         costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
 
     def _measure_target(self, step: ProfileStep, seqs: list[Sequence]) -> None:

@@ -67,16 +67,16 @@ class Engine:
         launched during the previous one, and `overlap` and `launch_next` launch the next one early; on a device without
         async scheduling the three do nothing.
         """
-        ahead = self.async_scheduler
-        with ahead, TimingGuard() as guard:
-            step = ahead.take(self.verifier) or self.schedule()
+        async_scheduler = self.async_scheduler
+        with async_scheduler, TimingGuard() as guard:
+            step = async_scheduler.take(self.verifier) or self.schedule()
             if step is None:
                 return []
             try:
                 if not step.is_launched:
                     self.draft(step)
                     self.forward(step)
-                ahead.overlap(step, self.controller, self.verifier)
+                async_scheduler.overlap(step, self.controller, self.verifier)
                 results = self.verifier.verify(step)
             except (RuntimeError, MemoryError) as error:
                 if not is_oom(error):
@@ -92,10 +92,10 @@ class Engine:
                 results = [self.commit(result, pending) for result in results]
                 if not self.runner.supports_async:
                     deltas = flush(pending)
-                times = ahead.step_times(step)
+                times = async_scheduler.step_times(step)
                 self.observe(results, times)
                 if self.states and self.controller.allows_early_start:
-                    ahead.launch_next(step, self._launch)
+                    async_scheduler.launch_next(step, self._launch)
             finally:  # with async scheduling, deltas are emitted while the device runs the next step
                 deltas += flush(pending)
             self.stats.observe(results, times)

@@ -13,9 +13,8 @@ from foretell.sampling.noise import derive_seed
 from foretell.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from foretell.tokenizer import Tokenizer
 from foretell.types import BadWords, ReasoningMarkers, Request, SpeculationChoice
-from foretell.verify.lossy import ThresholdSettings
+from foretell.verify.lossy import ThresholdSettings, detect_workload
 from foretell.verify.rules import LOSSLESS, LOSSY
-from foretell.verify.workload_class import detect_workload
 
 AUTO = "auto"
 # Upper bounds of a request's SLO: tokens per second of one sequence, and seconds.

@@ -34,7 +34,7 @@ from foretell.types import (
 )
 from foretell.verify import batched
 from foretell.verify.lossy import DEFAULTS, ThresholdSettings
-from foretell.verify.match import walk
+from foretell.verify.match import verify_match
 from foretell.verify.randomness import StepRandom
 from foretell.verify.rules import LOSSY, Rule, find_rule
 
@@ -125,7 +125,7 @@ class Verifier:
             first, end = end, end + 1 + len(draft)
             if self.is_current(scheduled):
                 own = tuple(tokens[first:end])
-                results.append(StepResult(scheduled, draft, walk(draft, own), own, (), None, states, top_k))
+                results.append(StepResult(scheduled, draft, verify_match(draft, own), own, (), None, states, top_k))
         return results
 
     def _verify_logits(self, step: InFlightStep) -> list[StepResult]:
@@ -298,7 +298,7 @@ class SequenceVerifier:
         for case in cases:
             end = first + len(case.draft) + 1
             own = tuple(tokens[first:end])
-            verified.append((walk(case.draft, own), own))
+            verified.append((verify_match(case.draft, own), own))
             first = end
         return verified
 
@@ -330,7 +330,7 @@ def _verify_chains(rule: str, cases: list[VerifyCase], probs: Tensor) -> list[Ve
     """Verify all chains in one batch; same results as the rule's definition."""
     if not cases:
         return []
-    chains = batched.Chains.of([case.draft for case in cases], probs)
+    chains = batched.ChainBatch.of([case.draft for case in cases], probs)
     seeds = torch.tensor([case.request.seed for case in cases], device=probs.device)
     roots = torch.tensor([case.scheduled.length for case in cases], device=probs.device)
     coins = noise.accept_uniforms(seeds, roots, chains.nodes)

@@ -158,8 +158,9 @@ def warmup_tasks(warmup: Warmup, names: Container[str], max_draft: int, max_tree
         yield from drafts(serving, cached=LONG_CONTEXT, temperature=temperature)
     if (batch := min(FULL_BATCH, max_num_seqs)) > 1:
         yield from steps(DummyStep(size, TEXT) for size in SMALL_BATCHES if size <= batch)
-        # 32, 64, 96 and 256 rows in a batch of 8
-        shared = (dummy_chain(3), dummy_tree(7), dummy_tree(11), dummy_tree(31)) if max_draft else ()
+        shared = (
+            (dummy_chain(3), dummy_tree(7), dummy_tree(11), dummy_tree(31)) if max_draft else ()
+        )  # 32, 64, 96 and 256 rows in a batch of 8
         yield from steps(DummyStep(batch, LONG_CONTEXT, draft=each) for each in (dummy_chain(0), *shared))
         yield from steps((DummyStep(batch, cached=0, num_new_tokens=PROMPT // batch),))
         for temperature in (0.0, 1.0):

@@ -1,15 +1,14 @@
-"""Where models come from: names become files, files become checkpoints."""
+"""Model sources: resolution of names, downloads, and checkpoint files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from foretell.hub.catalog import DEFAULT_MODEL
+from foretell.hub.catalog import DEFAULT_MODEL, LocalModel, local_models
 from foretell.hub.checkpoint import Checkpoint, open_checkpoint
 from foretell.hub.fetch import fetch
-from foretell.hub.installed import LocalModel, local_models
-from foretell.hub.resolve import resolve, tell
+from foretell.hub.resolve import log_stderr, resolve
 from foretell.hub.tensor import LazyTensor
 
 __all__ = [
@@ -25,6 +24,6 @@ __all__ = [
 ]
 
 
-def pull(name: str, say: Callable[[str], None] = tell, revision: str | None = None) -> Path:
-    """Make sure that the model is on disk, and return its path."""
+def pull(name: str, say: Callable[[str], None] = log_stderr, revision: str | None = None) -> Path:
+    """Download a model if needed and return its path."""
     return resolve(name, say, revision)

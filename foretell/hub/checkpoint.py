@@ -1,22 +1,164 @@
-"""A model on disk: a folder or a GGUF file, opened once."""
+"""Checkpoints on disk: Hugging Face folders with safetensors, and GGUF files."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from foretell.errors import ModelError
-from foretell.hub.folder import CONFIG, check_folder, folder_tensors, read_generation, read_json, read_tokenizer_files
+from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub.gguf_file import open_gguf
 from foretell.hub.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+GENERATION = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is not a model, and name what is missing."""
+    if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+        raise UnsupportedModelError(f"{folder}: an adapter, not a full model; merge it into its base model first")
+    if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+            raise ModelError(f"{folder}: has pickled weights, which can run code; convert them to safetensors")
+        if found := sorted(file.name for file in folder.glob("*.gguf")):
+            raise ModelError(f"{folder}: has no *.safetensors; name the GGUF file itself: {', '.join(found)}")
+        raise ModelError(f"{folder}: has no *.safetensors; name a folder with config.json and *.safetensors")
+    if not (folder / CONFIG).is_file():
+        raise ModelError(f"{folder}: has no config.json, which describes the model")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object from a file."""
+    try:
+        content = json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file}: is not a JSON object")
+    return content
+
+
+def read_text(file: Path) -> str:
+    """Read a UTF-8 file."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def read_generation(folder: Path) -> dict[str, Any]:
+    """Return the content of generation_config.json, empty if there is none."""
+    file = folder / GENERATION
+    return read_json(file) if file.is_file() else {}
+
+
+def read_tokenizer_files(folder: Path) -> dict[str, str]:
+    """Return the contents of the tokenizer files that exist, by name."""
+    return {name: read_text(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
+
+
+def folder_tensors(folder: Path) -> dict[str, LazyTensor]:
+    """Return every tensor of the model; a single file takes precedence over an index, as in transformers."""
+    if (folder / WEIGHTS).is_file():
+        return file_tensors(folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        return indexed_tensors(folder)
+    return merged_tensors(sorted(folder.glob("*.safetensors")))
+
+
+def merged_tensors(files: list[Path]) -> dict[str, LazyTensor]:
+    """Return the tensors of all files, which must be disjoint."""
+    merged: dict[str, LazyTensor] = {}
+    for file in files:
+        tensors = file_tensors(file)
+        if twice := sorted(merged.keys() & tensors.keys()):
+            raise ModelError(f"{file}: has {twice[0]!r}, which another file of the folder also has; keep one of them")
+        merged |= tensors
+    return merged
+
+
+def indexed_tensors(folder: Path) -> dict[str, LazyTensor]:
+    """Return the tensors of an index, each from its file."""
+    files_by_tensor = read_index(folder / INDEX)
+    missing = sorted({name for name in files_by_tensor.values() if not (folder / name).is_file()})
+    if missing:
+        raise ModelError(f"{folder}: lacks {', '.join(missing)}, which {INDEX} lists; download the model again")
+    files = {name: file_tensors(folder / name) for name in sorted(set(files_by_tensor.values()))}
+    for name, file in files_by_tensor.items():
+        if name not in files[file]:
+            raise ModelError(f"{folder / file}: lacks tensor {name!r}, which {INDEX} lists; download the model again")
+    return {name: files[file][name] for name, file in files_by_tensor.items()}
+
+
+def read_index(file: Path) -> Mapping[str, str]:
+    """Return the file of each tensor."""
+    files_by_tensor = read_json(file).get("weight_map")
+    if not isinstance(files_by_tensor, dict) or not all(isinstance(name, str) for name in files_by_tensor.values()):
+        raise ModelError(f"{file}: has no weight_map from tensors to files")
+    for name in files_by_tensor.values():
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{file}: names {name!r}, which is not a safetensors file of this folder")
+    return files_by_tensor
+
+
+def file_tensors(file: Path) -> dict[str, LazyTensor]:
+    """Return the tensors of one memory-mapped safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        content: Any = safe_open(file, framework="pt")
+        names = content.keys()
+        shapes = {name: tuple(content.get_slice(name).get_shape()) for name in names}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise damaged(file, error) from error
+    return {
+        name: LazyTensor(
+            name, shape, partial(read_tensor, file, content, name), partial(read_tensor, file, content, name)
+        )
+        for name, shape in shapes.items()
+    }
+
+
+def read_tensor(file: Path, content: Any, name: str, *rows: int) -> torch.Tensor:
+    """Read a tensor as stored, or a range of its rows."""
+    from safetensors import SafetensorError
+
+    try:
+        tensor: torch.Tensor = content.get_slice(name)[slice(*rows)] if rows else content.get_tensor(name)
+    except (SafetensorError, OSError, ValueError, RuntimeError, AttributeError) as error:
+        raise damaged(file, error) from error
+    return tensor
+
+
+def damaged(file: Path, error: Exception) -> ModelError:
+    """Return the error for a file that safetensors cannot read."""
+    reason = " ".join(str(error).split())
+    return ModelError(f"{file}: damaged safetensors file: {reason}; download it again")
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a model's files say; its tensors are read one at a time."""
+    """The config, tokenizer files and lazy tensors of a model."""
 
     path: Path
     kind: Literal["folder", "gguf"]
@@ -26,12 +168,12 @@ class Checkpoint:
     lazy_tensors: Mapping[str, LazyTensor] = field(repr=False)
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
-        """Each tensor with its name, none of them read yet."""
+        """Yield each tensor with its name, without reading it."""
         yield from self.lazy_tensors.items()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model folder or a GGUF file; everything but the tensors' values is read and checked."""
+    """Open a model folder or a GGUF file; read and check everything but the tensors' values."""
     if os.path.isdir(path):
         return open_folder(path)
     if os.path.isfile(path):

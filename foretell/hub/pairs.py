@@ -1,4 +1,4 @@
-"""Which drafts are known to suit which targets: pairs.json, and what of it is on this machine."""
+"""Known draft models and heads by target (pairs.json), and which of them are on this machine."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 
-from foretell.hub.installed import LocalModel
+from foretell.hub.catalog import LocalModel
 
-# What works for any target: nothing to fetch, nothing to train.
+# Drafters for any target, with nothing to download or train.
 FOR_ANY = {
-    "ngram": "copies what followed the last time the text ended like this",
-    "suffix": "the same over all the text and over finished ones, as far as the match promises",
-    "recycle": "remembers the target's likeliest tokens after each token",
-    "lookahead": "guesses runs of tokens beside the text and keeps those that come true",
-    "prediction": "copies the text that a request says it expects",
-    "self:int8": "the target itself with weights in 8 bits; int4 is smaller and guesses worse",
-    "exit:N": "the target's own first N layers",
+    "ngram": "copies what followed the last occurrence of the most recent tokens",
+    "suffix": "suffix matching in the sequence and in finished ones, with a draft length by match quality",
+    "recycle": "token recycling: the target's top-k tokens after each token",
+    "lookahead": "lookahead decoding: collects n-grams from parallel Jacobi iterations",
+    "prediction": "copies the predicted output given with a request",
+    "self:int8": "the target itself with int8 weights; int4 is smaller and has a lower acceptance rate",
+    "exit:N": "early exit: the target's first N layers",
 }
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A draft for one target. `billions` of weights, where known."""
+    """A drafter for one target; `billions` of parameters, if known."""
 
     kind: str
     id: str
@@ -33,13 +33,13 @@ class Suggestion:
 
     @property
     def drafter(self) -> str:
-        """What `--drafter` takes."""
+        """Return the value of `--drafter`."""
         return f"{self.kind}:{self.id}" if self.id else self.kind
 
 
 @dataclass(frozen=True)
 class KnownTarget:
-    """A model with drafts that suit it."""
+    """A target model with its known drafters."""
 
     family: str
     id: str
@@ -49,12 +49,12 @@ class KnownTarget:
 
     @property
     def key(self) -> str:
-        """Its name without its owner, in lower case."""
-        return bare(self.id)
+        """Return the name without its owner, in lower case."""
+        return short_name(self.id)
 
 
 def known_targets() -> tuple[KnownTarget, ...]:
-    """All of pairs.json."""
+    """Return all targets of pairs.json."""
     content = json.loads((files("foretell.hub") / "pairs.json").read_text(encoding="utf-8"))
     return tuple(
         KnownTarget(**entry | {"drafts": tuple(Suggestion(**draft) for draft in entry["drafts"])})
@@ -63,27 +63,27 @@ def known_targets() -> tuple[KnownTarget, ...]:
 
 
 def find_target(name: str) -> KnownTarget | None:
-    """The target a name stands for: an id, a folder, a GGUF file; the longest that any part of it begins with."""
-    parts = [bare(part) for part in re.split(r"[/\\:]", name) if part]
-    fitting = [target for target in known_targets() if any(begins(part, target.key) for part in parts)]
+    """Return the target of an id, a folder or a GGUF file: the longest known name that a part of it starts with."""
+    parts = [short_name(part) for part in re.split(r"[/\\:]", name) if part]
+    fitting = [target for target in known_targets() if any(is_variant(part, target.key) for part in parts)]
     return max(fitting, key=lambda target: len(target.key), default=None)
 
 
-def bare(name: str) -> str:
-    """A model's name as people shorten it."""
+def short_name(name: str) -> str:
+    """Return a model's name without owner and vendor prefix."""
     return name.rpartition("/")[2].lower().removeprefix("meta-")
 
 
-def begins(name: str, key: str) -> bool:
-    """Whether a name is that of a target or of a conversion of it, as with -GGUF or -Q4_K_M behind it."""
+def is_variant(name: str, key: str) -> bool:
+    """Return whether a name is a target or a conversion of it, such as with the suffix -GGUF or -Q4_K_M."""
     return name == key or (name.startswith(key) and not name[len(key)].isalnum())
 
 
-def is_here(draft: Suggestion, models: Iterable[LocalModel]) -> bool:
-    """Whether a draft is on this machine, its weights too; one that is built into its target is wherever that is."""
+def is_installed(draft: Suggestion, models: Iterable[LocalModel]) -> bool:
+    """Return whether a draft with its weights is on this machine; one that is part of its target always is."""
     return not draft.id or any(model.name == draft.id and has_weights(model) for model in models)
 
 
 def has_weights(model: LocalModel) -> bool:
-    """A cached repository may hold no more than its config."""
+    """Return whether a model has weights: a cached repository may have its config only."""
     return model.present and (model.builtin or any(model.path.glob("*.safetensors")))

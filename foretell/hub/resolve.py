@@ -1,4 +1,4 @@
-"""From the name of a model to its files."""
+"""Resolution of a model name to its files: built-in, local path or Hugging Face id."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from foretell.errors import ForetellError, ModelError, RequestError, UnknownModelError
 from foretell.hub import huggingface
 from foretell.hub.catalog import BUILTINS
+from foretell.hub.checkpoint import check_folder
 from foretell.hub.fetch import fetch
-from foretell.hub.folder import check_folder
 from foretell.hub.gguf_file import MAGIC
 from foretell.options import nearest
 
@@ -25,13 +25,13 @@ REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,200}")
 REPO_FILE = re.compile(rf"({REPO.pattern}?)[:/]((?:\w[\w. -]*/)*\w[\w. +-]*\.gguf)")
 
 
-def tell(message: str) -> None:
-    """Say what is going on, beside the output."""
+def log_stderr(message: str) -> None:
+    """Print a progress line on standard error."""
     print(message, file=sys.stderr)
 
 
-def resolve(name: str, say: Callable[[str], None] = tell, revision: str | None = None) -> Path:
-    """Return the folder or GGUF file that a name means, fetched if need be. A built-in name goes before a path.
+def resolve(name: str, say: Callable[[str], None] = log_stderr, revision: str | None = None) -> Path:
+    """Return the folder or GGUF file of a name; download it if needed. A built-in name precedes a path.
 
     `revision` is a branch, a tag or a commit of a Hugging Face repository.
     """
@@ -41,7 +41,7 @@ def resolve(name: str, say: Callable[[str], None] = tell, revision: str | None =
     if name in BUILTINS:
         return fetch(BUILTINS[name], say)
     path = Path(os.path.expanduser(name))
-    # Unlike the methods of Path, these take any text for a name.
+    # Unlike the methods of Path, these accept any string as a name.
     if os.path.isdir(path):
         check_folder(path)
         return path
@@ -51,28 +51,28 @@ def resolve(name: str, say: Callable[[str], None] = tell, revision: str | None =
 
 
 def check_revision(name: str, revision: str | None) -> None:
-    """Refuse a revision of a model that has none, and one that cannot be right."""
+    """Refuse a revision for a model without revisions, and a malformed one."""
     if revision is None:
         return
     if name in BUILTINS:
-        raise RequestError("revision", f"{name} is built in and pinned by its hash; leave the revision out")
+        raise RequestError("revision", f"{name} is a built-in model, pinned by its hash; leave the revision out")
     if os.path.exists(os.path.expanduser(name)):
-        raise RequestError("revision", f"{name} is on this disk; only a Hugging Face id has revisions")
+        raise RequestError("revision", f"{name} is a local path; only a Hugging Face id has revisions")
     if not REVISION.fullmatch(revision) or ".." in revision:
         raise RequestError("revision", f"must be a branch, a tag or a commit, not {revision!r}")
 
 
 def checked_file(path: Path) -> Path:
-    """The path, if it is that of a GGUF file."""
+    """Return the path if it is a GGUF file."""
     if path.suffix == ".gguf" or begins_as_gguf(path):
         return path
     if path.suffix == ".safetensors":
-        raise ModelError(f"{path}: weights alone; name the folder that has config.json beside them")
+        raise ModelError(f"{path}: a weights file only; name the folder that also has config.json")
     raise ModelError(f"{path}: not a model; {FORMS}")
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Whether a file is GGUF by content: some programs keep them under a hash."""
+    """Return whether a file is GGUF by content: some programs name them by a hash."""
     try:
         with path.open("rb") as content:
             return content.read(len(MAGIC)) == MAGIC
@@ -90,16 +90,16 @@ def from_hub(name: str, revision: str | None = None) -> Path:
     try:
         check_folder(folder)
     except ModelError as error:
-        raise better_words(name, error, revision) from error
+        raise explain_folder_error(name, error, revision) from error
     return folder
 
 
-def better_words(repo: str, error: ModelError, revision: str | None = None) -> ForetellError:
-    """Why a repository's folder does not do: often it has GGUF files, of which one must be named."""
+def explain_folder_error(repo: str, error: ModelError, revision: str | None = None) -> ForetellError:
+    """Return the error for a repository that is no model folder; often one of its GGUF files must be named."""
     try:
         names = huggingface.gguf_names(repo, revision)
     except ForetellError:
         names = []
     if names:
-        return ModelError(f"{repo}: holds GGUF files; name one, as {repo}/FILE: {', '.join(names)}")
+        return ModelError(f"{repo}: has GGUF files; name one, as {repo}/FILE: {', '.join(names)}")
     return type(error)(f"{repo}: {str(error).partition(': ')[2]}")

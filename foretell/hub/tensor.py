@@ -1,4 +1,4 @@
-"""A tensor on disk."""
+"""Lazily loaded tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor's name and shape, [out, in] as torch has it; its values are read when asked for."""
+    """A tensor on disk: name and shape, [out, in] as in torch; values are read on demand."""
 
     name: str
     shape: tuple[int, ...]
@@ -20,9 +20,9 @@ class LazyTensor:
     read_rows: Callable[[int, int], torch.Tensor] | None = field(default=None, repr=False, compare=False)
 
     def load(self) -> torch.Tensor:
-        """The values: as stored, or float32 where they were quantized."""
+        """Read the values: as stored, or float32 if they were quantized."""
         return self.read()
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Some rows of them; the others are not read where the file allows it."""
+        """Read some rows; the others are not read if the format allows it."""
         return self.read()[start:stop] if self.read_rows is None else self.read_rows(start, stop)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foretell.hub.home import packed_folder
+from foretell.hub.catalog import packed_folder
 from foretell.hub.mapped_file import (
     MappedFileError,
     OutdatedError,
-    abandoned,
     read_about,
     read_mapped,
+    unfinished_folders,
     write_mapped,
 )
 from foretell.kernels.native.huge_pages import HugePageArena, in_huge_pages
@@ -143,7 +143,7 @@ def _linear(native: Library, like: Linear, bits: Bits | None, held: dict[str, Te
 
 def remove_stale_files(folder: Path) -> None:
     """Remove files whose checkpoints are gone, and what was never finished."""
-    for unfinished in abandoned(folder, time.time() - ABANDONED_SECONDS):
+    for unfinished in unfinished_folders(folder, time.time() - ABANDONED_SECONDS):
         shutil.rmtree(unfinished, ignore_errors=True)
     for file in folder.glob("*"):
         try:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import RequestError
+from foretell.plan.devices import Device
+from foretell.plan.model_shape import ModelShape, from_hf
 
 WHOLE = 0.9  # of an arm's steps must have had a whole draft; a text's first step never has one
 SHORT_CONTEXT = 512  # where a run does not say how long its texts were
@@ -21,7 +23,7 @@ FREE, MODEL, NONE = "oracle", "model", "none"  # who guessed
 class Observation:
     """One step as it was timed: on the device alone, or by the wall clock with the host and the drafter."""
 
-    texts: int
+    batch: int
     context: int
     length: int  # tokens guessed for each text
     seconds: float
@@ -123,3 +125,49 @@ def _gpu(run: Mapping[str, Any]) -> Iterator[Observation]:
         if rows := re.fullmatch(r"\s*(\d+) rows over one", name):
             one_row = run[f"step, 1 row, context {context}"]
             yield Observation(1, context, int(rows[1]) - 1, value * one_row / 1e3, wall=False)
+
+
+NEAR = 0.01  # of a model's weights
+GPU_WORDS = ("nvidia", "geforce", "radeon", "instinct")
+
+
+@dataclass(frozen=True)
+class BenchProvenance:
+    """What a run tells of itself: a model's name, or its sizes, and the device's name."""
+
+    model: str | None = None
+    sizes: Mapping[str, Any] | None = None
+    device: str | None = None
+
+    @classmethod
+    def from_file(cls, path: Path) -> BenchProvenance:
+        run = load_run(path)
+        sizes, device = run.get("target"), run.get("device") or (run.get("machine") or {}).get("device")
+        return cls(run.get("model"), sizes if isinstance(sizes, Mapping) else None, device)
+
+    def warnings(self, shape: ModelShape, device: Device) -> list[str]:
+        """What a reader must know where it seems to be of something else; names differ, so nothing is refused."""
+        found = []
+        if not self._is_of(shape):
+            found.append(f"The run is of {self.model or 'a model of other sizes'}, the plan for {shape.name}")
+        if not self._is_on(device):
+            found.append(f"The run is of {self.device}, the plan for {device.name}")
+        return [f"{each}: what was measured there may not hold here." for each in found]
+
+    def _is_of(self, shape: ModelShape) -> bool:
+        if self.sizes is not None:
+            return abs(from_hf("target", self.sizes).weights / shape.weights - 1) < NEAR
+        names = [_letters(name.rstrip("/").rpartition("/")[2]) for name in (self.model or "", shape.name)]
+        return self.model is None or names[0] in names[1] or names[1] in names[0]
+
+    def _is_on(self, device: Device) -> bool:
+        if self.device is None:
+            return True
+        there = _letters(self.device)
+        if device.family == "cpu":
+            return not any(word in there for word in GPU_WORDS)
+        return all(part in there for part in device.name.lower().split("-"))
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .bench_reader import Observation
-from .drafter_cost import FREE, DrafterCost, round_of
-from .efficiency import Efficiency
-from .steps import Placed
+from .drafter_cost import FREE, DrafterCost, estimate_step
+from .steps import DeployedModel, Efficiency
 
 # How far off each usual value may be, as a factor's logarithm; what is not named here stays as it is.
 DOUBT = {
@@ -35,7 +34,7 @@ Vector = list[float]
 
 
 @dataclass(frozen=True)
-class Calibration:
+class EfficiencyFit:
     """What came of it: the fitted values, and how far its own steps are from them, as shares."""
 
     efficiency: Efficiency
@@ -45,7 +44,7 @@ class Calibration:
     doubts: tuple[str, ...] = ()  # whether the steps are those of this target on this device
 
 
-def calibrate(target: Placed, guesser: DrafterCost, observations: Sequence[Observation]) -> Calibration:
+def calibrate(target: DeployedModel, guesser: DrafterCost, observations: Sequence[Observation]) -> EfficiencyFit:
     """Fit a machine's efficiency to steps of `target`, and of the guesser's model where there is one."""
     told = [each for each in observations if each.drafter != "model" or guesser.model is not None]
     told = [each for each in told if not each.of_draft or guesser.model is not None]
@@ -59,26 +58,26 @@ def calibrate(target: Placed, guesser: DrafterCost, observations: Sequence[Obser
     def misses(moved: Vector) -> Vector:
         """In units of what is to be expected: of steps, and of beliefs that were moved."""
         reached = efficiency(moved)
-        wrong = [math.log(foretold(target, guesser, reached, each) / each.seconds) / NOISE for each in told]
+        wrong = [math.log(predicted_seconds(target, guesser, reached, each) / each.seconds) / NOISE for each in told]
         return wrong + [by / DOUBT[name] for name, by in zip(names, moved, strict=True)]
 
     moved = least_squares(misses, len(names))
     reached = efficiency(moved)
-    errors = [abs(foretold(target, guesser, reached, each) / each.seconds - 1) for each in told]
-    return Calibration(reached, len(told), sum(errors) / max(1, len(errors)), max(errors, default=0.0))
+    errors = [abs(predicted_seconds(target, guesser, reached, each) / each.seconds - 1) for each in told]
+    return EfficiencyFit(reached, len(told), sum(errors) / max(1, len(errors)), max(errors, default=0.0))
 
 
-def foretold(target: Placed, guesser: DrafterCost, reached: Efficiency, seen: Observation) -> float:
+def predicted_seconds(target: DeployedModel, guesser: DrafterCost, reached: Efficiency, seen: Observation) -> float:
     """The seconds an observation should have taken."""
-    placed = target.but(reached)
-    drafts = None if guesser.model is None else guesser.model.but(reached)
+    placed = target.with_efficiency(reached)
+    drafts = None if guesser.model is None else guesser.model.with_efficiency(reached)
     if seen.of_draft:
         assert drafts is not None, "steps of a draft model are told only where there is one"
-        return drafts.step(seen.texts, seen.length + 1, seen.context).total
+        return drafts.step(seen.batch, seen.length + 1, seen.context).total
     if not seen.wall:
-        return placed.step(seen.texts, seen.length + 1, seen.context).total
+        return placed.step(seen.batch, seen.length + 1, seen.context).total
     who = DrafterCost(FREE[0]) if seen.drafter != "model" else replace(guesser, model=drafts)
-    return round_of(placed, who, seen.texts, seen.context, seen.length).seconds
+    return estimate_step(placed, who, seen.batch, seen.context, seen.length).seconds
 
 
 def least_squares(misses: Callable[[Vector], Vector], size: int) -> Vector:

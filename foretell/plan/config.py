@@ -10,15 +10,12 @@ from foretell.config import MAX_DRAFT
 from foretell.errors import RequestError
 from foretell.options import option, strict
 
-from .bench_reader import read_observations
-from .calibrate import Calibration, calibrate
+from .bench_reader import BenchProvenance, read_observations
+from .calibrate import EfficiencyFit, calibrate
 from .devices import Device, find_device
-from .drafter_cost import FREE, HEAD, DrafterCost, find_guesser
-from .efficiency import usual
-from .precision import AUTO, TYPES, cache_bytes, precision_of
-from .provenance import Origin
-from .specs import find_shape
-from .steps import Placed
+from .drafter_cost import FREE, HEAD, DrafterCost, find_drafter
+from .model_shape import find_model_shape
+from .steps import AUTO, TYPES, DeployedModel, cache_bytes, default_efficiency, precision_of
 
 DEFAULT_MOST = 16
 
@@ -72,18 +69,18 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
-class Parts:
+class PlanInputs:
     """What a plan reckons with."""
 
-    target: Placed
-    guesser: DrafterCost
-    calibration: Calibration | None = None
+    target: DeployedModel
+    drafter: DrafterCost
+    calibration: EfficiencyFit | None = None
 
 
-def parts_of(config: PlanConfig) -> Parts:
+def resolve_inputs(config: PlanConfig) -> PlanInputs:
     """The models on the devices, with what was measured there where a file says so."""
     assert config.target is not None, "checked where the config was made"
-    shape, device = find_shape(config.target, "target"), device_of(config)
+    shape, device = find_model_shape(config.target, "target"), device_of(config)
     split = config.tensor_parallel or config.count
     if shape.heads % split:
         fitting = [n for n in range(1, config.count + 1) if shape.heads % n == 0 and config.count % n == 0]
@@ -91,21 +88,21 @@ def parts_of(config: PlanConfig) -> Parts:
         raise RequestError("tensor_parallel", words)
     precision = precision_of(config.dtype, shape, "dtype")
     cached = cache_bytes(config.kv_dtype, device.family)
-    target = Placed(shape, precision, cached, device, usual(device.family), split)
-    guesser = find_guesser(config.draft, target, config.draft_dtype, config.draft_tensor_parallel)
+    target = DeployedModel(shape, precision, cached, device, default_efficiency(device.family), split)
+    guesser = find_drafter(config.draft, target, config.draft_dtype, config.draft_tensor_parallel)
     if config.calibrate is None:
-        return Parts(target, guesser)
+        return PlanInputs(target, guesser)
     # A run is of one device; what was learnt there holds for each of several.
-    one = replace(target, split=1)
-    alone = guesser if guesser.model is None else replace(guesser, model=replace(guesser.model, split=1))
+    one = replace(target, tensor_parallel=1)
+    alone = guesser if guesser.model is None else replace(guesser, model=replace(guesser.model, tensor_parallel=1))
     path = Path(config.calibrate)
     found = calibrate(one, alone, read_observations(path))
-    found = replace(found, doubts=tuple(Origin.of(path).doubts(shape, device)))
+    found = replace(found, doubts=tuple(BenchProvenance.from_file(path).warnings(shape, device)))
     reached = found.efficiency
-    drafts = guesser if guesser.model is None else replace(guesser, model=guesser.model.but(reached))
-    return Parts(target.but(reached), drafts, found)
+    drafts = guesser if guesser.model is None else replace(guesser, model=guesser.model.with_efficiency(reached))
+    return PlanInputs(target.with_efficiency(reached), drafts, found)
 
 
 def device_of(config: PlanConfig) -> Device:
     found = find_device(config.gpu)
-    return found.but(config.memory, config.bandwidth, config.tflops, config.price)
+    return found.with_overrides(config.memory, config.bandwidth, config.tflops, config.price)

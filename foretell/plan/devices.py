@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any, Literal
 
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .catalog import known
+
+@cache
+def catalog() -> Mapping[str, Mapping[str, Any]]:
+    """`gpus` and `models`, each by name."""
+    text = (files("foretell.plan") / "known.json").read_text(encoding="utf-8")
+    found: Mapping[str, Mapping[str, Any]] = json.loads(text)
+    return found
+
 
 GIGA, TERA = 1e9, 1e12
 
@@ -30,7 +40,7 @@ class Device:
     """Bytes of memory, bytes a second, operations a second by the type of the numbers, and the price of an hour."""
 
     name: str
-    about: str
+    description: str
     family: Family
     memory: float
     bandwidth: float
@@ -38,11 +48,11 @@ class Device:
     link: Link
     price: float
 
-    def rate(self, dtype: str) -> float:
+    def ops_per_second(self, dtype: str) -> float:
         """Operations a second for numbers of a type; one the device has no units for runs as bfloat16."""
         return self.operations.get(dtype, self.operations["bfloat16"])
 
-    def but(
+    def with_overrides(
         self,
         memory_gb: float | None = None,
         bandwidth_gb_s: float | None = None,
@@ -62,7 +72,7 @@ class Device:
 
 def find_device(name: str) -> Device:
     """The device of that name."""
-    devices = known()["gpus"]
+    devices = catalog()["gpus"]
     if name.lower() not in devices:
         raise RequestError("gpu", f"{name!r} is not known; {nearest(name.lower(), devices)}")
     return _device(name.lower(), devices[name.lower()])
@@ -72,7 +82,7 @@ def _device(name: str, entry: Mapping[str, Any]) -> Device:
     link = entry["link"]
     return Device(
         name=name,
-        about=entry["about"],
+        description=entry["about"],
         family=entry["kind"],
         memory=entry["memory_gb"] * GIGA,
         bandwidth=entry["bandwidth_gb_s"] * GIGA,

@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .memory import GIB
-from .planner import Forecast, remarks
-from .plot import Curve, text_plot
-from .result import Row
+from foretell.plan.memory import GIB
+from foretell.plan.planner import PlanResult, PlanRow, remarks
+
+Curve = Sequence[tuple[float, float]]
+
+PLOT_COLUMNS, PLOT_LINES = 60, 14
+MARKS = "ox+#@%"  # one a curve; the best is drawn last and over the others
+BEST_MARK = "*"
+
+
+def text_plot(title: str, curves: Mapping[str, Curve], best: str, logarithmic: bool = False) -> str:
+    """Points of several curves over one pair of axes; the curve named `best` is marked with a star."""
+    marks = {name: BEST_MARK if name == best else MARKS[i % len(MARKS)] for i, name in enumerate(curves)}
+    points = [point for curve in curves.values() for point in curve]
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    top = max(1.0, max(y for _, y in points))
+    cells = [[" "] * PLOT_COLUMNS for _ in range(PLOT_LINES)]
+    even = _plot_line(1.0, top)
+    cells[even] = ["·"] * PLOT_COLUMNS
+    for name, curve in sorted(curves.items(), key=lambda pair: pair[0] == best):
+        for x, y in curve:
+            cells[_plot_line(y, top)][_plot_column(x, left, right, logarithmic)] = marks[name]
+    lines = [f"{_plot_label(line, top, even):>6} |{''.join(row).rstrip()}" for line, row in enumerate(cells)]
+    foot = f"{'':>6} +{'-' * PLOT_COLUMNS}"
+    ends = f"{'':>8}{left:g}{f'{right:g}':>{PLOT_COLUMNS - len(f'{left:g}')}}"
+    legend = "  ".join(f"{mark} {name}" for name, mark in marks.items())
+    return "\n".join([title, *lines, foot, ends, f"{'':>8}{legend}"])
+
+
+def _plot_line(value: float, top: float) -> int:
+    return min(PLOT_LINES - 1, max(0, round((PLOT_LINES - 1) * (1 - value / top))))
+
+
+def _plot_label(line: int, top: float, even: int) -> str:
+    if line == even:
+        return "1.00"
+    return f"{top:.2f}" if line == 0 else "0" if line == PLOT_LINES - 1 else ""
+
+
+def _plot_column(x: float, left: float, right: float, logarithmic: bool) -> int:
+    if right == left:
+        return 0
+    share = math.log(x / left) / math.log(right / left) if logarithmic else (x - left) / (right - left)
+    return round((PLOT_COLUMNS - 1) * share)
+
 
 HEAD = (
     "batch",
@@ -40,7 +82,7 @@ SPLIT_HEAD = (
 BEST = "best length"
 
 
-def markdown(found: Forecast) -> str:
+def markdown(found: PlanResult) -> str:
     """What was asked, a row for each batch and context, and how splitting changes the last of them."""
     blocks = [title(found), _table(HEAD, cells(found))]
     if found.splits:
@@ -48,92 +90,95 @@ def markdown(found: Forecast) -> str:
     return "\n\n".join([*blocks, *remarks(found)])
 
 
-def cells(found: Forecast) -> list[list[str]]:
+def cells(found: PlanResult) -> list[list[str]]:
     """The rows of the table, below `HEAD`."""
     return [_columns(row) for row in found.rows]
 
 
-def title(found: Forecast) -> str:
+def title(found: PlanResult) -> str:
     """One line that says what was asked."""
-    asked, target = found.question, found.question.target
-    split = "" if asked.devices == 1 else f" x {asked.devices}, split over {target.split}"
+    asked, target = found.query, found.query.target
+    split = "" if asked.devices == 1 else f" x {asked.devices}, split over {target.tensor_parallel}"
     return (
         f"{target.shape.name} ({target.shape.weights / 1e9:.3g} billion weights, {target.precision.name}) on "
-        f"{target.device.about}{split}; guesses by {asked.guesser.name}, of which {asked.acceptance:.0%} stand; "
+        f"{target.device.description}{split}; guesses by {asked.drafter.name}, of which {asked.acceptance:.0%} stand; "
         f"${asked.dollars_per_hour:.2f} an hour."
     )
 
 
-def plots(found: Forecast) -> str:
+def plots(found: PlanResult) -> str:
     """The ratio by batch and by acceptance."""
-    context = found.question.contexts[0]
+    context = found.query.contexts[0]
     by_batch = text_plot(f"Ratio to plain by batch, {context} tokens", batch_curves(found), BEST, logarithmic=True)
     by_rate = text_plot("Ratio to plain by acceptance, best length", rate_curves(found), best="")
     return f"{by_batch}\n\n{by_rate}"
 
 
-def batch_curves(found: Forecast) -> dict[str, Curve]:
+def batch_curves(found: PlanResult) -> dict[str, Curve]:
     """By length, and the best one's."""
     lengths = list(next(iter(found.by_length.values())))
     curves: dict[str, Curve] = {
         f"{length} token{'s' * (length > 1)}": [(texts, ratios[length]) for texts, ratios in found.by_length.items()]
         for length in lengths
     }
-    context = found.question.contexts[0]
-    curves[BEST] = [(row.texts, row.ratio) for row in found.rows if row.context == context]
+    context = found.query.contexts[0]
+    curves[BEST] = [(row.batch, row.speedup) for row in found.rows if row.context == context]
     return curves
 
 
-def rate_curves(found: Forecast) -> dict[str, Curve]:
+def rate_curves(found: PlanResult) -> dict[str, Curve]:
     return {f"batch {texts}": list(ratios.items()) for texts, ratios in found.by_acceptance.items()}
 
 
-def _columns(row: Row) -> list[str]:
-    parts = " / ".join(f"{1e3 * part:.2f}" for part in (row.guessed.drafting, row.guessed.verifying, row.guessed.host))
+def _columns(row: PlanRow) -> list[str]:
+    parts = " / ".join(
+        f"{1e3 * part:.2f}"
+        for part in (row.speculative.draft_seconds, row.speculative.verify_seconds, row.speculative.host_seconds)
+    )
     return [
-        str(row.texts),
+        str(row.batch),
         str(row.context),
         f"{1e3 * row.plain.seconds:.2f}",
-        str(row.guessed.length),
-        f"{1e3 * row.guessed.seconds:.2f}",
+        str(row.speculative.length),
+        f"{1e3 * row.speculative.seconds:.2f}",
         parts,
-        f"{row.guessed.tokens:.2f}",
-        f"{row.ratio:.2f}",
+        f"{row.speculative.tokens:.2f}",
+        f"{row.speedup:.2f}",
         "never" if row.break_even is None else f"{row.break_even:.2f}",
         f"{row.tokens_per_second(row.plain):,.0f}",
-        f"{row.tokens_per_second(row.guessed):,.0f}",
+        f"{row.tokens_per_second(row.speculative):,.0f}",
         f"{row.dollars(row.plain):.2f}",
-        f"{row.dollars(row.guessed):.2f}",
+        f"{row.dollars(row.speculative):.2f}",
         _memory(row),
     ]
 
 
-def split_title(found: Forecast) -> str:
+def split_title(found: PlanResult) -> str:
     row = found.splits[0][1]
-    return f"Split in other ways, batch {row.texts}, {row.context} tokens"
+    return f"Split in other ways, batch {row.batch}, {row.context} tokens"
 
 
-def split_cells(found: Forecast) -> list[list[str]]:
+def split_cells(found: PlanResult) -> list[list[str]]:
     """The rows of the table of splits, below `SPLIT_HEAD`."""
     return [[str(split), *_split_columns(found, split, row)] for split, row in found.splits]
 
 
-def _split_columns(found: Forecast, split: int, row: Row) -> list[str]:
-    target = replace(found.question.target, split=split)
-    exchange = target.step(max(1.0, row.texts / row.copies), 1, row.context).exchange
+def _split_columns(found: PlanResult, split: int, row: PlanRow) -> list[str]:
+    target = replace(found.query.target, tensor_parallel=split)
+    exchange = target.step(max(1.0, row.batch / row.replicas), 1, row.context).exchange
     return [
-        str(row.copies),
+        str(row.replicas),
         f"{1e3 * exchange:.2f}",
         f"{1e3 * row.plain.seconds:.2f}",
-        str(row.guessed.length),
-        f"{row.ratio:.2f}",
-        f"{row.tokens_per_second(row.guessed):,.0f}",
-        f"{row.dollars(row.guessed):.2f}",
+        str(row.speculative.length),
+        f"{row.speedup:.2f}",
+        f"{row.tokens_per_second(row.speculative):,.0f}",
+        f"{row.dollars(row.speculative):.2f}",
         _memory(row),
     ]
 
 
-def _memory(row: Row) -> str:
+def _memory(row: PlanRow) -> str:
     size = f"{row.memory.total / GIB:.1f}"
     return size if row.memory.fits else f"{size}, TOO MUCH"
 

@@ -1,47 +1,94 @@
-"""One text of a program, on the backend's loop: does what was asked of it, in order."""
+"""One branch of a program's state on the backend's event loop: executes what the program appends, in order."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from .backend import Backend, Written
-from .expressions import Begin, End, Gen, Part, Select, Text
-from .position import Cancelled, Place, ProgramError
-from .prompt_state import Script
-from .settings import Settings
-from .transcript import Piece, Transcript
+from .backend import GenOutput, ProgramBackend
+from .expressions import BeginRole, EndRole, GenPart, Part, SelectPart, TextPart
+from .position import Cancelled, Position, ProgramError
+from .prompt_state import PromptState
+from .settings import GenSettings
+
+
+@dataclass(frozen=True)
+class TextChunk:
+    """A piece of a branch's text; `last` marks the end of the value `name`."""
+
+    text: str
+    name: str | None = None
+    last: bool = False
+
+
+class TextStream:
+    """The text of a branch in chunks, for readers in other threads. It ends when it is closed."""
+
+    def __init__(self) -> None:
+        self._chunks: list[TextChunk] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._error: Exception | None = None
+
+    def write(self, chunk: TextChunk) -> None:
+        with self._changed:
+            self._chunks.append(chunk)
+            self._changed.notify_all()
+
+    def close(self, error: Exception | None = None) -> None:
+        with self._changed:
+            self._closed, self._error = True, self._error or error
+            self._changed.notify_all()
+
+    def read(self, name: str | None = None) -> Iterator[str]:
+        """Yield the text as it arrives, or only that of one name."""
+        index = 0
+        while new := self._wait_from(index):
+            index += len(new)
+            for chunk in new:
+                if chunk.text and name in (None, chunk.name):
+                    yield chunk.text
+                if chunk.last and name is not None and chunk.name == name:
+                    return
+        if self._error is not None:
+            raise self._error
+
+    def _wait_from(self, index: int) -> list[TextChunk]:
+        """Wait for chunks from `index` on; return none once the stream is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._chunks) > index or self._closed)
+            return self._chunks[index:]
 
 
 @dataclass(eq=False)
-class Step:
-    """A part to be added at a line of the program. `value` is what comes of a generation or a choice."""
+class AppendPart:
+    """Task: append a part from a line of the program. `value` is the result of a generation or a selection."""
 
     part: Part
-    place: Place
-    value: Future[Written] = field(default_factory=Future)
+    position: Position
+    value: Future[GenOutput] = field(default_factory=Future)
 
     def fail(self, error: Exception) -> None:
         self.value.set_exception(error)
 
 
 @dataclass(eq=False)
-class Look:
-    """Somebody wants to know what the text is when it has come this far."""
+class ReadState:
+    """Task: return the prompt once all earlier tasks are done."""
 
-    value: Future[Script] = field(default_factory=Future)
+    value: Future[PromptState] = field(default_factory=Future)
 
     def fail(self, error: Exception) -> None:
         self.value.set_exception(error)
 
 
 @dataclass(eq=False)
-class Split:
-    """Here other texts begin with what this one says so far."""
+class ForkState:
+    """Task: start other branches with the prompt so far."""
 
     branches: Sequence[Branch]
 
@@ -50,155 +97,155 @@ class Split:
             branch.fail(error)
 
 
-Task = Step | Look | Split
+Task = AppendPart | ReadState | ForkState
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How all texts of a run are written."""
+class RunContext:
+    """Backend and settings shared by all branches of a run."""
 
-    backend: Backend
-    defaults: Settings = Settings()
-    streams: bool = False  # whether somebody reads along
+    backend: ProgramBackend
+    defaults: GenSettings = GenSettings()
+    streams: bool = False  # a reader wants the text while it is generated
 
 
 class Branch:
-    """Tasks come from the program's thread through `ask`; the coroutine `work` does them, one after the other."""
+    """A queue of tasks. The program's thread submits them; the coroutine `work` executes them one after the other."""
 
-    def __init__(self, manner: Manner, seed: int | None, begins: bool = True) -> None:
-        """Where it does not begin itself, it waits for a `Split` of another text."""
-        self.manner, self.seed = manner, seed
-        self.script = Script()
+    def __init__(self, context: RunContext, seed: int | None, is_root: bool = True) -> None:
+        """A branch that is not the root waits for a `ForkState` task of its parent."""
+        self.context, self.seed = context, seed
+        self.prompt = PromptState()
         self.failure: Exception | None = None
-        self.transcript = Transcript()
+        self.stream = TextStream()
         self._tasks: deque[Task] = deque()
         self._lock = threading.Lock()
-        self._over = False  # nothing more will be asked
-        self._news, self._begun = asyncio.Event(), asyncio.Event()
-        self._writing: asyncio.Future[Written] | None = None
-        if begins:
-            self._begun.set()
+        self._ended = False  # the program submits no more tasks
+        self._changed, self._started = asyncio.Event(), asyncio.Event()
+        self._generation: asyncio.Future[GenOutput] | None = None
+        if is_root:
+            self._started.set()
 
-    # In the program's thread.
+    # Called in the program's thread.
 
-    def ask(self, task: Task) -> None:
-        """Have something done behind what was asked before. A text that has failed says so at once."""
+    def submit(self, task: Task) -> None:
+        """Queue a task; raise at once if the branch has failed."""
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            assert not self._over, "a program that has ended asks for nothing"
+            assert not self._ended, "a program that has ended submits nothing"
             self._tasks.append(task)
-        self._call(self._news.set)
+        self._call(self._changed.set)
 
     def end(self) -> None:
-        """Nothing more will be asked."""
+        """Mark that no more tasks follow."""
         with self._lock:
-            self._over = True
-        self._call(self._news.set)
+            self._ended = True
+        self._call(self._changed.set)
 
     def cancel(self, reason: Exception) -> None:
-        """Give up what is being written and all that was asked for. From now on nothing can be asked."""
+        """Cancel the running generation and all queued tasks; later `submit` calls raise."""
         with self._lock:
             self.failure = self.failure or reason
         self._call(self._cancel)
 
-    def _call(self, what: Callable[..., object], *values: object) -> None:
-        loop = self.manner.backend.thread.loop
+    def _call(self, callback: Callable[..., object], *values: object) -> None:
+        loop = self.context.backend.thread.loop
         if not loop.is_closed():
-            loop.call_soon_threadsafe(what, *values)
+            loop.call_soon_threadsafe(callback, *values)
 
-    # On the loop.
+    # Called on the event loop.
 
     async def work(self) -> None:
-        """Until the program has ended and all it asked for is done, or cannot be."""
+        """Execute tasks until the program has ended or the branch has failed."""
         try:
-            await self._begun.wait()
-            while (task := await self._next()) is not None:
-                await self._do(task)
+            await self._started.wait()
+            while (task := await self._next_task()) is not None:
+                await self._execute(task)
         except asyncio.CancelledError:  # the backend was closed
             self.fail(Cancelled())
-        self.transcript.close(self.failure)
+        self.stream.close(self.failure)
 
-    def begin(self, script: Script) -> None:
-        """The other text has come to where this one begins."""
-        self.script = script
-        self._begun.set()
+    def begin(self, prompt: PromptState) -> None:
+        """Start with the parent's prompt."""
+        self.prompt = prompt
+        self._started.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing of what is left can be done, and nothing that would be asked; the first error counts."""
+        """Fail all queued tasks; the first error counts."""
         with self._lock:
             self.failure = self.failure or error
-            left = list(self._tasks)
+            tasks = list(self._tasks)
             self._tasks.clear()
-        for task in left:
+        for task in tasks:
             task.fail(self.failure)
-        self._begun.set()
+        self._started.set()
 
     def _cancel(self) -> None:
-        self.fail(Cancelled())  # what is known already goes before it
-        if self._writing is not None:
-            self._writing.cancel()
+        self.fail(Cancelled())  # an earlier failure takes precedence
+        if self._generation is not None:
+            self._generation.cancel()
 
-    async def _next(self) -> Task | None:
+    async def _next_task(self) -> Task | None:
         while True:
-            self._news.clear()
+            self._changed.clear()
             with self._lock:
                 if self._tasks:
                     return self._tasks.popleft()
-                if self._over:
+                if self._ended:
                     return None
-            await self._news.wait()
+            await self._changed.wait()
 
-    async def _do(self, task: Task) -> None:
+    async def _execute(self, task: Task) -> None:
         match task:
-            case Look():
-                task.value.set_result(self.script)
-            case Split():
+            case ReadState():
+                task.value.set_result(self.prompt)
+            case ForkState():
                 for branch in task.branches:
-                    branch.begin(self.script)
-            case Step():
-                await self._step(task)
+                    branch.begin(self.prompt)
+            case AppendPart():
+                await self._append_part(task)
 
-    async def _step(self, step: Step) -> None:
+    async def _append_part(self, task: AppendPart) -> None:
         try:
-            match step.part:
-                case Text(text):
-                    self._add(text)
-                case Begin(role):
-                    self.script = self.script.begin(role)
-                case End():
-                    self.script = self.script.end()
-                case Gen() | Select() as part:
-                    step.value.set_result(await self._written(part))
+            match task.part:
+                case TextPart(text):
+                    self._append(text)
+                case BeginRole(role):
+                    self.prompt = self.prompt.begin(role)
+                case EndRole():
+                    self.prompt = self.prompt.end()
+                case GenPart() | SelectPart() as part:
+                    task.value.set_result(await self._generate(part))
         except asyncio.CancelledError:
             self.fail(Cancelled())
-            step.fail(self.failure or Cancelled())
-            closing = asyncio.current_task()
-            if closing is not None and closing.cancelling():  # it is not the text that was cancelled
+            task.fail(self.failure or Cancelled())
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # the backend was closed, not this branch cancelled
                 raise
         except Exception as error:
-            self.fail(ProgramError(step.place, error))
-            step.fail(self.failure or error)
+            self.fail(ProgramError(task.position, error))
+            task.fail(self.failure or error)
 
-    async def _written(self, part: Gen | Select) -> Written:
-        """What comes of a generation or a choice, once it has entered the text."""
-        self._writing = asyncio.ensure_future(self._write(part))
+    async def _generate(self, part: GenPart | SelectPart) -> GenOutput:
+        """Generate or select, and append the result."""
+        self._generation = asyncio.ensure_future(self._call_backend(part))
         try:
-            written = await self._writing
+            output = await self._generation
         finally:
-            self._writing = None
-        told = self.manner.streams and isinstance(part, Gen)
-        self._add(written.text, part.name, told)
-        return written
+            self._generation = None
+        was_streamed = self.context.streams and isinstance(part, GenPart)
+        self._append(output.text, part.name, was_streamed)
+        return output
 
-    async def _write(self, part: Gen | Select) -> Written:
-        backend = self.manner.backend
-        if isinstance(part, Select):
-            return await backend.select(self.script, part.choices)
-        settings = part.settings.over(self.manner.defaults).seeded(self.seed)
-        tell = (lambda text: self.transcript.write(Piece(text, part.name))) if self.manner.streams else None
-        return await backend.write(self.script, settings, tell)
+    async def _call_backend(self, part: GenPart | SelectPart) -> GenOutput:
+        backend = self.context.backend
+        if isinstance(part, SelectPart):
+            return await backend.select(self.prompt, part.choices)
+        settings = part.settings.over(self.context.defaults).seeded(self.seed)
+        on_text = (lambda text: self.stream.write(TextChunk(text, part.name))) if self.context.streams else None
+        return await backend.generate(self.prompt, settings, on_text)
 
-    def _add(self, text: str, name: str | None = None, told: bool = False) -> None:
-        self.script = self.script.append(text)
-        self.transcript.write(Piece("" if told else text, name, last=True))
+    def _append(self, text: str, name: str | None = None, was_streamed: bool = False) -> None:
+        self.prompt = self.prompt.append(text)
+        self.stream.write(TextChunk("" if was_streamed else text, name, last=True))

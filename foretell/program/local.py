@@ -1,4 +1,4 @@
-"""An engine in this process: generations of all programs are one batch in it."""
+"""Backend with an engine in this process, which batches the generations of all programs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from foretell.errors import ForetellError
 from foretell.sampling_params import LogitsProcessor, SamplingParams
 from foretell.types import SpeculationChoice
 
-from .backend import Backend, Tell, Written
-from .prompt_state import Script
-from .settings import DEFAULT_MAX_TOKENS, Settings
+from .backend import GenOutput, OnText, ProgramBackend
+from .prompt_state import PromptState
+from .settings import DEFAULT_MAX_TOKENS, GenSettings
 
 if TYPE_CHECKING:
     from foretell.engine.async_engine import AsyncEngine
     from foretell.engine.sequence_state import SequenceState
 
-# What the server has below the model's own recommendation, so that a program draws alike on both.
+# The server's defaults below those of the model, so that a program samples alike on both backends.
 DEFAULTS = {"temperature": 1.0, "max_tokens": DEFAULT_MAX_TOKENS}
-PLAIN = SpeculationChoice(enabled=False)
+NO_SPECULATION = SpeculationChoice(enabled=False)
 
 
-class Engine(Backend):
-    """A model with a drafter, as `LLM` takes them. `llm` runs in a thread of its own: read it, do not call it."""
+class LocalEngine(ProgramBackend):
+    """A model with a drafter and the options of `LLM`. `llm` runs in its own thread: read it, do not call it."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Engine(Backend):
         model_path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        """`model_path` is SGLang's name of `model`."""
-        from foretell.llm import LLM  # brings torch, which a program that runs on a server can do without
+        """`model_path` is SGLang's name for `model`."""
+        from foretell.llm import LLM  # imports torch, which programs for a server do not need
 
         self.llm = LLM(model or model_path or EngineConfig.model, **options)
         super().__init__("engine-loop")
@@ -57,68 +57,68 @@ class Engine(Backend):
             self.thread.run(self._engine.stop())
         super().close()
 
-    async def encode(self, script: Script) -> list[int]:
-        script.check_writable()
+    async def encode(self, prompt: PromptState) -> list[int]:
+        prompt.check_generable()
         tokenizer = self.llm.tokenizer
-        if not script.is_chat:
-            return tokenizer.encode(script.text)
-        before = tokenizer.render_chat([message.as_json() for message in script.messages])
-        return tokenizer.encode(before + script.text, add_special=False)
+        if not prompt.is_chat:
+            return tokenizer.encode(prompt.text)
+        before = tokenizer.apply_chat_template([message.as_json() for message in prompt.messages])
+        return tokenizer.encode(before + prompt.text, add_special=False)
 
-    async def render(self, script: Script) -> str:
-        messages = [message.as_json() for message in script.messages]
-        return self.llm.tokenizer.render_chat(messages, add_generation_prompt=False)
+    async def render(self, prompt: PromptState) -> str:
+        messages = [message.as_json() for message in prompt.messages]
+        return self.llm.tokenizer.apply_chat_template(messages, add_generation_prompt=False)
 
-    async def write(self, script: Script, settings: Settings, tell: Tell | None) -> Written:
+    async def generate(self, prompt: PromptState, settings: GenSettings, on_text: OnText | None) -> GenOutput:
         defaults = DEFAULTS | self.llm.assembly.sampling_defaults
         params = SamplingParams(**{**defaults, **settings.sampling}, structured_outputs=settings.grammar)
         choice = settings.speculation or SpeculationChoice()
-        track = await self._run(await self.encode(script), params, choice, tell)
-        return Written(track.detokenizer.text, _meta(track))
+        state = await self._run(await self.encode(prompt), params, choice, on_text)
+        return GenOutput(state.detokenizer.text, _meta(state))
 
     async def score(self, prompt: list[int], continuation: list[int]) -> list[float]:
         params = SamplingParams(
             max_tokens=len(continuation), ignore_eos=True, logprobs=0, logits_processors=(_force(continuation),)
         )
-        track = await self._run(prompt, params, PLAIN, None)
-        return [each.logprob for each in track.logprobs]
+        state = await self._run(prompt, params, NO_SPECULATION, None)
+        return [each.logprob for each in state.logprobs]
 
     async def _run(
-        self, prompt: list[int], params: SamplingParams, choice: SpeculationChoice, tell: Tell | None
+        self, prompt: list[int], params: SamplingParams, choice: SpeculationChoice, on_text: OnText | None
     ) -> SequenceState:
         assembly, wanted = self.llm.assembly, params.structured_outputs
         requests = assembly.requests.make(f"program-{next(self._ids)}", prompt, params, choice)
         grammar = None if wanted is None else await asyncio.to_thread(assembly.grammars.compile, wanted)
-        stream = self._engine.submit(requests, grammar, wants_deltas=tell is not None)
+        stream = self._engine.submit(requests, grammar, wants_deltas=on_text is not None)
         async with aclosing(stream.items()) as pieces:
             async for piece in pieces:
-                if tell is not None and piece.delta.text:
-                    tell(piece.delta.text)
+                if on_text is not None and piece.delta.text:
+                    on_text(piece.delta.text)
         if piece.delta.finish_reason == "error":
-            raise ForetellError(f"the text could not go on: {piece.state.error}")
+            raise ForetellError(f"the generation failed: {piece.state.error}")
         return piece.state
 
 
 def _force(tokens: list[int]) -> LogitsProcessor:
-    """Lets nothing but these tokens be written; log-probabilities are taken before it."""
+    """Return a logits processor that forces these tokens; log-probabilities are taken before it."""
 
-    def force(written: list[int], scores: Any) -> Any:
-        only = tokens[len(written)]
-        kept = scores[only].clone()
+    def force(output: list[int], scores: Any) -> Any:
+        token = tokens[len(output)]
+        score = scores[token].clone()
         scores.fill_(-float("inf"))
-        scores[only] = kept
+        scores[token] = score
         return scores
 
     return force
 
 
-def _meta(track: SequenceState) -> dict[str, Any]:
+def _meta(state: SequenceState) -> dict[str, Any]:
     return {
-        "finish_reason": track.seq.finish_reason,
-        "prompt_tokens": len(track.seq.request.prompt),
-        "cached_tokens": track.cached_prompt_tokens,
-        "completion_tokens": track.seq.num_output_tokens,
-        "seed": track.seq.request.seed,
-        "drafted": track.speculation.drafted,
-        "accepted": track.speculation.accepted,
+        "finish_reason": state.seq.finish_reason,
+        "prompt_tokens": len(state.seq.request.prompt),
+        "cached_tokens": state.cached_prompt_tokens,
+        "completion_tokens": state.seq.num_output_tokens,
+        "seed": state.seq.request.seed,
+        "drafted": state.speculation.drafted,
+        "accepted": state.speculation.accepted,
     }

@@ -1,4 +1,4 @@
-"""What a state says so far: a plain text, or a chat."""
+"""The prompt of a branch so far: plain text, or a chat."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from foretell.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Message:
-    """A turn that has ended."""
+class ChatTurn:
+    """A finished turn of a chat."""
 
     role: str
     content: str
@@ -19,36 +19,36 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Script:
-    """Grows by making new ones, so that branches can share what lies before them. `text` is the open turn's, if any."""
+class PromptState:
+    """An immutable prompt, so that branches share their prefix. `text` is plain text or that of the open turn."""
 
     text: str = ""
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ChatTurn, ...] = ()
     role: str | None = None  # of the open turn
 
     @property
     def is_chat(self) -> bool:
         return self.role is not None or bool(self.messages)
 
-    def append(self, text: str) -> Script:
+    def append(self, text: str) -> PromptState:
         if self.messages and self.role is None:
-            raise RequestError("s", "is a chat; put texts and generations into fp.user(...) or fp.assistant(...)")
+            raise RequestError("s", "is a chat; put text and generations into fp.user(...) or fp.assistant(...)")
         return replace(self, text=self.text + text)
 
-    def begin(self, role: str) -> Script:
+    def begin(self, role: str) -> PromptState:
         if self.text:
-            raise RequestError(role, "comes behind a text without a role; put that text into fp.system(...) too")
+            raise RequestError(role, "follows text without a role; put that text into fp.system(...) too")
         return replace(self, role=role)
 
-    def end(self) -> Script:
-        assert self.role is not None, "turns come whole"
-        return Script(messages=(*self.messages, Message(self.role, self.text)))
+    def end(self) -> PromptState:
+        assert self.role is not None, "a turn begins before it ends"
+        return PromptState(messages=(*self.messages, ChatTurn(self.role, self.text)))
 
-    def check_writable(self) -> None:
-        """Refuse to generate where there is nothing to continue."""
+    def check_generable(self) -> None:
+        """Refuse to generate if there is no prompt to continue."""
         if not self.is_chat and not self.text:
-            raise RequestError("s", "is empty; give it some text before a generation")
+            raise RequestError("s", "is empty; append some text before a generation")
         if self.messages and self.role is None:
             raise RequestError("s", "is a chat; put generations into fp.assistant(...)")
         if self.role is not None and not self.messages:
-            raise RequestError("s", "has no turn before the model's; begin with fp.user(...)")
+            raise RequestError("s", "has no turn before the assistant's; begin with fp.user(...)")

@@ -1,4 +1,4 @@
-"""One run of a program: its texts, its end, and what went wrong."""
+"""One run of a program: its branches, its limits, and its failure."""
 
 from __future__ import annotations
 
@@ -10,47 +10,49 @@ from typing import Any
 
 from foretell.errors import ForetellError
 
-from .branch import Branch, Manner
-from .position import Cancelled, Place, ProgramError, failing_place
+from .branch import Branch, RunContext
+from .position import Cancelled, Position, ProgramError, error_position
 
-MOST_GENERATIONS = 10_000
+DEFAULT_MAX_GENERATIONS = 10_000  # generations, selections and branches of a run
 
 
-class Run:
-    """Holds all texts of a run together: they end with it."""
+class ProgramRun:
+    """Owns the branches of a run, which end with it."""
 
-    def __init__(self, manner: Manner, seed: int | None = None, most: int = MOST_GENERATIONS) -> None:
-        """`most`: generations, choices and branches in all; a program that wants more is taken for one without end."""
-        self.manner, self.most = manner, most
+    def __init__(
+        self, context: RunContext, seed: int | None = None, max_generations: int = DEFAULT_MAX_GENERATIONS
+    ) -> None:
+        """A program that exceeds `max_generations` is taken for an endless loop."""
+        self.context, self.max_generations = context, max_generations
         self.over = threading.Event()
-        self.thread: int | None = None  # in which the program runs
-        self._asked = 0
+        self.thread: int | None = None  # id of the thread the program runs in
+        self._count = 0
         self._branches: list[tuple[Branch, Future[None]]] = []
-        self.root = Branch(manner, seed)
+        self.root = Branch(context, seed)
         self.start(self.root)
 
     def start(self, branch: Branch) -> None:
-        """Let a text of this run be written."""
-        self._branches.append((branch, self.manner.backend.thread.start(branch.work())))
+        """Start a branch on the event loop."""
+        self._branches.append((branch, self.context.backend.thread.start(branch.work())))
 
-    def count(self, place: Place, more: int = 1) -> None:
-        """So many generations or branches more."""
-        self._asked += more
-        if self._asked > self.most:
-            words = f"more than {self.most} generations and branches; raise max_generations if that is meant"
-            raise ProgramError(place, ForetellError(words))
+    def count(self, position: Position, more: int = 1) -> None:
+        """Count generations or branches against the limit."""
+        self._count += more
+        if self._count > self.max_generations:
+            reason = f"more than {self.max_generations} generations and branches; raise max_generations if intended"
+            raise ProgramError(position, ForetellError(reason))
 
     def execute(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the program to its end and wait for its texts; what it fails with ends them all."""
+        """Run the program and wait for its branches; an error in it cancels them all."""
         self.thread = threading.get_ident()
         try:
             value = program(*args, **kwargs)
             self._wait()
         except Exception as error:
-            self.cancel(found := named(error, program.__code__))
+            self.cancel(found := with_position(error, program.__code__))
             if isinstance(error, ForetellError):
                 raise found from found.__cause__
-            error.add_note(f"in the program, {failing_place(error, program.__code__)}")
+            error.add_note(f"in the program, {error_position(error, program.__code__)}")
             raise
         except BaseException:
             self.cancel()
@@ -63,7 +65,7 @@ class Run:
         return value
 
     def cancel(self, reason: Exception | None = None) -> None:
-        """End it now: what is being written is given up, and the program is told where it next asks for something."""
+        """Cancel all branches; the program's next append or read raises."""
         if not self.over.is_set():
             for branch, _ in list(self._branches):
                 branch.cancel(reason or Cancelled())
@@ -75,8 +77,8 @@ class Run:
             work.result()
 
 
-def named(error: Exception, program: CodeType) -> ProgramError | Cancelled:
-    """The error with the line of the program that it came through."""
+def with_position(error: Exception, program: CodeType) -> ProgramError | Cancelled:
+    """Wrap an error with the program's line in its traceback."""
     if isinstance(error, ProgramError | Cancelled):
         return error
-    return ProgramError(failing_place(error, program), error)
+    return ProgramError(error_position(error, program), error)

@@ -1,4 +1,4 @@
-"""The flags of vLLM, SGLang, llama.cpp and MLX that say something about an engine, in our own settings."""
+"""Flags of vLLM, SGLang, llama.cpp and MLX: translated to our options, or accepted and ignored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretell.errors import RequestError
 from foretell.options import nearest, option, strict
 from foretell.vllm_config import METHODS, speculation_from_vllm
 
-# SGLang's and llama.cpp's words for a method, and vLLM's.
+# SGLang's and llama.cpp's names of a method -> vLLM's.
 ALGORITHMS = {
     "NGRAM": "ngram",
     "STANDALONE": "draft_model",
@@ -35,11 +35,11 @@ ALGORITHMS = {
 @strict
 @dataclass(frozen=True, kw_only=True)
 class CompatFlags:
-    """What other engines call things."""
+    """Options of other engines with an equivalent here."""
 
     speculative_model: str | None = option(
         None,
-        "a draft model; the same as --drafter model:NAME",
+        "draft model; same as --drafter model:NAME",
         aliases=(
             "--speculative-draft-model-path",
             "--speculative-draft-model",
@@ -50,32 +50,32 @@ class CompatFlags:
     )
     speculative_algorithm: str | None = option(
         None,
-        "SGLang's and llama.cpp's names of drafters, such as NGRAM or STANDALONE; several with commas",
+        "SGLang's and llama.cpp's drafter names, such as NGRAM or STANDALONE; comma-separated",
         aliases=("--spec-type",),
     )
-    speculative_num_steps: int | None = option(None, "SGLang: how many tokens deep a draft is")
-    speculative_num_draft_tokens: int | None = option(None, "SGLang: tokens of a draft, the one it hangs on included")
+    speculative_num_steps: int | None = option(None, "SGLang: depth of a draft in tokens")
+    speculative_num_draft_tokens: int | None = option(None, "SGLang: tokens of a draft, including its root")
     speculative_eagle_topk: int | None = option(
-        None, "SGLang: branches of a draft at each token; 1 is a chain, above that the controller chooses the width"
+        None, "SGLang: branches per node of the draft tree; 1 is a chain, above that the controller chooses the width"
     )
-    num_draft_tokens: int | None = option(None, "MLX: the same as --num-speculative-tokens")
+    num_draft_tokens: int | None = option(None, "MLX: same as --num-speculative-tokens")
     draft_max: int | None = option(
         None,
-        "llama.cpp: the same as --max-draft",
+        "llama.cpp: same as --max-draft",
         aliases=("--draft", "--draft-n", "--spec-draft-n-max", "--spec-ngram-size-m"),
     )
-    spec_ngram_size_n: int | None = option(None, "llama.cpp: the length of a run that counts as a match")
+    spec_ngram_size_n: int | None = option(None, "llama.cpp: length of the n-gram to match")
     context_length: int | None = option(
-        None, "SGLang, llama.cpp: the same as --max-model-len", aliases=("--ctx-size", "-c")
+        None, "SGLang, llama.cpp: same as --max-model-len", aliases=("--ctx-size", "-c")
     )
     max_running_requests: int | None = option(
-        None, "SGLang, llama.cpp: the same as --max-num-seqs", aliases=("--parallel", "-np")
+        None, "SGLang, llama.cpp: same as --max-num-seqs", aliases=("--parallel", "-np")
     )
 
-    mem_fraction_static: float | None = option(None, "SGLang: the same as --gpu-memory-utilization")
+    mem_fraction_static: float | None = option(None, "SGLang: same as --gpu-memory-utilization")
 
     def engine_options(self) -> dict[str, Any]:
-        """What it says of the engine."""
+        """Return the equivalent engine options."""
         given = {
             "max_model_len": self.context_length,
             "max_num_seqs": self.max_running_requests,
@@ -84,12 +84,12 @@ class CompatFlags:
         return {name: value for name, value in given.items() if value is not None}
 
     def speculation_options(self) -> dict[str, Any]:
-        """What it says of guessing ahead."""
-        chain, most, tree = self._sizes()
+        """Return the equivalent speculation options."""
+        chain, max_draft, tree = self._draft_sizes()
         given = {
             "drafter": self._drafter(),
-            "num_speculative_tokens": _agreed("num_draft_tokens", self.num_draft_tokens, chain),
-            "max_draft": _agreed("draft_max", self.draft_max, most),
+            "num_speculative_tokens": _given_once("num_draft_tokens", self.num_draft_tokens, chain),
+            "max_draft": _given_once("draft_max", self.draft_max, max_draft),
             "tree_nodes": tree,
             "prompt_lookup_min": self.spec_ngram_size_n,
             "prompt_lookup_max": self.spec_ngram_size_n,
@@ -97,27 +97,29 @@ class CompatFlags:
         return {name: value for name, value in given.items() if value is not None}
 
     @property
-    def remarks(self) -> list[str]:
-        """Flags that are not taken at their word, and what is done."""
+    def ignored(self) -> list[str]:
+        """Return the flags that are not applied as given, each with what happens instead."""
         if (self.speculative_eagle_topk or 1) == 1:
             return []
-        return [f"--speculative-eagle-topk {self.speculative_eagle_topk} (the controller chooses how wide a draft is)"]
+        return [f"--speculative-eagle-topk {self.speculative_eagle_topk} (the controller chooses the tree width)"]
 
     def _drafter(self) -> str | None:
         if self.speculative_algorithm is None:
-            return None if self.speculative_model is None else _named(None, self.speculative_model)
+            return None if self.speculative_model is None else _drafter_name(None, self.speculative_model)
         methods = [_method(name.strip()) for name in self.speculative_algorithm.split(",")]
         if "none" in methods and len(methods) > 1:
-            raise RequestError("speculative_algorithm", "names none and others; leave one of them out")
+            raise RequestError("speculative_algorithm", "combines none with others; leave one of them out")
         for method in methods:
             if METHODS[method] == "model" and self.speculative_model is None:
-                words = f"{self.speculative_algorithm} needs --speculative-draft-model"
-                raise RequestError("speculative_algorithm", words)
-        return ",".join(dict.fromkeys(_named(method, self.speculative_model) for method in methods))
+                reason = f"{self.speculative_algorithm} needs --speculative-draft-model"
+                raise RequestError("speculative_algorithm", reason)
+        return ",".join(dict.fromkeys(_drafter_name(method, self.speculative_model) for method in methods))
 
-    def _sizes(self) -> tuple[int | None, int | None, int | None]:
-        """SGLang's three numbers: the length of a chain or of a tree's branches, the most nodes where only one number
-        speaks of a tree, and a tree's nodes. It counts the token a draft hangs on; we do not."""
+    def _draft_sizes(self) -> tuple[int | None, int | None, int | None]:
+        """Return the chain length or tree depth, the most draft tokens, and the nodes of the tree.
+
+        SGLang counts the root of the draft as a node; we do not. The second is set if only one size of a tree is given.
+        """
         nodes = None if self.speculative_num_draft_tokens is None else self.speculative_num_draft_tokens - 1
         sizes = [size for size in (self.speculative_num_steps, nodes) if size is not None]
         if (self.speculative_eagle_topk or 1) < 1:
@@ -129,25 +131,25 @@ class CompatFlags:
         return None, max(sizes, default=None), None
 
 
-def _method(word: str) -> str:
-    name = word.upper().replace("_", "-")
+def _method(algorithm: str) -> str:
+    name = algorithm.upper().replace("_", "-")
     if name not in ALGORITHMS:
-        raise RequestError("speculative_algorithm", f"{word!r} is not known; {nearest(name, ALGORITHMS)}")
+        raise RequestError("speculative_algorithm", f"{algorithm!r} is not known; {nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
 
 
-def _named(method: str | None, model: str | None) -> str:
-    """The drafter of a method, or of a model's name alone."""
+def _drafter_name(method: str | None, model: str | None) -> str:
+    """Return the drafter for vLLM's method and model; the model alone selects a draft model."""
     given = {"method": method, "model": model}
     return speculation_from_vllm({name: value for name, value in given.items() if value}).drafter
 
 
-def merge(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Settings given in our words and in another engine's; two that differ are refused."""
-    return {name: _agreed(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))}
+def merge_options(own: dict[str, Any], translated: dict[str, Any]) -> dict[str, Any]:
+    """Merge our options with translated ones; raise RequestError if two values of an option differ."""
+    return {name: _given_once(name, own.get(name), translated.get(name)) for name in dict.fromkeys((*own, *translated))}
 
 
-def _agreed(name: str, *values: Any) -> Any:
+def _given_once(name: str, *values: Any) -> Any:
     given = [value for value in values if value is not None]
     if any(value != given[0] for value in given):
         raise RequestError(name, f"is given twice, as {given[0]!r} and {given[1]!r}; give it once")
@@ -155,28 +157,34 @@ def _agreed(name: str, *values: Any) -> Any:
 
 
 def check_speculation(config: SpeculationConfig) -> None:
-    """Refuse settings that can do nothing: a flag that does nothing misleads."""
+    """Raise RequestError for options without effect with the chosen drafter, which would mislead."""
     changed = [f.name for f in fields(config) if f.name != "drafter" and getattr(config, f.name) != f.default]
     if config.drafter == "none" and changed:
-        raise RequestError(changed[0], "has nothing to do with --drafter none; leave one of them out")
+        raise RequestError(changed[0], "has no effect with --drafter none; leave one of them out")
     named = {name.strip().partition(":")[0] for name in config.drafter.split(",")}
     for name in changed:
-        wanted = OF_COPIES if name in LOOKUPS else OF_MODELS if name in DRAWING else None
-        if wanted is not None and named <= ALL - wanted:
-            raise RequestError(name, f"has nothing to do with --drafter {config.drafter}; leave one of them out")
+        users = OPTION_USERS.get(name)
+        if users is not None and named <= ALL_DRAFTERS - users:
+            raise RequestError(name, f"has no effect with --drafter {config.drafter}; leave one of them out")
     if config.min_draft > config.budget:
-        raise RequestError("min_draft", f"{config.min_draft} is more than the {config.budget} that are guessed at most")
+        raise RequestError(
+            "min_draft", f"{config.min_draft} is more than the {config.budget} draft tokens allowed per step"
+        )
 
 
-# What settings of drafts are for; of drafters from other packages nobody knows.
-LOOKUPS = ("prompt_lookup_min", "prompt_lookup_max")
-DRAWING = ("min_confidence", "draft_temperature", "draft_idle_unload")
-OF_COPIES = frozenset(("auto", "ngram"))
-OF_MODELS = frozenset(("model", "self", "exit", "eagle", "block", "medusa", "mtp", "distilled"))
-ALL = OF_COPIES | OF_MODELS | {"suffix", "recycle", "lookahead", "prediction"}
+NGRAM_DRAFTERS = frozenset(("auto", "ngram"))
+MODEL_DRAFTERS = frozenset(("model", "self", "exit", "eagle", "block", "medusa", "mtp", "distilled"))
+ALL_DRAFTERS = NGRAM_DRAFTERS | MODEL_DRAFTERS | {"suffix", "recycle", "lookahead", "prediction"}
+OPTION_USERS = {  # drafters that use an option; plug-in drafters may use any
+    "prompt_lookup_min": NGRAM_DRAFTERS,
+    "prompt_lookup_max": NGRAM_DRAFTERS,
+    "min_confidence": MODEL_DRAFTERS,
+    "draft_temperature": MODEL_DRAFTERS,
+    "draft_idle_unload": MODEL_DRAFTERS,
+}
 
 
-# Flags of other engines that mean nothing here: there is nothing to switch, or it is always on.
+# Flags of other engines without effect here: there is nothing to switch, or it is always on.
 SWITCHES = (
     "--async-scheduling",
     "--cont-batching",
@@ -233,20 +241,25 @@ WITH_VALUES = (
     "-ngld",
     "-ub",
 )
-EITHER = ("--disable-flashinfer", "--flash-attn", "-fa")  # written with a value and without
+OPTIONAL_VALUE = ("--disable-flashinfer", "--flash-attn", "-fa")  # given with or without a value
 
 
-class _Foreign(argparse.Action):
-    """Notes a flag that means nothing here."""
+class _IgnoredFlag(argparse.Action):
+    """Records a flag that is ignored."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        namespace.foreign = [*getattr(namespace, "foreign", []), flag]
+        namespace.ignored_flags = [*getattr(namespace, "ignored_flags", []), flag]
 
 
-def add_foreign_flags(parser: argparse._ActionsContainer) -> None:
-    """Let the flags in; `namespace.foreign` has those that were given."""
-    for flags, nargs in ((SWITCHES, 0), (WITH_VALUES, None), (EITHER, "?")):
+def add_ignored_flags(parser: argparse._ActionsContainer) -> None:
+    """Accept the flags; `namespace.ignored_flags` lists those that were given."""
+    for flags, nargs in ((SWITCHES, 0), (WITH_VALUES, None), (OPTIONAL_VALUE, "?")):
         for flag in flags:
             parser.add_argument(
-                flag, nargs=nargs, action=_Foreign, dest="foreign", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+                flag,
+                nargs=nargs,
+                action=_IgnoredFlag,
+                dest="ignored_flags",
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
             )

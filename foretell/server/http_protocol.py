@@ -1,4 +1,4 @@
-"""Connections on which nothing happens: each is closed after a while, so that they cannot take all the room."""
+"""An HTTP/1.1 protocol for uvicorn that closes idle and stalled connections, and lets events be written directly."""
 
 from __future__ import annotations
 
@@ -8,44 +8,46 @@ from typing import Any, Protocol
 from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-CONNECTION = "foretell_connection"  # among a request's state
+CONNECTION_KEY = "foretell_connection"  # key of the connection in the request's state
 
 
 class DirectConnection(Protocol):
-    """A connection to which parts of the answer that is on its way can be written, past all that stands between."""
+    """A connection that accepts parts of the current response without going through the ASGI application."""
 
-    def has_room(self) -> bool:
-        """Whether it need not be waited for."""
+    def can_write(self) -> bool:
+        """Return whether the write buffer has space."""
 
     def write(self, part: bytes) -> None:
-        """Send a part."""
+        """Send a part of the response body."""
 
 
-def direct(scope: Scope) -> DirectConnection | None:
-    """The connection a request came by, where it is one of ours and answers go in chunks."""
-    return scope.get("state", {}).get(CONNECTION) if scope["http_version"] == "1.1" else None
+def direct_connection(scope: Scope) -> DirectConnection | None:
+    """Return the connection of a request if it is a `timeout_protocol` one with chunked transfer encoding."""
+    return scope.get("state", {}).get(CONNECTION_KEY) if scope["http_version"] == "1.1" else None
 
 
-def impatient(seconds: float, longest: float) -> type[Any]:
-    """Return a protocol that closes a connection on which no request arrives for `seconds`, or twice that at most; of
-    whose answer the client has read nothing for as long; or on which one takes `longest` from its request to its last
-    byte."""
+def timeout_protocol(idle_timeout: float, max_seconds: float) -> type[Any]:
+    """Return a protocol class that closes connections without progress.
 
-    class Impatient(H11Protocol):  # the same parser whether or not httptools is installed
+    A connection is closed if no request arrives within `idle_timeout` seconds (twice that at most), if the client has
+    read nothing of its response for as long, or if a request takes more than `max_seconds` up to its last byte.
+    """
+
+    class TimeoutProtocol(H11Protocol):  # h11 whether or not httptools is installed
         def __init__(self, app_state: dict[str, Any], **settings: Any) -> None:
-            super().__init__(app_state={**app_state, CONNECTION: self}, **settings)
+            super().__init__(app_state={**app_state, CONNECTION_KEY: self}, **settings)
 
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
             super().connection_made(transport)
-            self._seen: RequestResponseCycle | None = None  # the last request
-            self._since = self.loop.time()  # when it was first seen
-            self._looking = self.loop.call_later(seconds, self._look)
-            self._paused = False  # while the write buffer is full
-            self._unsent: int | None = None  # bytes in the write buffer at the last poll, where nothing adds to it
+            self._last_cycle: RequestResponseCycle | None = None
+            self._cycle_seen = self.loop.time()  # time of the first poll that saw `_last_cycle`
+            self._poll_timer = self.loop.call_later(idle_timeout, self._poll)
+            self._paused = False  # whether the write buffer is full
+            self._unsent: int | None = None  # bytes in the write buffer at the last poll; None if more may be added
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._looking.cancel()
-            self.app_state: dict[str, Any] = {}  # or it would hold itself
+            self._poll_timer.cancel()
+            self.app_state: dict[str, Any] = {}  # breaks the reference cycle with itself
             self.resume_writing()
             super().connection_lost(exc)
 
@@ -57,31 +59,31 @@ def impatient(seconds: float, longest: float) -> type[Any]:
             super().resume_writing()
             self._paused, self._unsent = False, None
 
-        def has_room(self) -> bool:
-            """Whether what was written before is on its way."""
+        def can_write(self) -> bool:
+            """Return whether the write buffer has space and the connection is open."""
             return not self._paused and not self.transport.is_closing()
 
         def write(self, part: bytes) -> None:
-            """As a chunk, which is all that the others would make of it."""
+            """Write one HTTP chunk, byte for byte as uvicorn would."""
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
-        def _look(self) -> None:
-            """Poll the connection, and close or abort it where nothing moves."""
+        def _poll(self) -> None:
+            """Close the connection if it is idle; abort it if it is stalled or has run too long."""
             complete = self.cycle is None or self.cycle.response_complete
             unsent = self.transport.get_write_buffer_size()
             idle = complete and not unsent
-            if self.cycle is not self._seen:
-                self._seen, self._since, self._unsent = self.cycle, self.loop.time(), None
-            elif self._stalled(unsent) or (not idle and self.loop.time() - self._since > longest):
+            if self.cycle is not self._last_cycle:
+                self._last_cycle, self._cycle_seen, self._unsent = self.cycle, self.loop.time(), None
+            elif self._stalled(unsent) or (not idle and self.loop.time() - self._cycle_seen > max_seconds):
                 self.transport.abort()
                 return
             elif idle:
                 self.transport.close()
-            only_falls = complete or self._paused or self.transport.is_closing()
-            self._unsent = unsent if only_falls else None
-            self._looking = self.loop.call_later(seconds, self._look)
+            only_shrinks = complete or self._paused or self.transport.is_closing()
+            self._unsent = unsent if only_shrinks else None
+            self._poll_timer = self.loop.call_later(idle_timeout, self._poll)
 
         def _stalled(self, unsent: int) -> bool:
             return self._unsent is not None and unsent >= self._unsent and (unsent > 0 or self.transport.is_closing())
 
-    return Impatient
+    return TimeoutProtocol

@@ -1,4 +1,4 @@
-"""JSON request bodies: strict parsing, off the event loop if large, and a bound on the memory it takes."""
+"""Parses JSON request bodies: strictly, in a thread if large, with an upper bound on the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The most memory a server takes, and what it is made of."""
+"""The peak memory of a server and its parts."""
 
 from __future__ import annotations
 
@@ -12,88 +12,92 @@ if TYPE_CHECKING:
     from foretell.config import EngineConfig
 
 GIB = 1 << 30
-OURS = Path("/proc/self")
-# Of a step's logits, where tokens are drawn: probabilities, noise in 64 bits, and what the C library keeps in between;
-# measured with 64 texts and 49152 tokens.
-COPIES = 26
+PROC_SELF = Path("/proc/self")
+# Bytes per logit, in floats, while sampling: probabilities, 64-bit noise, and what the C allocator retains. Measured
+# with 64 sequences and a vocabulary of 49152.
+LOGIT_COPIES = 26
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes. Pages of the cache take memory when they are first written to; after a while all of them have been.
-
-    `program` is what the process has taken beside the model when all is loaded: Python, torch, the tokenizer. `step` is
-    what the largest step takes for its rows and for the logits of every text.
-    """
+    """Memory by use, in bytes. KV pages take memory when first written to; eventually all of them have been."""
 
     weights: int
     drafter: int
     cache: int
     pages: int
-    step: int
-    program: int
-    peak: int = 0  # the most the process has taken so far, while it loaded the model
-    now: int = 0  # what the process has of the machine's memory when all is loaded
-    files: int = 0  # of that, pages of files: libraries and mapped weights, which other processes may share
+    activations: int  # of the largest step: its rows and the logits of every sequence
+    process: int  # of the process besides the model, after loading: Python, torch, the tokenizer
+    peak: int = 0  # peak resident memory so far, while the model was loaded
+    now: int = 0  # resident memory after loading
+    files: int = 0  # part of `now` that is file-backed: libraries and mapped weights, shareable between processes
     device: str = "cpu"
 
     @classmethod
-    def of(cls, assembly: Assembly, config: EngineConfig, ours: Path = OURS) -> MemoryReport:
-        """To be measured when all is loaded and nothing was written."""
+    def measure(cls, assembly: Assembly, config: EngineConfig, proc: Path = PROC_SELF) -> MemoryReport:
+        """Measure after loading and before the first request."""
         plan, device = assembly.memory, assembly.engine.runner.device.type
-        here = plan.weights + plan.drafter if device == "cpu" else 0
-        memory = resident(ours)
-        program = max(0, memory.now - here)  # mapped weights are in memory, too: they were read when they were checked
-        step = step_bytes(assembly, config)
-        sizes = (plan.weights, plan.drafter, plan.cache, plan.pages, step, program)
-        return cls(*sizes, memory.peak, memory.now, memory.files, device)
+        in_process = plan.weights + plan.drafter if device == "cpu" else 0
+        memory = process_memory(proc)
+        return cls(
+            weights=plan.weights,
+            drafter=plan.drafter,
+            cache=plan.cache,
+            pages=plan.pages,
+            activations=activation_bytes(assembly, config),
+            process=max(0, memory.now - in_process),  # mapped weights are resident too: loading has checked them
+            peak=memory.peak,
+            now=memory.now,
+            files=memory.files,
+            device=device,
+        )
 
     @property
     def total(self) -> int:
-        """The most that is taken where the model runs, the process itself included where that is the same memory."""
-        model = self.weights + self.drafter + self.cache + self.step
-        return max(model + self.program, self.peak) if self.device == "cpu" else model
+        """Return the peak on the model's device; on a CPU the process itself is included."""
+        model = self.weights + self.drafter + self.cache + self.activations
+        return max(model + self.process, self.peak) if self.device == "cpu" else model
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
             "drafter": self.drafter,
-            f"cache of {self.pages} pages": self.cache,
-            "a step": self.step,
+            f"KV cache of {self.pages} pages": self.cache,
+            "activations": self.activations,
         }
         if self.device == "cpu":
-            parts["the program"] = self.program
-        told = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
-        now = f"; resident now {_gib(self.now)}, {_gib(self.files)} of it pages of files" if self.now else ""
-        return f"at most {_gib(self.total)}: {told}{now}"
+            parts["process"] = self.process
+        sizes = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+        now = f"; resident now {_gib(self.now)}, {_gib(self.files)} of it file-backed" if self.now else ""
+        return f"at most {_gib(self.total)}: {sizes}{now}"
 
 
-def step_bytes(assembly: Assembly, config: EngineConfig) -> int:
-    """Of a layer for all rows a step may have, of its keys and values laid end to end, and of every text's logits."""
+def activation_bytes(assembly: Assembly, config: EngineConfig) -> int:
+    """Return the memory of the largest step: one layer's activations, its gathered KV, and the logits."""
     model = assembly.engine.runner.model
     shape = model.config
     row = 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 3 * shape.ffn + 4 * shape.width
-    floats = config.max_num_batched_tokens * row + COPIES * config.max_num_seqs * shape.vocab
+    floats = config.max_num_batched_tokens * row + LOGIT_COPIES * config.max_num_seqs * shape.vocab
     return floats * 4 + assembly.memory.cache // shape.layers
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes of memory a process has now, the most it had, and how much of the former are pages of files."""
+    """Resident memory of a process in bytes: now, its peak, and the file-backed part of `now`."""
 
     now: int = 0
     peak: int = 0
     files: int = 0
 
 
-def resident(ours: Path = OURS) -> ProcessMemory:
-    """What the system says of this process; zeros where it does not tell."""
+def process_memory(proc: Path = PROC_SELF) -> ProcessMemory:
+    """Return a process's memory from /proc; zeros where the system has none."""
     try:
-        text = (ours / "status").read_text()
+        text = (proc / "status").read_text()
     except OSError:
         return ProcessMemory()
     sizes = {name: int(size) * 1024 for name, size in re.findall(r"^(VmRSS|VmHWM|RssFile):\s+(\d+) kB", text, re.M)}
-    return ProcessMemory(*(sizes.get(name, 0) for name in ("VmRSS", "VmHWM", "RssFile")))
+    return ProcessMemory(now=sizes.get("VmRSS", 0), peak=sizes.get("VmHWM", 0), files=sizes.get("RssFile", 0))
 
 
 def _gib(size: int) -> str:

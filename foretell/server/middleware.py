@@ -1,4 +1,4 @@
-"""The middleware of a server: what a request passes before it reaches an endpoint, or a replica."""
+"""The ASGI middleware of the server and the gateway: API keys, Host header, request framing and body limits."""
 
 from __future__ import annotations
 
@@ -19,25 +19,38 @@ from foretell.server.errors import ApiError
 from foretell.server.json_body import parsed_bytes
 from foretell.server.routes.playground import is_page
 
-OPEN = ("/health", "/ready", "/metrics", "/metrics/replicas", "/version", "/docs", "/openapi.json")  # need no key
-BODY_PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")  # a POST there has a body
-HERE = "localhost"
-HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # and a port
+PUBLIC_PATHS = (
+    "/health",
+    "/ready",
+    "/metrics",
+    "/metrics/replicas",
+    "/version",
+    "/docs",
+    "/openapi.json",
+)  # need no key
+BODY_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+)  # endpoints that take a body with POST
+LOCALHOST = "localhost"
+HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # with an optional port
 CLOSE = {"Connection": "close"}
 
-Tell = Callable[[ApiError], Response]  # what a caller gets who is turned away; it is counted
+ErrorResponder = Callable[[ApiError], Response]  # returns the response for an error and counts it
 
 
-class Keys:
-    """The keys callers may show, known by their digests alone. Every comparison takes the same time."""
+class ApiKeys:
+    """The valid API keys, stored as digests. Every check takes the same time."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
-    def admit(self, shown: str) -> bool:
-        """Whether a key is one of them; without any, everybody is let in."""
-        mark = _digest(shown)
-        matches = [hmac.compare_digest(mark, known) for known in self._digests]  # all of them, always
+    def accepts(self, key: str) -> bool:
+        """Return whether a key is valid; without configured keys, every key is."""
+        digest = _digest(key)
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all, for constant time
         return any(matches) or not self._digests
 
 
@@ -45,8 +58,8 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def shown_key(scope: Scope) -> str:
-    """Return the key of a request's Authorization header; empty where there is none.
+def bearer_key(scope: Scope) -> str:
+    """Return the bearer token of the Authorization header; empty if there is none.
 
     Clients send keys beyond ASCII in UTF-8, a few in Latin-1, in which every byte string can be decoded.
     """
@@ -64,45 +77,48 @@ def _decode(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def is_open(path: str) -> bool:
-    """Whether an address needs no key: it tells nothing of texts, and the page asks for the key itself."""
-    return path in OPEN or is_page(path)
+def is_public(path: str) -> bool:
+    """Return whether a path needs no API key: it reveals no prompts or outputs, or is the playground page."""
+    return path in PUBLIC_PATHS or is_page(path)
 
 
-class KeyGuard:
-    """Turns away who shows no key that fits."""
+class ApiKeyMiddleware:
+    """Rejects requests without a valid API key."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], tell: Tell) -> None:
-        self.app, self.keys, self.tell = app, Keys(keys), tell
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]) or self.keys.admit(shown_key(scope)):
-            await self.app(scope, receive, send)
-            return
-        words = "a key is needed: send it as Authorization: Bearer KEY"
-        failure = ApiError(401, words, "authentication_error", code="invalid_api_key")
-        await self.tell(failure)(scope, receive, send)
-
-
-class HostGuard:
-    """Turns away who came here by a name that is not ours. A web page can have its own name lead to this machine, and
-    would then be let in as if it came from here; the name it asks for gives it away."""
-
-    def __init__(self, app: ASGIApp, names: Sequence[str], tell: Tell) -> None:
-        self.app, self.names, self.tell = app, frozenset(name.lower() for name in names), tell
+    def __init__(self, app: ASGIApp, keys: Sequence[str], tell: ErrorResponder) -> None:
+        self.app, self.keys, self.respond = app, ApiKeys(keys), tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._knows(asked_host(scope)):
+        if scope["type"] != "http" or is_public(scope["path"]) or self.keys.accepts(bearer_key(scope)):
             await self.app(scope, receive, send)
             return
-        words = "this server answers to localhost alone; start it with --allowed-host NAME, or with an --api-key"
-        await self.tell(ApiError(403, words, "permission_error", code="host_not_allowed"))(scope, receive, send)
+        message = "an API key is required: send it as Authorization: Bearer KEY"
+        error = ApiError(401, message, "authentication_error", code="invalid_api_key")
+        await self.respond(error)(scope, receive, send)
 
-    def _knows(self, host: str | None) -> bool:
+
+class HostMiddleware:
+    """Rejects requests whose Host header is neither loopback nor allowed.
+
+    A web page can make its own host name resolve to this machine (DNS rebinding) and would then pass as a local
+    client; the Host header reveals it.
+    """
+
+    def __init__(self, app: ASGIApp, names: Sequence[str], tell: ErrorResponder) -> None:
+        self.app, self.names, self.respond = app, frozenset(name.lower() for name in names), tell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_allowed(requested_host(scope)):
+            await self.app(scope, receive, send)
+            return
+        message = "this server accepts only the host localhost; start it with --allowed-host NAME or --api-key"
+        await self.respond(ApiError(403, message, "permission_error", code="host_not_allowed"))(scope, receive, send)
+
+    def _is_allowed(self, host: str | None) -> bool:
         return host is None or host in self.names or is_loopback(host)
 
 
-def asked_host(scope: Scope) -> str | None:
+def requested_host(scope: Scope) -> str | None:
     """Return the host of the Host header without its port: None where there is no header, "" for a malformed one."""
     for name, value in scope["headers"]:
         if name == b"host":
@@ -112,115 +128,117 @@ def asked_host(scope: Scope) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
+    """Return whether a host is a loopback address or localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == HERE or host.endswith("." + HERE)
+        return host == LOCALHOST or host.endswith("." + LOCALHOST)
 
 
-class FramingGuard:
-    """Refuses requests with both Content-Length and Transfer-Encoding, and closes the connection.
+class FramingMiddleware:
+    """Rejects requests with both Content-Length and Transfer-Encoding, and closes the connection.
 
-    The HTTP parser goes by one of them. A proxy that goes by the other takes part of the body for the next request
-    (request smuggling).
+    The HTTP parser uses one of them. A proxy that uses the other takes part of the body for the next request (request
+    smuggling).
     """
 
-    def __init__(self, app: ASGIApp, tell: Tell) -> None:
-        self.app, self.tell = app, tell
+    def __init__(self, app: ASGIApp, tell: ErrorResponder) -> None:
+        self.app, self.respond = app, tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         names = {name for name, _ in scope.get("headers", ())}
         if scope["type"] != "http" or not names >= {b"content-length", b"transfer-encoding"}:
             await self.app(scope, receive, send)
             return
-        words = "send Content-Length or Transfer-Encoding, not both"
-        await self.tell(ApiError(400, words, code="ambiguous_length", headers=CLOSE))(scope, receive, send)
+        message = "send Content-Length or Transfer-Encoding, not both"
+        await self.respond(ApiError(400, message, code="ambiguous_length", headers=CLOSE))(scope, receive, send)
 
 
-class BodyGuard:
-    """Refuses bodies that are too large, too slow or too many for memory, and bodies where none belongs."""
+class BodyLimitMiddleware:
+    """Rejects bodies that are too large, too slow or too many for memory, and bodies of endpoints that take none."""
 
-    def __init__(self, app: ASGIApp, most: int, most_held: int, seconds: float, tell: Tell) -> None:
+    def __init__(self, app: ASGIApp, most: int, most_held: int, seconds: float, tell: ErrorResponder) -> None:
         """`most` bytes of one body; `most_held` bytes of all bodies that are held, raw and parsed."""
-        self.app, self.most, self.most_held, self.seconds, self.tell = app, most, most_held, seconds, tell
-        self.held = 0
+        self.app, self.max_bytes, self.max_held_bytes, self.timeout, self.respond = app, most, most_held, seconds, tell
+        self.held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        lease = _Lease(self)
+        reservation = _BodyReservation(self)
         try:
-            body = await self._body(scope, receive, lease)
-        except ApiError as failure:
-            await self.tell(failure)(scope, receive, send)
+            body = await self._body(scope, receive, reservation)
+        except ApiError as error:
+            await self.respond(error)(scope, receive, send)
         else:
             if body is not None:
-                await self.app(scope, _Replay(body, receive), send)
+                await self.app(scope, _ReplayedBody(body, receive), send)
         finally:
-            lease.release()
+            reservation.release()
 
-    async def _body(self, scope: Scope, receive: Receive, lease: _Lease) -> bytes | None:
-        """Return the body, empty where the endpoint takes none; None where the client has disconnected."""
+    async def _body(self, scope: Scope, receive: Receive, reservation: _BodyReservation) -> bytes | None:
+        """Return the body, empty if the endpoint takes none; None if the client has disconnected."""
         takes_body = scope["path"] in BODY_PATHS
         if takes_body and scope["method"] == "POST":
-            body = await self._read(scope, receive, lease)
+            body = await self._read(scope, receive, reservation)
             if body is not None:
-                lease.grow(parsed_bytes(body))
+                reservation.grow(parsed_bytes(body))
             return body
         if not takes_body and scope["method"] in ("GET", "HEAD") and has_body(scope):
-            words = f"{scope['method']} takes no body; send the request without one"
-            raise ApiError(400, words, code="unexpected_body", headers=CLOSE)
-        return b""  # not read: the application answers 404 or 405, and the server discards what arrives
+            message = f"{scope['method']} takes no body; send the request without one"
+            raise ApiError(400, message, code="unexpected_body", headers=CLOSE)
+        return b""  # not read: the application answers 404 or 405, and the server discards the body
 
-    async def _read(self, scope: Scope, receive: Receive, lease: _Lease) -> bytes | None:
-        if content_length(scope) > self.most:
+    async def _read(self, scope: Scope, receive: Receive, reservation: _BodyReservation) -> bytes | None:
+        if content_length(scope) > self.max_bytes:
             raise self._too_large()
         body, more = bytearray(), True
-        deadline = asyncio.get_running_loop().time() + self.seconds
+        deadline = asyncio.get_running_loop().time() + self.timeout
         while more:
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                words = f"the body took more than {self.seconds:g} seconds"
-                raise ApiError(408, words, code="body_timeout") from None
+                reason = f"the body took more than {self.timeout:g} seconds"
+                raise ApiError(408, reason, code="body_timeout") from None
             if message["type"] == "http.disconnect":
                 return None
             more = message.get("more_body", False)
             body += message.get("body", b"")
-            if len(body) > self.most:
+            if len(body) > self.max_bytes:
                 raise self._too_large()
-            lease.grow(len(message.get("body", b"")))
+            reservation.grow(len(message.get("body", b"")))
         return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self.most} bytes; send less", code="body_too_large")
+        return ApiError(
+            413, f"the body has more than {self.max_bytes} bytes; send a smaller one", code="body_too_large"
+        )
 
 
-class _Lease:
-    """The bytes that one request holds of a guard's total."""
+class _BodyReservation:
+    """The bytes that one request holds of the total for request bodies."""
 
-    def __init__(self, guard: BodyGuard) -> None:
-        self._guard, self._size = guard, 0
+    def __init__(self, limiter: BodyLimitMiddleware) -> None:
+        self._limiter, self._size = limiter, 0
 
     def grow(self, size: int) -> None:
-        """Hold more bytes. A request that is the only one may hold more than the total allows."""
+        """Hold more bytes; raise 429 beyond the total, unless this is the only request."""
         self._size += size
-        self._guard.held += size
-        if self._guard.held > self._guard.most_held and self._guard.held > self._size:
-            words = "the request bodies in flight take all memory set aside for them; retry later"
+        self._limiter.held_bytes += size
+        if self._limiter.held_bytes > self._limiter.max_held_bytes and self._limiter.held_bytes > self._size:
+            message = "the memory for request bodies is in use; retry later"
             headers = {"Retry-After": "1"}
-            raise ApiError(429, words, "rate_limit_error", code="bodies_full", headers=headers)
+            raise ApiError(429, message, "rate_limit_error", code="bodies_full", headers=headers)
 
     def release(self) -> None:
-        self._guard.held -= self._size
+        self._limiter.held_bytes -= self._size
         self._size = 0
 
 
 def content_length(scope: Scope) -> int:
-    """Return the announced length of a body; 0 where none is."""
+    """Return the Content-Length of a request; 0 if there is none."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
 
@@ -229,8 +247,8 @@ def has_body(scope: Scope) -> bool:
     return content_length(scope) > 0 or any(name == b"transfer-encoding" for name, _ in scope["headers"])
 
 
-class _Replay:
-    """Gives a body that was read already, then what comes after it."""
+class _ReplayedBody:
+    """An ASGI receive channel that returns a body already read, then the messages after it."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self.body: bytes | None = body
@@ -243,29 +261,31 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-def middleware_of(config: ServerConfig, tell: Tell) -> list[Middleware]:
-    """Return the middleware, innermost first. Keys come before bodies: a caller without a key takes no memory."""
-    found = [
+def build_middleware(config: ServerConfig, tell: ErrorResponder) -> list[Middleware]:
+    """Return the middleware, innermost first. Keys are checked before bodies: clients without a key take no memory."""
+    layers = [
         Middleware(
-            BodyGuard,
+            BodyLimitMiddleware,
             most=config.max_body_bytes,
             most_held=config.max_held_bytes,
             seconds=config.body_timeout,
             tell=tell,
         ),
-        Middleware(KeyGuard, keys=config.api_key, tell=tell),
+        Middleware(ApiKeyMiddleware, keys=config.api_key, tell=tell),
     ]
     if not config.api_key and is_loopback(config.host):
-        found.append(Middleware(HostGuard, names=config.allowed_host, tell=tell))
+        layers.append(Middleware(HostMiddleware, names=config.allowed_host, tell=tell))
     if config.cors_origin:
         origins = list(config.cors_origin)
-        found.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
-    found.append(Middleware(FramingGuard, tell=tell))  # before all that answers without closing the connection
-    return found
+        layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+    layers.append(
+        Middleware(FramingMiddleware, tell=tell)
+    )  # outermost: the others respond without closing the connection
+    return layers
 
 
-def wrapped(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
-    """Return the application inside its middleware."""
+def wrap(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
+    """Wrap the application in its middleware."""
     for layer in layers:
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app

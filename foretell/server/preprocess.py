@@ -1,46 +1,53 @@
-"""From what a caller sent to what the engine writes, or a refusal in words. Nothing here waits; it runs in a worker."""
+"""Turns an HTTP request into engine requests: chat template, tokenization, sampling parameters, grammar.
+
+Everything here is CPU work without awaits; the service runs it in a worker thread. Invalid fields raise RequestError.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from foretell.config import MAX_DRAFT
 from foretell.errors import RequestError
-from foretell.server.openai.chat_requests import ChatBody, Tool
-from foretell.server.openai.requests import CompletionBody, Generation
-from foretell.server.parsers.reasoning import CLOSES, ReasoningParser, marks_thoughts, starts_thinking
-from foretell.server.parsers.tools import READERS, family_of
-from foretell.server.parsers.tools.forced import forced_call, strict_calls, written_calls
+from foretell.sampling_params import DECIDING, SamplingParams
+from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
+from foretell.server.choice_state import ChoiceState, ParsedOutput
+from foretell.server.config import MAX_STOP_CHARS, ServerConfig
+from foretell.server.openai.chat_requests import ChatCompletionRequest, Tool
+from foretell.server.openai.requests import CompletionRequest, GenerationRequest, Prediction, Speculative
+from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_reasoning, has_reasoning_tags
+from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
+from foretell.server.parsers.tools.grammar import calls_grammar, forced_call_grammar, strict_call_grammar
+from foretell.server.structured import after_reasoning, grammar_spec, or_tool_calls
 from foretell.structured_output import GrammarSpec
-
-from .chat_messages import forced_functions, render, tools_of
-from .choice_state import ChoiceState, ParsedOutput
-from .config import ServerConfig
-from .sampling import sampling_params, speculation_choice
-from .structured import behind_thoughts, grammar_of, or_calls
+from foretell.types import SpeculationChoice
 
 if TYPE_CHECKING:
     from foretell.build.engine_builder import Assembly
-    from foretell.sampling_params import SamplingParams
     from foretell.types import Request
 
-COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes when not told otherwise
-USUAL_TOKEN = 8  # characters; in ordinary text tokens have about 4
-ENCODED_AT_ONCE = 64 * 1024  # characters
+T = TypeVar("T")
+
+SHARED_PARAMS = (*DECIDING, "n", "skip_special_tokens")  # request fields with the same name in `SamplingParams`
+OPENAI_DEFAULTS = {"temperature": 1.0}  # used if neither the request nor the model's generation config sets it
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
+LONG_TOKEN_CHARS = 8  # characters per token above which a text is unusual; ordinary text has about 4
+COUNT_CHUNK_CHARS = 64 * 1024  # characters encoded at a time when the tokens of a long prompt are counted
 
 
 @dataclass(frozen=True)
 class ClientContext:
-    """Who asks: the name of the request, whose caches it may share, and the seed it gets if it brings none."""
+    """The identity of a request: its id, the tenant whose prefix cache it may share, and the server's seed for it."""
 
-    name: str
+    request_id: str
     tenant: str
-    seed: int | None = None
+    seed: int | None = None  # used for prompts if the request has no seed of its own
 
-    def seed_of(self, prompt: int) -> int | None:
+    def prompt_seed(self, prompt: int) -> int | None:
         """Return the seed of a prompt by its index; the first keeps the request's."""
         if self.seed is None or prompt == 0:
             return self.seed
@@ -49,185 +56,204 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """The texts of one HTTP request, settled."""
+    """The engine requests of one HTTP request, one for each choice, and how to parse their output."""
 
     requests: list[Request]
     grammar: GrammarSpec | None = None
-    prompts: list[str] = field(default_factory=list)  # as texts, where they are to be echoed
-    silent: bool = False  # whether the one token that was written is not to be told
-    thoughts: bool | None = None  # None: thoughts are not told apart; else whether the prompt ends inside one
-    family: str | None = None  # whose way of calling tools is looked for
-    names: frozenset[str] = frozenset()  # of the tools
-    one_call: bool = False
+    prompts: list[str] = field(default_factory=list)  # prompt texts to echo; empty without echo
+    prompt_only: bool = False  # max_tokens=0 with echo: the one generated token is not returned
+    starts_in_reasoning: bool | None = None  # whether the prompt ends inside <think>; None: reasoning is not parsed
+    tool_parser: str | None = None  # name of the parser in TOOL_PARSERS; None: tool calls are not parsed
+    tool_names: frozenset[str] = frozenset()
+    single_tool_call: bool = False
 
-    def answers(self) -> list[ChoiceState]:
-        """One for each text, in the order of OpenAI's indices."""
-        return [ChoiceState(request, i, self._reading(), self.one_call) for i, request in enumerate(self.requests)]
+    def choices(self) -> list[ChoiceState]:
+        """Return the state of each choice, in the order of OpenAI's indices."""
+        return [
+            ChoiceState(request, index, self._parsed_output(), self.single_tool_call)
+            for index, request in enumerate(self.requests)
+        ]
 
-    def _reading(self) -> ParsedOutput:
-        thoughts = None if self.thoughts is None else ReasoningParser(self.thoughts)
-        return ParsedOutput(thoughts, None if self.family is None else READERS[self.family](self.names))
+    def _parsed_output(self) -> ParsedOutput:
+        reasoning = None if self.starts_in_reasoning is None else ReasoningParser(self.starts_in_reasoning)
+        tools = None if self.tool_parser is None else TOOL_PARSERS[self.tool_parser](self.tool_names)
+        return ParsedOutput(reasoning, tools)
 
 
 class RequestPreprocessor:
-    """Settles requests for one engine."""
+    """Preprocesses the requests for one engine."""
 
     def __init__(self, assembly: Assembly, config: ServerConfig) -> None:
         self.assembly, self.config = assembly, config
         self.tokenizer = assembly.tokenizer
         self.tokenizer.check_templates()
-        self.family = family_of(self.tokenizer.tool_template, config.tool_call_parser)
-        self.thinks = config.reasoning_parser == "think" or (
-            config.reasoning_parser == "auto" and marks_thoughts(self.tokenizer.chat_template)
+        self.tool_parser = detect_tool_parser(self.tokenizer.tool_template, config.tool_call_parser)
+        self.parses_reasoning = config.reasoning_parser == "think" or (
+            config.reasoning_parser == "auto" and has_reasoning_tags(self.tokenizer.chat_template)
         )
 
     @property
-    def context(self) -> int:
+    def max_model_len(self) -> int:
         return self.assembly.requests.limits.context
 
-    def chat(self, body: ChatBody, caller: ClientContext) -> GenerationJob:
-        """A conversation to be answered."""
-        tools = tools_of(body, self.family)
-        text = render(self.tokenizer, body, tools or None)
+    def preprocess_chat(self, body: ChatCompletionRequest, client: ClientContext) -> GenerationJob:
+        """Apply the chat template, tokenize, and build the engine requests of a chat completion."""
+        tools = select_tools(body, self.tool_parser)
+        text = apply_chat_template(self.tokenizer, body, tools or None)
         self.check_length("messages", text)
         prompt = self.tokenizer.encode(text, add_special=False)
-        thinking = self.thinks and starts_thinking(text)
-        grammar = self._grammar(body, tools, thinking)
+        in_reasoning = self.parses_reasoning and ends_in_reasoning(text)
+        grammar = self._chat_grammar(body, tools, in_reasoning)
         params: dict[str, Any] = {
-            "max_tokens": self._chat_limit(body, prompt),
+            "max_tokens": self._chat_max_tokens(body, prompt),
             "logprobs": _chat_logprobs(body),
-            "thinking_budget": _either("thinking_budget", body.thinking_budget, body.thinking_token_budget),
+            "thinking_budget": _given_once("thinking_budget", body.thinking_budget, body.thinking_token_budget),
         }
-        if tools and self.family == "mistral":
-            params["skip_special_tokens"] = False  # its mark of a call is one
+        if tools and self.tool_parser == "mistral":
+            params["skip_special_tokens"] = False  # [TOOL_CALLS] is a special token
         return GenerationJob(
-            self._requests(body, caller, [prompt], grammar, **params),
-            grammar,
-            thoughts=thinking if self.thinks else None,
-            family=self.family if tools else None,
-            names=frozenset(tool.function.name for tool in tools),
-            one_call=body.parallel_tool_calls is False,
+            requests=self._build_requests(body, client, [prompt], grammar, **params),
+            grammar=grammar,
+            starts_in_reasoning=in_reasoning if self.parses_reasoning else None,
+            tool_parser=self.tool_parser if tools else None,
+            tool_names=frozenset(tool.function.name for tool in tools),
+            single_tool_call=body.parallel_tool_calls is False,
         )
 
-    def _grammar(self, body: ChatBody, tools: Sequence[Tool], thinking: bool) -> GrammarSpec | None:
-        """What the answer must look like. Where the model may call, a call is always one way to answer."""
-        grammar, forced = grammar_of(body), forced_functions(body, tools)
+    def _chat_grammar(
+        self, body: ChatCompletionRequest, tools: Sequence[Tool], in_reasoning: bool
+    ) -> GrammarSpec | None:
+        """Return the grammar of the output. With tools, a tool call is always allowed besides the requested format."""
+        grammar, forced = grammar_spec(body), forced_functions(body, tools)
         if not tools:
-            return behind_thoughts(grammar) if grammar is not None and thinking else grammar
-        assert self.family is not None, "tools were let in"
-        functions, several = [tool.function for tool in tools], body.parallel_tool_calls is not False
+            return after_reasoning(grammar) if grammar is not None and in_reasoning else grammar
+        assert self.tool_parser is not None, "select_tools refuses tools without a parser"
+        functions, parallel = [tool.function for tool in tools], body.parallel_tool_calls is not False
         if not forced and grammar is not None:
-            return or_calls(grammar, written_calls(self.family, functions, several), thinking)
+            return or_tool_calls(grammar, calls_grammar(self.tool_parser, functions, parallel), in_reasoning)
         if not forced:
             strict = any(function.strict for function in functions)
-            return strict_calls(self.family, functions) if strict else None
+            return strict_call_grammar(self.tool_parser, functions) if strict else None
         if grammar is not None:
-            raise RequestError("tool_choice", "asks for a call, and another field for an answer of another form")
-        if thinking:
-            raise RequestError("tool_choice", "asks for a call where the template lets the model think first; use auto")
-        return forced_call(self.family, forced, several)
+            raise RequestError("tool_choice", "requires a tool call, but another field requires a different format")
+        if in_reasoning:
+            raise RequestError(
+                "tool_choice", "cannot require a tool call where the chat template starts with reasoning; use auto"
+            )
+        return forced_call_grammar(self.tool_parser, forced, parallel)
 
-    def _chat_limit(self, body: ChatBody, prompt: list[int]) -> int | None:
-        """As long as the context lasts, where nothing else is said."""
+    def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
+        """Return the requested limit; without one, the rest of the context."""
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        return limit if limit is not None else max(1, self.context - len(prompt))
+        return limit if limit is not None else max(1, self.max_model_len - len(prompt))
 
-    def completion(self, body: CompletionBody, caller: ClientContext) -> GenerationJob:
-        """Prompts to be continued."""
-        prompts = self._prompts(body)
-        limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    def preprocess_completion(self, body: CompletionRequest, client: ClientContext) -> GenerationJob:
+        """Tokenize the prompts and build the engine requests of a text completion."""
+        prompts = self._encode_prompts(body)
+        limit = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if limit == 0 and not body.echo:
-            raise RequestError("max_tokens", "0 writes nothing; it goes with echo, to score a prompt")
-        grammar = grammar_of(body)
+            raise RequestError("max_tokens", "0 generates nothing; use it with echo, to score a prompt")
+        grammar = grammar_spec(body)
         params = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
         if body.echo:
             params["prompt_logprobs"] = body.logprobs
         return GenerationJob(
-            self._requests(body, caller, prompts, grammar, **params),
-            grammar,
-            prompts=self._echoes(body, prompts) if body.echo else [],
-            silent=limit == 0,
+            requests=self._build_requests(body, client, prompts, grammar, **params),
+            grammar=grammar,
+            prompts=self._prompt_texts(body, prompts) if body.echo else [],
+            prompt_only=limit == 0,
         )
 
-    def _prompts(self, body: CompletionBody) -> list[list[int]]:
-        """The tokens of each."""
-        many = _many(body)
-        if not 1 <= len(many) <= self.config.max_prompts:
-            raise RequestError("prompt", f"must be 1 to {self.config.max_prompts} prompts, not {len(many)}")
-        for each in many:
-            self.check_length("prompt", each)
-        return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in many]
+    def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
+        prompts = _prompt_list(body)
+        if not 1 <= len(prompts) <= self.config.max_prompts:
+            raise RequestError("prompt", f"must be 1 to {self.config.max_prompts} prompts, not {len(prompts)}")
+        for prompt in prompts:
+            self.check_length("prompt", prompt)
+        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def check_length(self, field: str, prompt: str | list[int]) -> None:
-        """Refuse a prompt that cannot fit, before all of it is encoded."""
-        most = self.context * (self.tokenizer.longest_token if isinstance(prompt, str) else 1)
-        if len(prompt) > most or (isinstance(prompt, str) and self._has_too_many_tokens(prompt)):
-            kind = "characters" if isinstance(prompt, str) else "tokens"
+        """Reject a prompt that cannot fit into the context, before all of it is encoded."""
+        limit = self.max_model_len * (self.tokenizer.longest_token if isinstance(prompt, str) else 1)
+        if len(prompt) > limit or (isinstance(prompt, str) and self._has_too_many_tokens(prompt)):
+            unit = "characters" if isinstance(prompt, str) else "tokens"
             raise RequestError(
-                field, f"has {len(prompt)} {kind}; this model takes at most {self.context} tokens; shorten it"
+                field, f"has {len(prompt)} {unit}; this model takes at most {self.max_model_len} tokens; shorten it"
             )
 
     def _has_too_many_tokens(self, text: str) -> bool:
-        """Count the tokens of a text that fits only if its tokens are unusually long, part by part.
+        """Count the tokens of a text that fits only if its tokens are unusually long, chunk by chunk.
 
-        Encoding all of it at once takes about 400 bytes per token. Splitting changes the tokens at the borders of the
-        parts, so the text is refused only at twice the context.
+        Encoding all of it at once takes about 400 bytes per token. Splitting changes the tokens at the chunk borders,
+        so the text is rejected only at twice the context.
         """
-        if len(text) <= USUAL_TOKEN * self.context:
+        if len(text) <= LONG_TOKEN_CHARS * self.max_model_len:
             return False
         count = 0
-        for start in range(0, len(text), ENCODED_AT_ONCE):
-            count += len(self.tokenizer.encode(text[start : start + ENCODED_AT_ONCE], add_special=False))
-            if count > 2 * self.context:
+        for start in range(0, len(text), COUNT_CHUNK_CHARS):
+            count += len(self.tokenizer.encode(text[start : start + COUNT_CHUNK_CHARS], add_special=False))
+            if count > 2 * self.max_model_len:
                 return True
         return False
 
-    def _echoes(self, body: CompletionBody, prompts: list[list[int]]) -> list[str]:
-        """The prompts as they were sent; token ids with their marks, as a text would have them."""
+    def _prompt_texts(self, body: CompletionRequest, prompts: list[list[int]]) -> list[str]:
+        """Return the prompts as they were sent; token ids are decoded with their special tokens."""
         return [
-            each if isinstance(each, str) else self.tokenizer.decode(tokens, skip_special=False)
-            for each, tokens in zip(_many(body), prompts, strict=True)
+            prompt if isinstance(prompt, str) else self.tokenizer.decode(tokens, skip_special=False)
+            for prompt, tokens in zip(_prompt_list(body), prompts, strict=True)
         ]
 
-    def _requests(
+    def _build_requests(
         self,
-        body: Generation,
-        caller: ClientContext,
+        body: GenerationRequest,
+        client: ClientContext,
         prompts: list[list[int]],
         grammar: GrammarSpec | None,
-        **settled: Any,
+        **overrides: Any,
     ) -> list[Request]:
-        params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **settled)
-        choice = speculation_choice(body)
+        """Build the n requests of each prompt. `overrides` are sampling parameters derived from the request."""
+        params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **overrides)
+        speculation = speculation_choice(body)
         make = self.assembly.requests.make
-        made = [
-            make(f"{caller.name}-{i}", prompt, self._seeded(params, body, caller, i), choice, caller.tenant)
+        groups = [
+            make(
+                f"{client.request_id}-{i}",
+                prompt,
+                _with_prompt_seed(params, body, client, i),
+                speculation,
+                client.tenant,
+            )
             for i, prompt in enumerate(prompts)
         ]
-        for group in made:
+        for group in groups:
             self.assembly.engine.check(group[0])
-        return [request for group in made for request in group]
+        return [request for group in groups for request in group]
 
-    def _seeded(self, params: SamplingParams, body: Generation, caller: ClientContext, prompt: int) -> SamplingParams:
-        """Give a prompt a seed of its own where the seed is the server's; `make` derives those of its n choices."""
-        return params if body.seed is not None or caller.seed is None else replace(params, seed=caller.seed_of(prompt))
-
-    def reasoning_tokens(self, answers: Sequence[ChoiceState]) -> int:
-        """Tokens of thoughts: up to the mark that closes them."""
-        return sum(answer.thought_tokens(self._closes) for answer in answers if answer.reasoning)
+    def count_reasoning_tokens(self, choices: Sequence[ChoiceState]) -> int:
+        """Return the number of reasoning tokens, each up to and including </think>."""
+        return sum(choice.reasoning_tokens(self._end_tag) for choice in choices if choice.reasoning)
 
     @cached_property
-    def _closes(self) -> list[int]:
-        return self.tokenizer.encode(CLOSES, add_special=False)
+    def _end_tag(self) -> list[int]:
+        return self.tokenizer.encode(END_TAG, add_special=False)
 
 
-def _many(body: CompletionBody) -> list[Any]:
-    """OpenAI's four shapes as a list: a text, texts, token ids, lists of them."""
+def _with_prompt_seed(
+    params: SamplingParams, body: GenerationRequest, client: ClientContext, prompt: int
+) -> SamplingParams:
+    """Set a seed per prompt if the seed is the server's; the request builder derives those of the n choices."""
+    if body.seed is not None or client.seed is None:
+        return params
+    return replace(params, seed=client.prompt_seed(prompt))
+
+
+def _prompt_list(body: CompletionRequest) -> list[Any]:
+    """Return OpenAI's four shapes of `prompt` (text, texts, token ids, lists of token ids) as a list of prompts."""
     prompt: Any = body.prompt
     return [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
 
 
-def _chat_logprobs(body: ChatBody) -> int | None:
+def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
     if not body.logprobs:
         if body.top_logprobs:
             raise RequestError("top_logprobs", "needs logprobs to be true")
@@ -235,7 +261,80 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     return body.top_logprobs or 0
 
 
-def _either(name: str, first: int | None, second: int | None) -> int | None:
-    if first is not None and second is not None and first != second:
-        raise RequestError(name, "is given twice and differs; give it once")
-    return second if first is None else first
+def sampling_params(
+    body: GenerationRequest,
+    defaults: Mapping[str, Any],
+    config: ServerConfig,
+    grammar: GrammarSpec | None,
+    **overrides: Any,
+) -> SamplingParams:
+    """Build the sampling parameters from OpenAI's defaults, the model's `defaults`, the request and `overrides`."""
+    given = {name: value for name in SHARED_PARAMS if (value := getattr(body, name)) is not None}
+    params = SamplingParams(**(OPENAI_DEFAULTS | dict(defaults) | given | overrides), structured_outputs=grammar)
+    if params.n > config.max_n:
+        raise RequestError("n", f"must be at most {config.max_n} here, not {params.n}")
+    if len(params.stop) > config.max_stop or any(len(stop) > MAX_STOP_CHARS for stop in params.stop):
+        raise RequestError("stop", f"takes at most {config.max_stop} strings of {MAX_STOP_CHARS} characters")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > config.max_logprobs:
+            raise RequestError("logprobs", f"must be at most {config.max_logprobs} here, not {getattr(params, name)}")
+    if grammar is not None:
+        config.check_grammar(grammar)
+    return params
+
+
+def speculation_choice(body: GenerationRequest) -> SpeculationChoice:
+    """Build the request's speculation settings, llama.cpp's dotted names included."""
+    given = body.speculative
+    options = given if isinstance(given, Speculative) else Speculative(enabled=given is not False)
+    _check_thresholds(options.n_min, options.p_min)
+    _check_thresholds(body.speculative_n_min, body.speculative_p_min)
+    max_draft = _given_once("speculative.max_draft", options.max_draft, options.n_max, body.speculative_n_max)
+    if max_draft is not None and not 0 <= max_draft <= MAX_DRAFT:
+        raise RequestError("speculative.max_draft", f"must be between 0 and {MAX_DRAFT}, not {max_draft}")
+    return SpeculationChoice(
+        enabled=options.enabled,
+        drafter=_given_once("speculative.drafter", options.drafter, options.method),
+        max_draft=max_draft,
+        deadline=options.deadline,
+        min_tokens_per_second=options.min_tokens_per_second,
+        rule=options.rule,
+        acceptance_threshold=_acceptance_thresholds(options),
+        workload=options.workload,
+        prediction=None if body.prediction is None else _prediction_text(body.prediction),
+        details=bool(body.return_token_details),
+    )
+
+
+def _check_thresholds(n_min: int | None, p_min: float | None) -> None:
+    """Check llama.cpp's draft thresholds. They have no effect: the controller measures which drafts are worth it."""
+    if n_min is not None and not 0 <= n_min <= MAX_DRAFT:
+        raise RequestError("speculative.n_min", f"must be between 0 and {MAX_DRAFT}, not {n_min}")
+    if p_min is not None and not 0 <= p_min <= 1:
+        raise RequestError("speculative.p_min", f"must be between 0 and 1, not {p_min}")
+
+
+def _given_once(name: str, *values: T | None) -> T | None:
+    """Return the value of a field with several names; reject two values that differ."""
+    given = [value for value in values if value is not None]
+    if any(value != given[0] for value in given):
+        raise RequestError(name, "is given twice with different values; give it once")
+    return given[0] if given else None
+
+
+def _acceptance_thresholds(options: Speculative) -> tuple[float, float] | None:
+    upper, lower = options.acceptance_threshold, options.acceptance_threshold_lower
+    if upper is None and lower is None:
+        return None
+    if upper is None or lower is None:
+        raise RequestError("speculative.acceptance_threshold", "and acceptance_threshold_lower go together; give both")
+    return upper, lower
+
+
+def _prediction_text(prediction: Prediction) -> str:
+    if isinstance(prediction.content, str):
+        return prediction.content
+    parts = [part.get("text") for part in prediction.content]
+    if not all(isinstance(part, str) for part in parts):
+        raise RequestError("prediction.content", "must be a string, or parts of type text")
+    return "".join(str(part) for part in parts)

@@ -1,4 +1,4 @@
-"""Requests and answers in a file, for those who ask for it: later training reads them."""
+"""The request log of --log-requests: requests and responses as JSON lines, which training can read."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import RequestError
-from foretell.server.openai.chat_requests import ChatBody
-from foretell.server.openai.requests import Generation
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai.requests import GenerationRequest
 
 from .choice_state import ChoiceState
 
 LOG = logging.getLogger("foretell")
-PRIVATE = 0o600  # other users of the machine have no business with prompts
+PRIVATE = 0o600  # file mode: prompts are readable by the owner only
 
 
 class RequestLog:
-    """Appends one JSON object a line, beside the event loop; without a file it does nothing."""
+    """Appends one JSON object per line, in a thread; does nothing without a file."""
 
     def __init__(self, path: str | None) -> None:
         self._file = None if path is None else _open(Path(path))
         self._worker = ThreadPoolExecutor(1, "foretell-log")
-        self._lost = 0  # records in a row that could not be written
+        self._lost = 0  # consecutive records that could not be written
 
-    def write(self, name: str, model: str, body: Generation, answers: list[ChoiceState]) -> None:
-        """Note a request that was answered."""
+    def write(self, request_id: str, model: str, body: GenerationRequest, choices: list[ChoiceState]) -> None:
+        """Log a finished request."""
         if self._file is not None:
-            self._worker.submit(self._append, _record(name, model, body, answers))
+            self._worker.submit(self._append, _record(request_id, model, body, choices))
 
     def _append(self, record: dict[str, Any]) -> None:
-        assert self._file is not None, "there is a file to write to"
+        assert self._file is not None, "only called with a file"
         try:
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._file.flush()
-        except Exception as error:  # a full disk, say; whoever trains on the file must know that it has gaps
+        except Exception as error:  # for example a full disk; the log must show that the file has gaps
             self._lost += 1
             if self._lost == 1:
-                LOG.error("--log-requests: a request is not kept: %s: %s", type(error).__name__, error)
+                LOG.error("--log-requests: a request was not written: %s: %s", type(error).__name__, error)
         else:
             if self._lost:
-                LOG.warning("--log-requests: works again; %d requests were not kept", self._lost)
+                LOG.warning("--log-requests: writing again; %d requests were not written", self._lost)
             self._lost = 0
 
     def close(self) -> None:
         self._worker.shutdown()
         if self._file is not None:
-            with suppress(OSError):  # what could not be written was told
+            with suppress(OSError):  # failed writes were logged
                 self._file.close()
 
 
@@ -62,26 +62,26 @@ def _open(path: Path) -> Any:
         raise RequestError("log_requests", f"{path} cannot be written: {error.strerror}") from None
 
 
-def _record(name: str, model: str, body: Generation, answers: list[ChoiceState]) -> dict[str, Any]:
-    """The request as it was sent and its answers, in the shape of training data."""
+def _record(request_id: str, model: str, body: GenerationRequest, choices: list[ChoiceState]) -> dict[str, Any]:
+    """Return the request as it was sent and its choices, in the format of training data."""
     request = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     return {
-        "id": name,
+        "id": request_id,
         "time": time.time(),
         "model": model,
-        "kind": "chat" if isinstance(body, ChatBody) else "completion",
+        "kind": "chat" if isinstance(body, ChatCompletionRequest) else "completion",
         "request": request,
-        "answers": [_answer(answer) for answer in answers],
+        "answers": [_choice_record(choice) for choice in choices],
     }
 
 
-def _answer(answer: ChoiceState) -> dict[str, Any]:
+def _choice_record(choice: ChoiceState) -> dict[str, Any]:
     return {
-        "text": answer.text,
-        "content": answer.content,
-        "reasoning_content": answer.reasoning,
-        "tool_calls": [call.as_json() for call in answer.calls],
-        "finish_reason": answer.finish_reason,
-        "token_ids": answer.tokens,
-        "seed": answer.request.seed,
+        "text": choice.text,
+        "content": choice.content,
+        "reasoning_content": choice.reasoning,
+        "tool_calls": [call.as_json() for call in choice.tool_calls],
+        "finish_reason": choice.openai_finish_reason,
+        "token_ids": choice.tokens,
+        "seed": choice.request.seed,
     }

@@ -1,42 +1,75 @@
-"""Starting and stopping: the model is loaded, the port opened, signals heeded."""
+"""Starts and stops the server: logging, model loading, the listening socket, and draining on signals."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import signal
 import socket
+import sys
+import time
 from types import FrameType
 
 import uvicorn
 
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
+from foretell.server.app import create_app
+from foretell.server.config import ServerConfig
+from foretell.server.http_protocol import timeout_protocol
+from foretell.server.service import Service
 from foretell.utils.system import gc_paused, trim_memory
 
-from .app import create_app
-from .config import ServerConfig
-from .http_protocol import impatient
-from .logs import set_up_logs
-from .service import Service
+LEVEL = logging.INFO
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object per line, with the fields of `extra={"values": {...}}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "values", {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def set_up_logs(log_format: str) -> None:
+    """Send the log lines of the package and of uvicorn to stderr. Prompts, outputs and keys are never logged."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    )
+    for name, level in (("foretell", LEVEL), ("uvicorn", LEVEL), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if name != "uvicorn.error" else []
+        logger.propagate = name == "uvicorn.error"
+        logger.setLevel(level)
+
 
 LOG = logging.getLogger("foretell")
 
 
-def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig, foreign: list[str]) -> int:
-    """Serve until a signal says to stop; the exit code says whether every text was finished."""
+def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig, ignored_flags: list[str]) -> int:
+    """Serve until a signal stops it; return 0 if every request was finished, else 1."""
     set_up_logs(config.log_format)
-    if foreign:
-        LOG.info("flags of other engines that mean nothing here, or not just that: %s", ", ".join(foreign))
-    with bind(config.host, config.port) as port:  # before the model is loaded: a port that is taken shows at once
+    if ignored_flags:
+        LOG.info("ignored flags of other engines: %s", ", ".join(ignored_flags))
+    with bind(config.host, config.port) as sock:  # before the model is loaded: a port in use fails at once
         with gc_paused():
             service = load(config, engine, speculation)
             app = create_app(service)
         settings = uvicorn.Config(
             app,
-            http=impatient(config.body_timeout, config.request_timeout + 2 * config.body_timeout),
-            loop="asyncio",  # whether or not uvloop is installed
+            http=timeout_protocol(config.body_timeout, config.request_timeout + 2 * config.body_timeout),
+            loop="asyncio",  # even if uvloop is installed
             log_config=None,
             access_log=config.access_log,
             timeout_keep_alive=config.keep_alive,
@@ -44,12 +77,12 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
             server_header=False,
         )
         server = Server(settings, service)
-        server.run(sockets=[port])
-    return 1 if server.hurried else 0
+        server.run(sockets=[sock])
+    return 1 if server.has_cut_off else 0
 
 
 def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig) -> Service:
-    """The model, ready to be asked."""
+    """Load the model and return its service."""
     from foretell.build.engine_builder import build_engine
     from foretell.build.model_source import print_progress
 
@@ -60,86 +93,87 @@ def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCon
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at the address, not open yet."""
+    """Return a socket bound to the address, not listening yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror:
-        words = f"there is no address {host!r}; 127.0.0.1 is this machine, 0.0.0.0 lets others in"
-        raise RequestError("host", words) from None
-    found = socket.socket(family, kind, protocol)
+        reason = f"cannot resolve {host!r}; use 127.0.0.1 for this machine only, or 0.0.0.0 for all interfaces"
+        raise RequestError("host", reason) from None
+    sock = socket.socket(family, kind, protocol)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
     except OSError as error:
-        found.close()
-        raise RequestError("port", f"{host}:{port} cannot be opened: {error.strerror}; choose another --port") from None
-    return found
+        sock.close()
+        raise RequestError("port", f"{host}:{port} cannot be bound: {error.strerror}; choose another --port") from None
+    return sock
 
 
 class Server(uvicorn.Server):
-    """The first signal to stop lets texts finish; the second does not."""
+    """A uvicorn server that drains on the first SIGINT or SIGTERM and stops at once on the second."""
 
     def __init__(self, settings: uvicorn.Config, service: Service) -> None:
         super().__init__(settings)
         self.service = service
-        self.hurried = False  # whether texts were cut off
-        self._asked = False
-        self._leaving: asyncio.Task[None] | None = None  # kept, or it might be collected on its way
+        self.has_cut_off = False  # whether responses were cut off
+        self._draining = False
+        self._drain_task: asyncio.Task[None] | None = None  # a reference, or it might be garbage-collected
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         if self.started and sockets:
-            print(greeting(self.service, sockets[0]), flush=True)
+            print(startup_line(self.service, sockets[0]), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.started:
             self.should_exit = True
-        elif not self._asked:
-            self._asked = True
-            self._loop.call_soon_threadsafe(self._leave, sig)
+        elif not self._draining:
+            self._draining = True
+            self._loop.call_soon_threadsafe(self._start_drain, sig)
         else:
-            self.hurried = self.should_exit = self.force_exit = True
+            self.has_cut_off = self.should_exit = self.force_exit = True
 
-    def _leave(self, sig: int) -> None:
-        LOG.info("%s: %d texts are finished first", signal.Signals(sig).name, self.service.engine.num_sequences)
-        self._leaving = asyncio.ensure_future(self._drain())
+    def _start_drain(self, sig: int) -> None:
+        LOG.info("%s: draining %d sequences", signal.Signals(sig).name, self.service.engine.num_sequences)
+        self._drain_task = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        """Texts are finished first, and read to their ends; who does not read has what is left of the same time."""
+        """Wait for sequences to finish and clients to read them, together up to the drain timeout."""
         deadline = self._loop.time() + self.service.config.drain_timeout
         if not await self.service.engine.drain(self.service.config.drain_timeout):
-            LOG.warning("%d texts were not finished in time", self.service.engine.num_sequences)
-            self.hurried = True
+            LOG.warning("%d sequences were not finished in time and are aborted", self.service.engine.num_sequences)
+            self.has_cut_off = True
             await self.service.engine.stop()
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - self._loop.time()))
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers that are not read in time are cut off."""
+        """Stop, and cut off responses that clients have not read in time."""
         await super().shutdown(sockets)
         left = len(self.server_state.connections)
         if left and not self.force_exit:
-            LOG.warning("%d answers were not read in time", left)
-            self.hurried = True
+            LOG.warning("%d responses were not read in time and are cut off", left)
+            self.has_cut_off = True
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
 
 
-def greeting(service: Service, port: socket.socket) -> str:
-    """The line a server starts with: where, what drafts for what, and what memory it takes."""
-    host, number = port.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+def startup_line(service: Service, sock: socket.socket) -> str:
+    """Return the line printed at the start: URL, model, drafters and memory."""
+    host, port = sock.getsockname()[:2]
+    shown_host = f"[{host}]" if ":" in host else host
     return (
-        f"foretell: http://{shown}:{number} serves {service.names[0]}; {_drafting(service)}; "
-        f"memory: {service.footprint}"
+        f"foretell: http://{shown_host}:{port} serves {service.model_names[0]}; {_drafting(service)}; "
+        f"memory: {service.memory}"
     )
 
 
 def _drafting(service: Service) -> str:
     drafter, speculation = service.assembly.engine.drafter, service.speculation
     if not drafter.drafters:
-        return f"nothing drafts for it (--drafter {speculation.drafter})"
+        return f"no speculative decoding (--drafter {speculation.drafter})"
     length = speculation.num_speculative_tokens
-    reach = f"up to {speculation.budget}" if length is None else str(length)
-    return f"{' and '.join(drafter.default_drafters)} draft {reach} tokens a step for it, rule {speculation.rule}"
+    count = f"up to {speculation.budget}" if length is None else str(length)
+    names = ", ".join(drafter.default_drafters)
+    return f"drafters {names} with {count} draft tokens per step, rule {speculation.rule}"

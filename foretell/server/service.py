@@ -1,4 +1,4 @@
-"""Everything behind the endpoints: the engine, the desk where requests are settled, and the books."""
+"""One served model: the engine, request preprocessing, metrics, and the way of a request into the engine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from foretell.errors import RequestError, UnknownModelError
 from foretell.server.openai.response_builder import ResponseContext
 from foretell.version import VERSION
 
+from .background_tasks import DraftReloader
 from .config import ServerConfig
-from .draft_reload import DraftReloader
 from .memory_report import MemoryReport
 from .metrics import Metrics
 from .preprocess import ClientContext, GenerationJob, RequestPreprocessor
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("foretell")
 T = TypeVar("T")
-WORKERS = 2  # for what would keep the event loop: templates, tokenizers
-COMPILERS = 2  # for grammars, which may take long
+PREPROCESS_THREADS = 2  # chat templates and tokenization, which would block the event loop
+GRAMMAR_THREADS = 2  # grammar compilation, which can take seconds
 
 
 class Service:
@@ -50,93 +50,111 @@ class Service:
     ) -> None:
         self.assembly, self.config = assembly, config
         self.engine_config, self.speculation = engine_config, speculation
-        self.names = config.served_model_name or (engine_config.model,)
+        self.model_names = config.served_model_name or (engine_config.model,)
         engine = assembly.engine
         self.metrics = Metrics(
-            self.names[0], engine.plain_seconds, engine.controller, lambda: engine.safe_drafter.health
+            self.model_names[0], engine.plain_seconds, engine.controller, lambda: engine.safe_drafter.health
         )
-        most = engine_config.max_num_seqs + config.max_queue
-        self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.while_idle)
-        self.desk = RequestPreprocessor(assembly, config)
-        longest = speculation.budget
-        records = config.per_request_spec_decode_metrics
-        self.house = ResponseContext(self.desk, f"foretell-{VERSION}", longest, records, engine.plain_seconds)
+        max_requests = engine_config.max_num_seqs + config.max_queue
+        self.engine = AsyncEngine(engine, max_requests, self.metrics.observe, assembly.while_idle)
+        self.preprocessor = RequestPreprocessor(assembly, config)
+        self.response_context = ResponseContext(
+            preprocessor=self.preprocessor,
+            fingerprint=f"foretell-{VERSION}",
+            max_draft=speculation.budget,
+            spec_metrics_level=config.per_request_spec_decode_metrics,
+            plain_seconds=engine.plain_seconds,
+        )
         self.log = RequestLog(config.log_requests)
-        self.watch = None if config.watch_draft is None else DraftReloader(config.watch_draft, self.engine)
-        self.footprint = MemoryReport.of(assembly, engine_config)
-        self._workers = ThreadPoolExecutor(WORKERS, "foretell-desk")
-        self._compilers = ThreadPoolExecutor(COMPILERS, "foretell-grammar")
-        self._numbers = itertools.count()
-        self.arriving = 0  # requests that are read, or whose grammars are compiled
+        self.draft_reloader = None if config.watch_draft is None else DraftReloader(config.watch_draft, self.engine)
+        self.memory = MemoryReport.measure(assembly, engine_config)
+        self._preprocess_pool = ThreadPoolExecutor(PREPROCESS_THREADS, "foretell-preprocess")
+        self._grammar_pool = ThreadPoolExecutor(GRAMMAR_THREADS, "foretell-grammar")
+        self._request_numbers = itertools.count()
+        self.num_preprocessing = 0  # requests in preprocessing or grammar compilation
 
-    def caller(self, kind: str, key: str, salt: str | None) -> ClientContext:
-        """A name for a request, its tenant, and its seed where the server gives seeds."""
-        return ClientContext(f"{kind}-{secrets.token_hex(12)}", tenant(key, salt), self._seed())
+    def client_context(self, prefix: str, api_key: str, cache_salt: str | None) -> ClientContext:
+        """Return a new request id with `prefix`, the request's tenant, and its seed if the server has a seed."""
+        return ClientContext(f"{prefix}-{secrets.token_hex(12)}", tenant(api_key, cache_salt), self._next_seed())
 
-    def _seed(self) -> int | None:
+    def _next_seed(self) -> int | None:
         if self.config.seed is None:
             return None
-        drawn = hashlib.sha256(f"{self.config.seed} {next(self._numbers)}".encode()).digest()
-        return int.from_bytes(drawn[:7])
+        digest = hashlib.sha256(f"{self.config.seed} {next(self._request_numbers)}".encode()).digest()
+        return int.from_bytes(digest[:7])
 
     def check_model(self, name: str | None) -> str:
-        """The name a reply carries; a model that is not served here is refused."""
-        if name is not None and name not in self.names:
-            raise UnknownModelError(f"model: {name!r} is not served here; there is {', '.join(self.names)}")
-        return self.names[0] if name is None else name
+        """Return the model name for the response; raise UnknownModelError for a model that is not served."""
+        if name is not None and name not in self.model_names:
+            raise UnknownModelError(f"model: {name!r} is not served here; available: {', '.join(self.model_names)}")
+        return self.model_names[0] if name is None else name
 
-    async def settle(self, make: Callable[..., T], *values: Any) -> T:
-        """Run what takes a while beside the event loop, if not too many wait for that already."""
-        with self._arriving():
+    async def submit(
+        self,
+        preprocess: Callable[[Any, ClientContext], GenerationJob],
+        body: Any,
+        client: ClientContext,
+        deadline: float,
+    ) -> tuple[GenerationJob, Stream]:
+        """Preprocess a request, compile its grammar and submit it to the engine.
+
+        `deadline` is in the event loop's time; the engine ends the request then. Without `body.stream` the stream
+        collects deltas until the output is finished.
+        """
+        self.engine.check_open(1 + self.num_preprocessing)  # reject early, before any work is done for the request
+        job = await self.run_in_worker(preprocess, body, client)
+        if len(job.requests) > self.engine.max_sequences:
+            raise RequestError(
+                "n",
+                f"times prompts is {len(job.requests)} sequences; the queue takes {self.engine.max_sequences}",
+            )
+        self.engine.check_open(len(job.requests))
+        grammar = None if job.grammar is None else await self._compile_grammar(job.grammar)
+        timeout = max(deadline - asyncio.get_running_loop().time(), 0.0)
+        return job, self.engine.submit(job.requests, grammar, timeout, not body.stream)
+
+    async def run_in_worker(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a blocking function in a worker thread; raise QueueFull if too many requests wait for one."""
+        with self._preprocessing_slot():
             async with asyncio.timeout(self.config.request_timeout):
-                return await asyncio.get_running_loop().run_in_executor(self._workers, make, *values)
+                return await asyncio.get_running_loop().run_in_executor(self._preprocess_pool, function, *args)
 
     @contextmanager
-    def _arriving(self) -> Iterator[None]:
-        """Who is on the way to the engine takes a place as those who are there."""
-        if self.arriving >= self.engine.max_sequences:
-            raise QueueFull(f"{self.arriving} requests are being read and no more may; come back later", 1)
-        self.arriving += 1
+    def _preprocessing_slot(self) -> Iterator[None]:
+        """Count a request against the queue limit while it is on its way to the engine."""
+        if self.num_preprocessing >= self.engine.max_sequences:
+            raise QueueFull(f"{self.num_preprocessing} requests are being preprocessed; retry later", 1)
+        self.num_preprocessing += 1
         try:
             yield
         finally:
-            self.arriving -= 1
+            self.num_preprocessing -= 1
 
-    async def open(self, job: GenerationJob, deadline: float, patient: bool) -> Stream:
-        """Hand a job to the engine, to be ended at the `deadline` of the loop's clock; a grammar that takes too long
-        to compile is refused. `patient`: the texts are told when they have ended."""
-        if len(job.requests) > self.engine.max_sequences:
-            raise RequestError("n", f"with these prompts is {len(job.requests)} texts; {self.engine.max_sequences} fit")
-        self.engine.check_open(len(job.requests))
-        grammar = None if job.grammar is None else await self._grammar(job.grammar)
-        left = deadline - asyncio.get_running_loop().time()
-        return self.engine.submit(job.requests, grammar, max(left, 0.0), wants_deltas=not patient)
+    async def _compile_grammar(self, spec: GrammarSpec) -> Any:
+        """Return a cached grammar, or compile it in a thread. Waiting for a free thread does not count as timeout."""
+        cached = self.assembly.grammars.cached(spec)
+        if cached is not None:
+            return cached
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
 
-    async def _grammar(self, spec: GrammarSpec) -> Any:
-        """One that is known at once; another when it is compiled. Waiting for those of others does not count."""
-        known = self.assembly.grammars.cached(spec)
-        if known is not None:
-            return known
-        loop, begun = asyncio.get_running_loop(), asyncio.Event()
-
-        def compile_it() -> Any:
-            loop.call_soon_threadsafe(begun.set)
+        def compile_grammar() -> Any:
+            loop.call_soon_threadsafe(started.set)
             return self.assembly.grammars.compile(spec)
 
-        with self._arriving():
-            compiling = loop.run_in_executor(self._compilers, compile_it)
+        with self._preprocessing_slot():
+            compiling = loop.run_in_executor(self._grammar_pool, compile_grammar)
             try:
-                await begun.wait()
+                await started.wait()
                 return await asyncio.wait_for(compiling, self.config.grammar_timeout)
             except TimeoutError:
-                words = f"takes more than {self.config.grammar_timeout:g} seconds to compile; simplify it"
-                raise RequestError(spec.field, words) from None
+                reason = f"takes more than {self.config.grammar_timeout:g} seconds to compile; simplify it"
+                raise RequestError(spec.field, reason) from None
             finally:
                 compiling.cancel()
 
     @property
-    def problem(self) -> str | None:
-        """What keeps the engine from working, if something does."""
+    def unhealthy_reason(self) -> str | None:
+        """Return why the engine does not work, or None if it does."""
         if self.engine.failure is not None:
             return f"the engine has failed: {self.engine.failure}"
         if self.engine.has_died:
@@ -145,16 +163,16 @@ class Service:
         return f"a step, or work between steps, has taken {stuck:.0f} seconds" if stuck > self.config.watchdog else None
 
     async def close(self) -> None:
-        """Stop the engine and the workers."""
+        """Stop the engine and the worker threads."""
         await self.engine.stop()
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self._preprocess_pool.shutdown(wait=False, cancel_futures=True)
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         self.log.close()
 
 
-def tenant(key: str, salt: str | None) -> str:
-    """Whose caches a request may share: of the same key and the same salt. Neither can be read from it."""
-    if not key and not salt:
+def tenant(api_key: str, cache_salt: str | None) -> str:
+    """Return a digest of API key and cache salt. Requests share the prefix cache only within one tenant."""
+    if not api_key and not cache_salt:
         return ""
-    mark = hashlib.sha256(key.encode())
-    return hashlib.sha256(mark.digest() + (salt or "").encode()).hexdigest()
+    key_digest = hashlib.sha256(api_key.encode())
+    return hashlib.sha256(key_digest.digest() + (cache_salt or "").encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Getting replies to callers, and noticing when they have gone."""
+"""Server-sent events, and cancellation of requests whose client has disconnected."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ from typing import Any, TypeVar
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .http_protocol import DirectConnection, direct
+from .http_protocol import DirectConnection, direct_connection
 
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-BLANK = "\0"  # where a form has its words
+PLACEHOLDER = "\0"  # stands for the text in a ChunkTemplate
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ClientDisconnected(Exception):
-    """Nobody waits for the reply any more."""
+    """The client has closed the connection before its response was complete."""
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """What `work` gives; it is broken off when the caller goes away."""
-    doing = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_gone(receive))
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    """Return the result of `work`; cancel it and raise ClientDisconnected if the client disconnects first."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
             raise ClientDisconnected
-        return doing.result()
+        return working.result()
     finally:
-        for task in (doing, watching):
+        for task in (working, watching):
             task.cancel()
-        await asyncio.gather(doing, watching, return_exceptions=True)
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """A server-sent event."""
+def sse_event(value: dict[str, Any]) -> bytes:
+    """Encode a value as one server-sent event."""
     return b"data: " + to_json(value).encode() + b"\n\n"
 
 
 class ChunkTemplate:
-    """An event that comes again and again with other words: all else is written once."""
+    """A chunk that is sent many times with different text; the JSON around the text is encoded once."""
 
-    def __init__(self, value: dict[str, Any]) -> None:
-        """`value` has BLANK for its words, and behind them nothing that looks like it."""
-        self._before, _, self._after = event(value).rpartition(to_json(BLANK).encode())
+    def __init__(self, chunk: dict[str, Any]) -> None:
+        """`chunk` has PLACEHOLDER as its text, and no string equal to it after that."""
+        self._before, _, self._after = sse_event(chunk).rpartition(to_json(PLACEHOLDER).encode())
 
-    def event(self, words: str) -> bytes:
-        """The event with these words."""
-        return self._before + to_json(words).encode() + self._after
+    def event(self, text: str) -> bytes:
+        """Return the event with `text` in it."""
+        return self._before + to_json(text).encode() + self._after
 
 
-class EventStream(Response):
-    """Sends events as they come; when the caller goes away their source is closed at once."""
+class EventStreamResponse(Response):
+    """Sends server-sent events as they are generated; closes their source when the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -71,29 +71,31 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         close: Callable[[], None],
-        shorten: Callable[[DirectConnection], None] = lambda connection: None,
+        attach: Callable[[DirectConnection], None] = lambda connection: None,
     ) -> None:
-        """`close` is called at the end, however it comes: events that were never asked for cannot close anything.
-        `shorten` is given the connection, if events can be written to it directly while the next one is waited for."""
+        """`close` is called at the end in any case: a generator that was never started runs no `finally`.
+
+        `attach` receives the connection if events can be written to it directly between two from `events`.
+        """
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._close, self._shorten = events, close, shorten
+        self._events, self._close, self._attach = events, close, attach
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = direct(scope)
+        connection = direct_connection(scope)
         if connection is not None:
-            self._shorten(connection)
+            self._attach(connection)
         try:
-            await unless_gone(receive, self._send_all(send))
+            await cancel_on_disconnect(receive, self._send_events(send))
         except ClientDisconnected:
             return
         finally:
             self._close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for each in events:
-                if each:
-                    await send({"type": "http.response.body", "body": each, "more_body": True})
+            async for event in events:
+                if event:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

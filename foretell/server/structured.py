@@ -1,4 +1,4 @@
-"""The grammar a request's answer must follow, in whichever words it was asked for."""
+"""The grammar of a request's output, from any of the fields that can set it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import re
 
 from foretell.errors import RequestError
-from foretell.server.openai.requests import Generation, ResponseFormat, StructuredOutputs
-from foretell.server.parsers.reasoning import CLOSES
+from foretell.server.openai.requests import GenerationRequest, ResponseFormat, StructuredOutputs
+from foretell.server.parsers.reasoning import END_TAG
 from foretell.structured_output import GrammarSpec
 
 
-def grammar_of(body: Generation) -> GrammarSpec | None:
-    """What `response_format`, `structured_outputs` or a `guided_` field asks for; more than one of them is refused."""
-    found = {
+def grammar_spec(body: GenerationRequest) -> GrammarSpec | None:
+    """Return the grammar set by `response_format`, `structured_outputs` or a `guided_` field; reject more than one."""
+    specs = {
         "response_format": _format(body.response_format),
         "structured_outputs": _structured(body.structured_outputs),
         "guided_json": None if body.guided_json is None else GrammarSpec.json_schema(body.guided_json),
@@ -21,10 +21,10 @@ def grammar_of(body: Generation) -> GrammarSpec | None:
         "guided_choice": None if body.guided_choice is None else GrammarSpec.choice(body.guided_choice),
         "guided_grammar": None if body.guided_grammar is None else GrammarSpec.lark(body.guided_grammar),
     }
-    given = [name for name, spec in found.items() if spec is not None]
+    given = [name for name, spec in specs.items() if spec is not None]
     if len(given) > 1:
-        raise RequestError(given[1], f"and {given[0]} both say what the answer must look like; give one")
-    return found[given[0]] if given else None
+        raise RequestError(given[1], f"and {given[0]} both set the output format; give one")
+    return specs[given[0]] if given else None
 
 
 def _format(wanted: ResponseFormat | None) -> GrammarSpec | None:
@@ -33,7 +33,7 @@ def _format(wanted: ResponseFormat | None) -> GrammarSpec | None:
     if wanted.type == "json_object":
         return GrammarSpec.json_object()
     if wanted.json_schema is None:
-        raise RequestError("response_format.json_schema", "is missing; give it a schema, or ask for json_object")
+        raise RequestError("response_format.json_schema", "is missing; add a schema, or use type json_object")
     return GrammarSpec.json_schema(wanted.json_schema.schema_)
 
 
@@ -57,37 +57,37 @@ def _structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
     return given[0]
 
 
-def behind_thoughts(spec: GrammarSpec) -> GrammarSpec:
-    """The same for an answer that begins inside a <think> passage: free words, the mark, then what must follow."""
+def after_reasoning(spec: GrammarSpec) -> GrammarSpec:
+    """Return a grammar for output that starts inside <think>: free text, the end tag, then `spec`."""
     if spec.kind == "lark":
         raise RequestError(
-            OWN,
-            "the template lets the model think first, which a grammar of one's own must allow for; write "
-            "the passage into the grammar and use /v1/completions, or turn thinking off in chat_template_kwargs",
+            LARK_FIELD,
+            "cannot follow the reasoning that this chat template starts with; include the reasoning in the grammar and "
+            "use /v1/completions, or turn reasoning off in chat_template_kwargs",
         )
-    return GrammarSpec.lark(f"start: {THOUGHTS} answer\n{PASSAGE}answer: {_rule(spec)}\n")
+    return GrammarSpec.lark(f"start: {REASONING} answer\n{REASONING_RULES}answer: {_rule(spec)}\n")
 
 
-def or_calls(spec: GrammarSpec, calls: str, thinking: bool) -> GrammarSpec:
-    """The same for an answer that may be calls of tools instead; `calls` is a Lark grammar of them."""
+def or_tool_calls(spec: GrammarSpec, calls: str, in_reasoning: bool) -> GrammarSpec:
+    """Return a grammar for output that is tool calls or follows `spec`; `calls` is a Lark grammar of the calls."""
     if spec.kind == "lark":
         raise RequestError(
-            OWN,
-            "leaves no room for calls of tools; leave tools out, or use /v1/completions and a grammar with both",
+            LARK_FIELD,
+            "cannot be combined with tools; leave tools out, or use /v1/completions and a grammar with both",
         )
-    passage, first = (PASSAGE, THOUGHTS) if thinking else ("", "")
-    written = calls.replace("start:", "calls:", 1)
-    return GrammarSpec.lark(f"start: {first} (calls | answer)\n{passage}{written}answer: {_rule(spec)}\n")
+    rules, start = (REASONING_RULES, REASONING) if in_reasoning else ("", "")
+    call_rules = calls.replace("start:", "calls:", 1)
+    return GrammarSpec.lark(f"start: {start} (calls | answer)\n{rules}{call_rules}answer: {_rule(spec)}\n")
 
 
-OWN = "structured_outputs.grammar"  # the field with a grammar of the caller's own
-THOUGHTS = "thoughts blanks"
-BARE_SLASH = re.compile(r"\\.|/", re.DOTALL)  # escapes are matched too, so that `\/` is not escaped twice
-PASSAGE = f"thoughts[suffix={json.dumps(CLOSES)}]: /(?s:.*)/\nblanks: /[\\n ]{{0,4}}/\n"
+LARK_FIELD = "structured_outputs.grammar"  # the request field of a Lark grammar
+REASONING = "thoughts blanks"
+REASONING_RULES = f"thoughts[suffix={json.dumps(END_TAG)}]: /(?s:.*)/\nblanks: /[\\n ]{{0,4}}/\n"
+BARE_SLASH = re.compile(r"\\.|/", re.DOTALL)  # matches escapes too, so that `\/` is not escaped twice
 
 
 def _rule(spec: GrammarSpec) -> str:
-    """A spec as the body of a rule in a larger grammar."""
+    """Return a spec as the body of a Lark rule."""
     match spec.kind:
         case "json_schema" | "json_object":
             return "%json " + json.dumps(spec.bounded_schema(), ensure_ascii=False)
@@ -95,4 +95,4 @@ def _rule(spec: GrammarSpec) -> str:
             return "/" + BARE_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], spec.text) + "/"
         case "choice":
             return " | ".join(map(json.dumps, spec.choices))
-    raise AssertionError("a grammar of the caller's own is no rule of another")
+    raise AssertionError("a Lark grammar cannot be a rule of another grammar")

@@ -1,4 +1,4 @@
-"""Text to tokens and back, for models in Hugging Face folders and in GGUF files."""
+"""Tokenizers, chat templates and incremental detokenization, for Hugging Face folders and GGUF files."""
 
 from foretell.tokenizer.stream import StreamDecoder
 from foretell.tokenizer.tokenizer import Tokenizer

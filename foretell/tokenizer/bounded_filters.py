@@ -46,7 +46,7 @@ def bounded_filters() -> dict[str, Callable[..., Any]]:
         "join": join,
         "list": as_list,
         "replace": replace,
-        "round": rounded,
+        "round": round_number,
         "slice": sliced,
         "string": string,
         "sum": add_up,
@@ -202,7 +202,7 @@ def as_int(value: Any, default: int = 0, base: int = 10) -> int:
     return result
 
 
-def rounded(value: float, precision: int = 0, method: Any = "common") -> float:
+def round_number(value: float, precision: int = 0, method: Any = "common") -> float:
     """Round a number."""
     if not -MAX_DIGITS <= precision <= MAX_DIGITS:
         raise TemplateLimitError(f"round keeps at most {MAX_DIGITS} digits")

@@ -1,4 +1,4 @@
-"""Chats as text: the model's own Jinja template, run in a sandbox."""
+"""Chat templates: messages are validated and rendered by the model's Jinja template in a sandbox."""
 
 from __future__ import annotations
 
@@ -7,18 +7,86 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from foretell.errors import ModelError, RequestError
-from foretell.tokenizer.messages import plain, read_messages
 from foretell.tokenizer.render_budget import TemplateLimitError, limited
 
 if TYPE_CHECKING:
     import jinja2
 
-MAX_MESSAGE = 300  # characters of an error, and of a date format
-TOOLS = "tool_use"  # the name model makers give a template of its own for chats with tools
+MAX_DEPTH = 64  # nesting levels of a request's values; a template may add its own
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Validate messages and return them as JSON types, with reasoning under every name that templates use."""
+    if isinstance(messages, Mapping):
+        raise RequestError("messages", "must be a list of messages; put this one into a list")
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("messages", "must be a list of one or more messages, each with a role and a content")
+    return [with_reasoning(to_json_types(check_message(message, index))) for index, message in enumerate(messages)]
+
+
+def check_message(message: Any, index: int) -> Mapping[str, Any]:
+    """Validate a message: it needs a role, and a content that is text."""
+    if not isinstance(message, Mapping):
+        raise RequestError("messages", f"message {index} must be an object with a role and a content")
+    if not isinstance(message.get("role"), str):
+        raise RequestError("messages", f"message {index} needs a role that is a string, such as 'user'")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        return message
+    return {**message, "content": as_text(content, index)}
+
+
+def as_text(content: Any, index: int) -> str:
+    """Return a content given as a string or as a list of text parts."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list | tuple):
+        return "".join(part_text(part, index) for part in content)
+    found = "none" if content is None else type(content).__name__
+    raise RequestError(
+        "messages", f"message {index} needs a content that is a string or a list of text parts, not {found}"
+    )
+
+
+def part_text(part: Any, index: int) -> str:
+    """Return the text of one part; other types are not supported."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind != "text":
+        raise RequestError("messages", f"message {index} has a part of type {kind!r}; only text is supported")
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise RequestError("messages", f"message {index} has a part that is not {{'type': 'text', 'text': ...}}")
+    return str(part["text"])
+
+
+def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Copy a message's reasoning to the names that different templates use for it."""
+    given = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if given is None else {"thinking": given, **message, "reasoning_content": given}
+
+
+def to_json_types(value: Any, field: str = "messages", depth: int = 0) -> Any:
+    """Convert a value to JSON types, so that a template cannot call methods of our objects.
+
+    Values nested deeper than MAX_DEPTH, including recursive ones, are refused under the name of `field`.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if depth >= MAX_DEPTH:
+        raise RequestError(field, f"is nested too deep; at most {MAX_DEPTH} levels of lists and objects are allowed")
+    if isinstance(value, Mapping):
+        return {str(key): to_json_types(item, field, depth + 1) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [to_json_types(item, field, depth + 1) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+MAX_MESSAGE = 300  # characters of an error message or a date format
+TOOLS = "tool_use"  # the usual name of a separate template for chats with tools
 
 
 class ChatTemplates:
-    """The templates of a model by name, compiled when first used."""
+    """The chat templates of a model by name, compiled on first use."""
 
     def __init__(self, sources: Mapping[str, str], named: Mapping[str, str]) -> None:
         self.sources = sources
@@ -27,12 +95,12 @@ class ChatTemplates:
 
     @property
     def default(self) -> str | None:
-        """The template used without tools."""
+        """Return the template used without tools."""
         return self.sources.get("default")
 
     @property
     def with_tools(self) -> str | None:
-        """The template used with tools."""
+        """Return the template used with tools."""
         return self.sources.get(TOOLS, self.default)
 
     def render(
@@ -41,7 +109,7 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None,
         values: Mapping[str, Any],
     ) -> str:
-        """The chat as text; whatever a template refuses is a RequestError about the messages."""
+        """Apply the chat template; any error of the template is a RequestError about the messages."""
         return self.render_with(TOOLS if tools and TOOLS in self.sources else "default", messages, tools, values)
 
     def render_with(
@@ -51,33 +119,33 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None,
         values: Mapping[str, Any],
     ) -> str:
-        """Return the chat as the template of that name has it."""
+        """Apply the template of that name."""
         template = self.template(name)
-        context = {"documents": None, **self.named, **plain(values, "chat_template_kwargs")}
-        context |= {"messages": read_messages(messages), "tools": plain(tools, "tools")}
-        # A template is foreign code: what it raises, of whatever type, says that it cannot write these messages.
+        context = {"documents": None, **self.named, **to_json_types(values, "chat_template_kwargs")}
+        context |= {"messages": read_messages(messages), "tools": to_json_types(tools, "tools")}
+        # A template is foreign code: an exception of any type means that it rejects these messages.
         try:
             with limited(context):
                 return template.render(context)
         except Exception as problem:
             raise RequestError(
-                "messages", f"the model's chat template does not take them: {said(problem)}"
+                "messages", f"the model's chat template rejects them: {first_line(problem)}"
             ) from problem
 
     def check(self) -> None:
-        """Refuse a model whose template exceeds the limits of the sandbox in a chat of one word.
+        """Refuse a model whose template exceeds the limits of the sandbox in a one-word chat.
 
-        Other errors are left to the requests: a template may refuse a chat, and a raw prompt needs none.
+        Other errors are left to the requests: a template may reject a chat, and a raw prompt needs none.
         """
         for name in self.sources:
             try:
                 self.render_with(name, [{"role": "user", "content": "hello"}], None, {"add_generation_prompt": True})
             except RequestError as problem:
                 if isinstance(problem.__cause__, TemplateLimitError):
-                    raise ModelError(f"the chat template {name!r} is not run: {problem.__cause__}") from problem
+                    raise ModelError(f"the chat template {name!r} is refused: {problem.__cause__}") from problem
 
     def template(self, name: str) -> jinja2.Template:
-        """The template of that name, ready to run."""
+        """Return the compiled template of that name."""
         if name not in self.sources:
             raise RequestError("messages", "this model has no chat template; send the text as a raw prompt instead")
         if name not in self.compiled:
@@ -86,7 +154,7 @@ class ChatTemplates:
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Return the template with the filters and functions that model makers rely on."""
+    """Compile a template with the filters and functions that models rely on."""
     from foretell.tokenizer.sandbox import BoundedEnvironment
 
     environment = BoundedEnvironment()
@@ -95,24 +163,24 @@ def compile_template(source: str) -> jinja2.Template:
     try:
         return environment.compiled(source)
     except Exception as problem:
-        message = f"the model's chat template is broken ({said(problem)}); send the text as a raw prompt instead"
+        message = f"the model's chat template is broken ({first_line(problem)}); send the text as a raw prompt instead"
         raise RequestError("messages", message) from problem
 
 
-def said(problem: Exception) -> str:
+def first_line(problem: Exception) -> str:
     """Return the first line of an error, or its name if it has no message."""
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:MAX_MESSAGE]
 
 
 def raise_exception(message: str) -> NoReturn:
-    """For templates that refuse a chat."""
+    """Raise an error; templates call this to reject a chat."""
     import jinja2
 
     raise jinja2.TemplateError(message)
 
 
 def strftime_now(pattern: str) -> str:
-    """For templates that tell the model the date."""
+    """Format the current date; templates call this to tell the model the date."""
     if len(pattern) > MAX_MESSAGE:
         raise ValueError(f"a date format has at most {MAX_MESSAGE} characters, not {len(pattern)}")
     return datetime.now().strftime(pattern)

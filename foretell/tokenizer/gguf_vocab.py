@@ -1,35 +1,111 @@
-"""Tokenizers from GGUF metadata, which has the vocabulary but of the rest only names."""
+"""Tokenizers from GGUF metadata, which has the vocabulary but only the name of the pre-tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.tokenizer.gguf_pretokenizer import pre_of
-from foretell.tokenizer.spec import Parts
+from foretell.options import nearest
+from foretell.tokenizer.spec import TokenizerSpec
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+@dataclass(frozen=True)
+class PreTokenization:
+    """Normalization and pre-tokenization of one tokenizer family."""
+
+    splits: tuple[str, ...] = ()  # regexes in order; empty means GPT-2's own
+    digits: bool = False  # split digits
+    nfc: bool = False
+    whole_words: bool = False  # a word in the vocabulary is one token regardless of merges (ignore_merges)
+    bos: bool = False  # adds BOS unless the file says otherwise
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        """Return the normalizer, if any."""
+        return normalizers.NFC() if self.nfc else None
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Return the pre-tokenizer, which ends with the byte-level mapping."""
+        steps: list[pre_tokenizers.PreTokenizer] = []
+        if self.digits:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.splits]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not self.splits))
+        return pre_tokenizers.Sequence(steps)
+
+
+LLAMA3_FAMILY = PreTokenization((LLAMA3,), whole_words=True, bos=True)
+QWEN2_FAMILY = PreTokenization((QWEN2,), nfc=True)
+KNOWN = {
+    **dict.fromkeys(("gpt-2", "default", "phi-2"), PreTokenization()),
+    **dict.fromkeys(("olmo", "mpt"), PreTokenization(nfc=True)),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), PreTokenization(digits=True)),
+    "command-r": PreTokenization(digits=True, nfc=True),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3_FAMILY),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_FAMILY),
+    "qwen35": PreTokenization((QWEN35,), nfc=True),
+    "tekken": PreTokenization((TEKKEN,), whole_words=True, bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenization((GPT4O,))),
+    "deepseek-v3": PreTokenization(DEEPSEEK3),
+}
+
+
+def pre_tokenization(name: str) -> PreTokenization:
+    """Return the pre-tokenization of a GGUF name."""
+    if name not in KNOWN:
+        message = f"this GGUF file has the pre-tokenizer {name!r}, which is unknown; {nearest(name, KNOWN)}"
+        raise UnsupportedModelError(message)
+    return KNOWN[name]
+
 
 KEY = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot", "eom": "eom"}
-# A GGUF file has no generation settings; these end a turn where the chat template writes them.
+# A GGUF file has no generation config; these tokens end a turn if the chat template uses them.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
 SPACE = "\u2581"
 
 
-def read_gguf(metadata: Mapping[str, Any]) -> Parts:
-    """What the metadata says; the kinds of tokenizer are those of llama.cpp."""
+def read_gguf(metadata: Mapping[str, Any]) -> TokenizerSpec:
+    """Build a tokenizer from metadata; the kinds are those of llama.cpp."""
     kind = str(metadata.get(KEY + "model"))
     builders = {"gpt2": byte_level, "llama": sentence_piece}
     if kind not in builders:
         raise UnsupportedModelError(
-            f"this GGUF file has a tokenizer of kind {kind!r}; served are {', '.join(builders)}"
+            f"this GGUF file has a tokenizer of kind {kind!r}; supported are {', '.join(builders)}"
         )
-    tokens = [str(text) for text in needed(metadata, "tokens")]
+    tokens = [str(text) for text in require(metadata, "tokens")]
     types = [int(number) for number in metadata.get(KEY + "token_type", [NORMAL] * len(tokens))]
     if len(set(tokens)) != len(tokens) or len(types) != len(tokens):
         raise ModelError("the GGUF vocabulary has a token twice, or tokens without a type; convert the model again")
@@ -41,28 +117,28 @@ def read_gguf(metadata: Mapping[str, Any]) -> Parts:
     add_ends(backend, None if bos is None else tokens[bos], None if eos is None else tokens[eos])
     named = {f"{name}_token": tokens[token] for name, token in ids.items()}
     templates = read_templates(metadata)
-    return Parts(backend, len(tokens), named, ends_of(ids, tokens, types, templates), templates)
+    return TokenizerSpec(backend, len(tokens), named, ends_of(ids, tokens, types, templates), templates)
 
 
-def needed(metadata: Mapping[str, Any], name: str, count: int | None = None) -> Sequence[Any]:
-    """A list, of this length if one is given, that this kind of tokenizer cannot do without."""
+def require(metadata: Mapping[str, Any], name: str, count: int | None = None) -> Sequence[Any]:
+    """Return a required list, of length `count` if given."""
     value = metadata.get(KEY + name)
     if value is None or count not in (None, len(value)):
-        raise ModelError(f"the GGUF file lacks {KEY}{name}, or some of it; convert the model again")
+        raise ModelError(f"the GGUF file lacks {KEY}{name} or part of it; convert the model again")
     return list(value)
 
 
 def named_ids(metadata: Mapping[str, Any], size: int) -> dict[str, int]:
-    """The tokens with a role, by role. Converters write ids outside the vocabulary for roles that nothing has."""
+    """Return the tokens with a role, by role. Converters write ids outside the vocabulary for unused roles."""
     ids = {name: metadata.get(f"{KEY}{word}_token_id") for name, word in NAMES.items()}
     return {name: int(token) for name, token in ids.items() if token is not None and 0 <= token < size}
 
 
 def byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
-    """BPE over bytes, and whether BOS is usual for it."""
-    pre = pre_of(str(metadata.get(KEY + "pre", "default")))
+    """Return a byte-level BPE tokenizer, and whether it adds BOS by default."""
+    pre = pre_tokenization(str(metadata.get(KEY + "pre", "default")))
     vocab = {text: i for i, text in enumerate(tokens) if types[i] != UNUSED}
-    merges = [read_merge(line, vocab) for line in needed(metadata, "merges")]
+    merges = [read_merge(line, vocab) for line in require(metadata, "merges")]
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.whole_words))
     normalizer = pre.normalizer()
     if normalizer:
@@ -73,7 +149,7 @@ def byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int])
 
 
 def read_merge(line: str, vocab: Mapping[str, int]) -> tuple[str, str]:
-    """The two halves of a merge that makes a token."""
+    """Return the two halves of a merge."""
     left, _, right = line.partition(" ")
     if left not in vocab or right not in vocab or left + right not in vocab:
         raise ModelError(f"the GGUF file merges {line!r}, which makes no token; convert the model again")
@@ -83,10 +159,10 @@ def read_merge(line: str, vocab: Mapping[str, int]) -> tuple[str, str]:
 def sentence_piece(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
-    """SentencePiece's BPE with bytes for what it does not know, and that BOS is usual for it."""
+    """Return a SentencePiece BPE tokenizer with byte fallback, and that it adds BOS by default."""
     spelled = with_marks(tokens)
     vocab = {text: i for i, text in enumerate(spelled) if types[i] != UNUSED}
-    merges = list(merges_from_scores(spelled, types, needed(metadata, "scores", len(tokens)), vocab))
+    merges = list(merges_from_scores(spelled, types, require(metadata, "scores", len(tokens)), vocab))
     ids = named_ids(metadata, len(tokens))
     unknown = spelled[ids["unk"]] if "unk" in ids else None
     bpe = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -103,7 +179,7 @@ def sentence_piece(
 
 
 def with_marks(tokens: list[str]) -> list[str]:
-    """Gemma's runs of spaces are written plainly in GGUF files, while the model marks every space."""
+    """Replace spaces in Gemma's whitespace tokens, which GGUF files store unmarked."""
     taken = set(tokens)
     marked = [text.replace(" ", SPACE) if text.isspace() else text for text in tokens]
     return [text if new in taken else new for text, new in zip(tokens, marked, strict=True)]
@@ -112,9 +188,9 @@ def with_marks(tokens: list[str]) -> list[str]:
 def merges_from_scores(
     tokens: list[str], types: list[int], scores: Sequence[float], vocab: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
-    """Every way to make a token of two, the best token first.
+    """Yield every pair of tokens that merges into a token, best token first.
 
-    SentencePiece takes user-defined tokens before any merge, hence they rank first: their scores say nothing.
+    SentencePiece takes user-defined tokens before any merge, so they rank first; their scores mean nothing.
     """
     made = [i for i, kind in enumerate(types) if kind in (NORMAL, USER_DEFINED)]
     made.sort(key=lambda i: (types[i] != USER_DEFINED, -scores[i]))
@@ -126,7 +202,7 @@ def merges_from_scores(
 
 
 def mark_added(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int], named: set[int]) -> None:
-    """Make tokens that stand for themselves whole wherever their text appears."""
+    """Register control and user-defined tokens, which match their text verbatim."""
     special = [text for i, text in enumerate(tokens) if types[i] == CONTROL or i in named]
     plain = [text for i, text in enumerate(tokens) if types[i] == USER_DEFINED and i not in named]
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
@@ -135,16 +211,16 @@ def mark_added(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int
 
 
 def add_ends(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Make `backend` put `bos` before and `eos` after what it encodes, where there are any."""
+    """Make `backend` add `bos` before and `eos` after encoded text, if given."""
     ends = {role: text for role, text in (("bos", bos), ("eos", eos)) if text is not None}
-    # Under names of our own: a colon in a token's text would mean something to the template.
+    # Under our own names: a colon in a token's text has a meaning in the template.
     special = [{"id": role, "ids": [backend.token_to_id(text)], "tokens": [text]} for role, text in ends.items()]
     single = [piece for piece in ("bos", "$A", "eos") if piece in ends or piece == "$A"]
     backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
 
 
 def read_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name."""
+    """Return the chat templates by name."""
     named = {
         key.removeprefix(TEMPLATE + "."): str(text) for key, text in metadata.items() if key.startswith(TEMPLATE + ".")
     }
@@ -154,7 +230,7 @@ def read_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 def ends_of(
     ids: Mapping[str, int], tokens: list[str], types: list[int], templates: Mapping[str, str]
 ) -> frozenset[int]:
-    """The tokens after which nothing follows: those the file names, and those its chat template ends turns with."""
+    """Return the end tokens: those the file names, and those that end turns in its chat template."""
     written = [text for text in TURN_ENDS if text in templates.get("default", "")]
     turn_ends = [tokens.index(text) for text in written if text in tokens]
     controls = [token for token in turn_ends if types[token] == CONTROL]

@@ -1,6 +1,6 @@
 """Limits on the normalizers, pre-tokenizers, post-processors and decoders that a tokenizer.json may ask for.
 
-Some of them panic, hang or multiply the text without end. What they are asked to do is checked before the first text.
+Some of them panic, hang or grow the text without bound, so their settings are checked before the first text.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ NOT_EMPTY = re.compile(
 
 
 def check_growth(source: str) -> None:
-    """Refuse a normalizer that explodes, before the library has read the file: it normalizes added tokens at once.
+    """Refuse a normalizer that grows text too much, before the library loads the file and normalizes added tokens.
 
-    Parsing all of a large file twice would take a noticeable part of a start, so only the normalizer is parsed, unless
-    its name could be written with escapes.
+    Parsing a large file twice would slow down the start noticeably, so only the normalizer is parsed, unless its key
+    could be written with escapes.
     """
     found = list(normalizers_in(source))
     if escapes_letters(source):
@@ -70,7 +70,7 @@ def escapes_letters(source: str) -> bool:
 
 
 def check_pipeline(backend: tokenizers.Tokenizer) -> None:
-    """Refuse a tokenizer with a step that could panic, hang or explode; then encode and decode a few short texts."""
+    """Refuse a tokenizer with a step that could panic, hang or grow text; then encode and decode a few probes."""
     steps = {name: list(steps_of(getattr(backend, name))) for name in ("normalizer", "pre_tokenizer", "decoder")}
     for name, found in steps.items():
         check_steps(name, found)

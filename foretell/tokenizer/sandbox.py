@@ -43,7 +43,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", GenerationBlocks]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=finalize)
         self.filters: dict[str, Any] = bounded_filters.bounded_filters() | bounded_filters.INTERNAL
         self.tests: dict[str, Any] = bounded_filters.bounded_tests()
         self.globals = {name: self.globals[name] for name in GLOBALS}
@@ -159,7 +159,7 @@ def check_bits(bits: int) -> None:
 CHECKS = {"+": check_sum, "*": check_product, "**": check_power}
 
 
-def shown(value: Any) -> Any:
+def finalize(value: Any) -> Any:
     """Return what is appended to the output for a value."""
     if isinstance(value, str) or not rendering():
         return value
@@ -203,7 +203,7 @@ class Counted(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         if node.test is not None:
-            node.test = nodes.And(marked(nodes.Const(0), "_step"), node.test, lineno=node.lineno)
+            node.test = nodes.And(with_filter(nodes.Const(0), "_step"), node.test, lineno=node.lineno)
         return self._counted(node)
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
@@ -213,7 +213,7 @@ class Counted(NodeTransformer):
 
     def _counted(self, node: Any) -> nodes.Node:
         pieces = sum(len(output.nodes) for output in node.find_all(nodes.Output))
-        node.body.insert(0, nodes.ExprStmt(marked(nodes.Const(pieces), "_step"), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(with_filter(nodes.Const(pieces), "_step"), lineno=node.lineno))
         result: nodes.Node = node
         return result
 
@@ -221,29 +221,29 @@ class Counted(NodeTransformer):
         self.generic_visit(node)
         store = getattr(node, "ctx", "load") != "load"
         constant = all(isinstance(item, nodes.Const) for item in node.iter_child_nodes())
-        return node if store or constant else marked(node, "_made")
+        return node if store or constant else with_filter(node, "_made")
 
     visit_Tuple = visit_Dict = visit_List
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return marked(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "_concat")
+        return with_filter(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "_concat")
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        return marked(node, "_part") if isinstance(node.arg, nodes.Slice) else node
+        return with_filter(node, "_part") if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         searches = any(operand.op in ("in", "notin") for operand in node.ops)
         sides = (node.expr, *(operand.expr for operand in node.ops))
         cheap = not searches and any(isinstance(side, nodes.Const) for side in sides)
-        return node if cheap else marked(node, "_timed")
+        return node if cheap else with_filter(node, "_timed")
 
     def visit_Assign(self, node: nodes.Assign) -> nodes.Node:
         self.generic_visit(node)
         if any(True for _ in node.target.find_all(nodes.NSRef)) or isinstance(node.target, nodes.NSRef):
-            node.node = marked(node.node, "_stored")
+            node.node = with_filter(node.node, "_stored")
         return node
 
     def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:
@@ -252,7 +252,7 @@ class Counted(NodeTransformer):
     visit_EvalContextModifier = visit_ScopedEvalContextModifier
 
 
-def marked(node: nodes.Node, name: str) -> nodes.Filter:
+def with_filter(node: nodes.Node, name: str) -> nodes.Filter:
     """Return the expression passed through an internal filter, which a template cannot redefine."""
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 

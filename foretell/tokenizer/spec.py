@@ -1,4 +1,4 @@
-"""What a checkpoint says about its tokenizer, in whichever format it says it."""
+"""Tokenizer specification read from a checkpoint, and errors of the tokenizers library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ import tokenizers
 
 
 @dataclass(frozen=True)
-class Parts:
-    """All that a Tokenizer is made of."""
+class TokenizerSpec:
+    """Everything a Tokenizer is built from."""
 
     backend: tokenizers.Tokenizer
     size: int
-    named: Mapping[str, str]  # the texts of bos_token, eos_token and the like, as chat templates know them
+    named: Mapping[str, str]  # bos_token, eos_token and so on, as chat templates name them
     end_ids: frozenset[int]
-    templates: Mapping[str, str]  # chat templates by name; "default" is the usual one
+    templates: Mapping[str, str]  # chat templates by name; "default" is used without tools
+
+
+def library_error(problem: BaseException) -> BaseException:
+    """Return an error of the library; re-raise what ends the program, such as KeyboardInterrupt.
+
+    The library is written in Rust, and a panic reaches Python as a BaseException. Its class cannot be imported, so it
+    is recognized by name.
+    """
+    if isinstance(problem, Exception) or type(problem).__name__ == "PanicException":
+        return problem
+    raise problem

@@ -1,4 +1,4 @@
-"""Text as it comes: tokens in, the characters that are certain out."""
+"""Incremental detokenization: returns each character as soon as later tokens cannot change it."""
 
 from __future__ import annotations
 
@@ -6,137 +6,135 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from foretell.tokenizer.piece_decoding import ByteLevel, Opaque, SentencePiece
+from foretell.tokenizer.piece_decoding import ByteLevelDecoding, OpaqueDecoding, SentencePieceDecoding
 from foretell.tokenizer.tokenizer import Tokenizer
 
-UNREADABLE = "\ufffd"
+REPLACEMENT = "\ufffd"
 
 
 class StreamDecoder:
-    """Decodes piece by piece: however the tokens are cut, the pieces and the flush together are decode() of them all.
+    """Decodes tokens incrementally: all pushes and the flush concatenate to decode() of all tokens.
 
-    `context` are tokens before the first pushed one. Their text is not repeated, but a character they leave unfinished
-    is finished, and a space that only the start of a text would lose stays.
+    `context` are tokens before the first pushed one. Their text is not returned, but a character they leave incomplete
+    is completed, and a space that only the start of a text would lose is kept.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, context: Sequence[int] = ()) -> None:
         skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._text = text_for(tokenizer, skipped)
-        self._text.push(context)
-        self._text.settle()
+        self._decoder = make_decoder(tokenizer, skipped)
+        self._decoder.push(context)
+        self._decoder.end_context()
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that is certain now and was not before."""
-        return self._text.push(tokens)
+        """Add tokens and return the text that is now final."""
+        return self._decoder.push(tokens)
 
     def flush(self) -> str:
-        """What is left at the end of all tokens."""
-        return self._text.flush()
+        """Return the rest after the last token."""
+        return self._decoder.flush()
 
 
-class Text(Protocol):
-    """Text growing at its end by tokens."""
+class TextDecoder(Protocol):
+    """Decoder that tokens are appended to."""
 
     def push(self, tokens: Sequence[int]) -> str: ...
-    def settle(self) -> None: ...
+    def end_context(self) -> None: ...
     def flush(self) -> str: ...
 
 
-def text_for(tokenizer: Tokenizer, skipped: frozenset[int]) -> Text:
-    """The kind of text the tokenizer's decoder makes."""
-    match tokenizer.spelling:
-        case ByteLevel():
-            return Utf8Text(tokenizer, skipped)
-        case SentencePiece() as spelling:
-            return RunText(tokenizer, skipped, spelling)
-        case Opaque():
-            return WindowText(tokenizer, skipped)
+def make_decoder(tokenizer: Tokenizer, skipped: frozenset[int]) -> TextDecoder:
+    """Return the incremental decoder for a tokenizer."""
+    match tokenizer.piece_decoding:
+        case ByteLevelDecoding():
+            return Utf8Decoder(tokenizer, skipped)
+        case SentencePieceDecoding() as decoding:
+            return ByteRunDecoder(tokenizer, skipped, decoding)
+        case OpaqueDecoding():
+            return WindowDecoder(tokenizer, skipped)
 
 
-class Utf8Text:
-    """For byte-level decoders, whose text is the UTF-8 reading of all bytes in a row.
+class Utf8Decoder:
+    """Decoder for byte-level tokenizers, whose text is the UTF-8 decoding of all bytes.
 
-    A character has at most four bytes, and whether bytes can begin one shows in themselves, so what is held back are at
-    most the three last bytes. Invalid bytes come out as the same U+FFFDs here and there: both decoders put one for the
-    longest beginning of a character that does not go on.
+    A character has at most four bytes and its first byte tells its length, so at most the last three bytes are held
+    back. Invalid bytes give the same U+FFFDs as decode(): one for each maximal incomplete prefix of a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
-        self.readings = tokenizer.readings
+        self.piece_texts = tokenizer.piece_texts
         self.skipped = skipped
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Add the tokens' bytes."""
-        read = [self.readings[token] for token in tokens if token not in self.skipped]
-        return self.decoder.decode(b"".join([reading for reading in read if isinstance(reading, bytes)]))
+        """Add the bytes of tokens."""
+        read = [self.piece_texts[token] for token in tokens if token not in self.skipped]
+        return self.decoder.decode(b"".join([piece for piece in read if isinstance(piece, bytes)]))
 
-    def settle(self) -> None:
-        """Nothing but the beginning of a character is ever held, and that still counts."""
+    def end_context(self) -> None:
+        """Keep held bytes: they may be the start of a character that the next tokens complete."""
 
     def flush(self) -> str:
-        """The beginning that was held, now unreadable."""
+        """Return held bytes as U+FFFD."""
         return self.decoder.decode(b"", final=True)
 
 
-class RunText:
-    """For SentencePiece decoders, where only <0xAB> pieces need company.
+class ByteRunDecoder:
+    """Decoder for SentencePiece tokenizers, where only runs of <0xAB> byte pieces need context.
 
-    The decoder reads each run of byte pieces by itself: as UTF-8 if the whole run is valid, else as one U+FFFD for each
-    byte. Even valid text inside a run is thus uncertain until a piece of text ends the run, or until a byte breaks it
-    for good, from where on each byte is a certain U+FFFD. Skipped tokens do not end a run: the decoder never sees them.
-    A byte is held once and let go once, so a push costs what it brings and what it lets go.
+    A run of byte pieces decodes as UTF-8 if all of it is valid, else to one U+FFFD per byte. Even valid text inside a
+    run is therefore final only when a text piece ends the run, or when a byte makes it invalid; from then on each byte
+    is a U+FFFD. Skipped tokens do not end a run. Each byte is held and released once, so a push costs linear time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], spelling: SentencePiece) -> None:
-        self.readings = tokenizer.readings
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], decoding: SentencePieceDecoding) -> None:
+        self.piece_texts = tokenizer.piece_texts
         self.skipped = skipped
-        self.strip_letter = spelling.strip_letter
-        self.strip_count = spelling.strip_count
+        self.strip_letter = decoding.strip_letter
+        self.strip_count = decoding.strip_count
         self.held = bytearray()
         self.broken = False
-        self.judge = codecs.getincrementaldecoder("utf-8")("strict")
+        self.validator = codecs.getincrementaldecoder("utf-8")("strict")
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Add the tokens' texts and bytes."""
+        """Add the text and bytes of tokens."""
         certain: list[str] = []
         for token in tokens:
-            reading = None if token in self.skipped else self.readings[token]
-            if isinstance(reading, bytes):
-                certain.append(self.add_byte(reading))
-            elif reading is not None:
-                certain += (self.end_run(), reading)
+            piece = None if token in self.skipped else self.piece_texts[token]
+            if isinstance(piece, bytes):
+                certain.append(self.add_byte(piece))
+            elif piece is not None:
+                certain += (self.end_run(), piece)
         return self.strip("".join(certain))
 
     def add_byte(self, byte: bytes) -> str:
-        """Lengthen the run; all of it comes out if it can no longer be valid."""
+        """Extend the run; return all of it once it cannot be valid any more."""
         self.held += byte
         if not self.broken:
             try:
-                self.judge.decode(byte)
+                self.validator.decode(byte)
             except UnicodeDecodeError:
                 self.broken = True
-        return self.let_go() if self.broken else ""
+        return self.release() if self.broken else ""
 
     def end_run(self) -> str:
-        """What is held, read as a whole run."""
+        """End the run and return its text."""
         if not self.held and not self.broken:
             return ""
-        text = self.let_go()
+        text = self.release()
         self.broken = False
-        self.judge.reset()
+        self.validator.reset()
         return text
 
-    def let_go(self) -> str:
-        """The text of the bytes held; none are held any more."""
+    def release(self) -> str:
+        """Return the text of the held bytes and clear them."""
         held, self.held = self.held, bytearray()
         try:
-            return UNREADABLE * len(held) if self.broken else held.decode()
+            return REPLACEMENT * len(held) if self.broken else held.decode()
         except UnicodeDecodeError:
-            return UNREADABLE * len(held)
+            return REPLACEMENT * len(held)
 
     def strip(self, text: str) -> str:
-        """Without the letters that the start of the whole text loses."""
+        """Strip the characters that the decoder removes at the start of the text."""
         while text and self.strip_count:
             if text[0] != self.strip_letter:
                 self.strip_count = 0
@@ -145,24 +143,24 @@ class RunText:
                 self.strip_count -= 1
         return text
 
-    def settle(self) -> None:
-        """Whole characters of a run the context ends with are the context's; its last one may be unfinished."""
+    def end_context(self) -> None:
+        """Drop complete characters of a run at the end of the context; keep an incomplete last one."""
         if not self.broken:
-            unfinished = self.judge.getstate()[0]
+            unfinished = self.validator.getstate()[0]
             self.strip(self.held[: len(self.held) - len(unfinished)].decode())
             self.held = bytearray(unfinished)
 
     def flush(self) -> str:
-        """The run that was going on."""
+        """Return the text of the current run."""
         return self.strip(self.end_run())
 
 
-class WindowText:
-    """For other decoders: what the last tokens say with the new ones, less what they say without.
+class WindowDecoder:
+    """Decoder for other tokenizers: decodes a window of recent tokens with and without the new ones.
 
     Exact for decoders whose text only grows at its end and where a token's text depends on the one before at most
-    (Metaspace, WordPiece, suffixes, none at all). An unreadable end is held back until it is readable or too long to be
-    the beginning of a character.
+    (Metaspace, WordPiece, suffixes, none at all). A U+FFFD at the end is held back until it resolves or is too long to
+    be the start of a character.
     """
 
     LOOKBACK = 4
@@ -170,26 +168,26 @@ class WindowText:
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self.tokenizer = tokenizer
         self.skipped = skipped
-        self.shown: list[int] = []
+        self.window: list[int] = []
         self.waiting: list[int] = []
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Add the tokens, unless what they say is unreadable yet."""
+        """Add tokens and return their text, unless it ends in an incomplete character."""
         self.waiting += [t for t in tokens if t not in self.skipped and self.tokenizer.piece(t) is not None]
-        if len(self.waiting) < self.LOOKBACK and self.text(self.shown + self.waiting).endswith(UNREADABLE):
+        if len(self.waiting) < self.LOOKBACK and self.text(self.window + self.waiting).endswith(REPLACEMENT):
             return ""
         return self.flush()
 
     def text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special=False)
 
-    def settle(self) -> None:
-        """What waits belongs to the context."""
+    def end_context(self) -> None:
+        """Discard the text of the context."""
         self.flush()
 
     def flush(self) -> str:
-        """What the waiting tokens add to the ones before."""
-        window = self.shown + self.waiting
-        new = self.text(window)[len(self.text(self.shown)) :]
-        self.shown, self.waiting = window[-self.LOOKBACK :], []
+        """Return the text that the waiting tokens add."""
+        tokens = self.window + self.waiting
+        new = self.text(tokens)[len(self.text(self.window)) :]
+        self.window, self.waiting = tokens[-self.LOOKBACK :], []
         return new

@@ -1,4 +1,4 @@
-"""One tokenizer for every model: encode, decode, chat."""
+"""The tokenizer of a model: encode, decode, chat template."""
 
 from __future__ import annotations
 
@@ -10,47 +10,46 @@ from foretell.errors import RequestError
 from foretell.tokenizer.chat import ChatTemplates
 from foretell.tokenizer.gguf_vocab import read_gguf
 from foretell.tokenizer.hf_files import read_files
-from foretell.tokenizer.panics import unless_foreign
-from foretell.tokenizer.piece_decoding import Reading, spelling_of
-from foretell.tokenizer.spec import Parts
+from foretell.tokenizer.piece_decoding import PieceText, piece_decoding
+from foretell.tokenizer.spec import TokenizerSpec, library_error
 
-LONG = 4096  # characters; `encode` of a longer text would keep all other threads waiting
-MERGED = 4  # characters that a normalizer may make one of; Unicode's own forms stay below
+BATCH_ENCODE_CHARS = 4096  # longer texts are encoded by `encode_batch_fast`, which releases the GIL
+MAX_NORMALIZED = 4  # characters that a normalizer may merge into one; Unicode normalization stays below
 
 
 class Tokenizer:
-    """Turns text into token ids and back, exactly as the model's own tokenizer does."""
+    """Encodes text to token ids and decodes them, exactly as the model's own tokenizer does."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._backend = parts.backend
-        self._templates = ChatTemplates(parts.templates, parts.named)
-        self.spelling = spelling_of(parts.backend)
-        self.readings = Readings(self)
-        self.vocab_size = parts.size
-        bos = parts.named.get("bos_token")
-        self.bos_id: int | None = parts.backend.token_to_id(bos) if bos else None
-        self.end_ids = parts.end_ids
-        added = parts.backend.get_added_tokens_decoder()
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._backend = spec.backend
+        self._templates = ChatTemplates(spec.templates, spec.named)
+        self.piece_decoding = piece_decoding(spec.backend)
+        self.piece_texts = PieceTexts(self)
+        self.vocab_size = spec.size
+        bos = spec.named.get("bos_token")
+        self.bos_id: int | None = spec.backend.token_to_id(bos) if bos else None
+        self.end_ids = spec.end_ids
+        added = spec.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod
     def from_files(cls, files: Mapping[str, str]) -> Tokenizer:
-        """From the texts of a model folder's files, by file name; tokenizer.json must be among them."""
+        """Build from the contents of a model folder's files by name; tokenizer.json is required."""
         return cls(read_files(files))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """From the metadata of a GGUF file."""
+        """Build from the metadata of a GGUF file."""
         return cls(read_gguf(metadata))
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the template chats are written with, if the model has one."""
+        """Return the source of the chat template, if the model has one."""
         return self._templates.default
 
     @property
     def tool_template(self) -> str | None:
-        """The same for chats with tools: some models have one of its own."""
+        """Return the chat template for chats with tools; some models have a separate one."""
         return self._templates.with_tools
 
     def check_templates(self) -> None:
@@ -59,16 +58,16 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """The most characters of a text that one token can stand for."""
+        """Return the maximum number of characters that one token can encode."""
         longest = max(map(len, self._backend.get_vocab(with_added_tokens=True)))
-        return longest if self._backend.normalizer is None else longest * MERGED
+        return longest if self._backend.normalizer is None else longest * MAX_NORMALIZED
 
     def as_json(self) -> str:
-        """All of it but the chat templates, as a tokenizer.json."""
+        """Return the tokenizer.json, which excludes the chat templates."""
         return str(self._backend.to_str())
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of `text`, with special tokens known by their names, and with BOS if the model has it so."""
+        """Encode text. Special tokens in it are recognized, and BOS is added if the model does so."""
         try:
             text.encode()
         except UnicodeEncodeError as problem:
@@ -76,34 +75,34 @@ class Tokenizer:
                 "prompt", f"has half a surrogate pair at character {problem.start}; send valid Unicode"
             ) from None
         try:
-            if len(text) <= LONG:
+            if len(text) <= BATCH_ENCODE_CHARS:
                 return self._backend.encode(text, add_special_tokens=add_special).ids
-            (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)  # releases the GIL
+            (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
         except BaseException as problem:
             raise failed("prompt", "encode", problem) from problem
         return found.ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `tokens`; ids outside the vocabulary have none."""
+        """Decode tokens; ids outside the vocabulary are skipped."""
         try:
             return self._backend.decode(list(tokens), skip_special_tokens=skip_special)
         except BaseException as problem:
             raise failed("tokens", "decode", problem) from problem
 
     def piece(self, token: int) -> str | None:
-        """The token as the vocabulary spells it; None for an id that means nothing."""
+        """Return the vocabulary entry of a token; None for an unknown id."""
         return self._backend.id_to_token(token)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token adds to the text; a special token's are those of its name."""
-        reading = self.piece(token) if token in self.special_ids else self.readings[token]
-        return reading if isinstance(reading, bytes) else (reading or "").encode()
+        """Return the bytes a token adds to the text; for a special token those of its name."""
+        piece = self.piece(token) if token in self.special_ids else self.piece_texts[token]
+        return piece if isinstance(piece, bytes) else (piece or "").encode()
 
     def token_text(self, token: int) -> str:
-        """A token for showing to people: what is not a whole character shows as U+FFFD."""
+        """Return a token as printable text; incomplete characters become U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
-    def render_chat(
+    def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         /,  # a template may have variables of any name
@@ -116,26 +115,26 @@ class Tokenizer:
         return self._templates.render(messages, tools, {"add_generation_prompt": add_generation_prompt, **kwargs})
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
-        """The chat as token ids. The template writes BOS itself, so none is added."""
-        return self.encode(self.render_chat(messages, **kwargs), add_special=False)
+        """Apply the chat template and encode. The template adds BOS itself."""
+        return self.encode(self.apply_chat_template(messages, **kwargs), add_special=False)
 
 
 def failed(field: str, action: str, problem: BaseException) -> RequestError:
-    """Return the error for a text or tokens that the library refuses, or panics at."""
-    reason = " ".join(str(unless_foreign(problem)).split())[:300]
+    """Return the error for input that the library rejects, or panics on."""
+    reason = " ".join(str(library_error(problem)).split())[:300]
     return RequestError(field, f"the model's tokenizer cannot {action} this: {reason}")
 
 
-class Readings(dict[int, Reading]):
-    """What each token says, found when first asked for: a vocabulary is large and most of it never comes up."""
+class PieceTexts(dict[int, PieceText]):
+    """The decoded piece of each token, computed on first use: most of a large vocabulary never occurs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def __missing__(self, token: int) -> Reading:
+    def __missing__(self, token: int) -> PieceText:
         piece = self._tokenizer.piece(token)
         try:
-            self[token] = None if piece is None else self._tokenizer.spelling.read(piece)
+            self[token] = None if piece is None else self._tokenizer.piece_decoding.read(piece)
         except BaseException as problem:
             raise failed("tokens", "decode", problem) from problem
         return self[token]

@@ -1,1 +1,1 @@
-"""Training what guesses: from texts a target answers itself to a head or a small model that is served as it is."""
+"""Training of draft heads and draft models on a target's own answers (on-policy distillation)."""

@@ -1,4 +1,4 @@
-"""Training a block head: from many places of a text at once, each time a whole block."""
+"""Training objective of block heads (DSpark): a block of draft tokens in parallel, from many anchors of a document."""
 
 from __future__ import annotations
 
@@ -9,101 +9,104 @@ from torch import Tensor, nn
 
 from foretell.models.draft_heads import BlockHead
 
-from .capture import Capture, States
-from .dense_forward import spread
-from .losses import LK, Mix, Rows, rows_loss, surety_loss
-from .objective import HeadMethod, Progress, goals_of
+from .capture import HiddenStateCapture, TargetStates
+from .dense_forward import repeat_kv
+from .losses import LK, LossRows, LossWeights, chunked_loss, confidence_loss
+from .objective import HeadObjective, ObjectiveResult, position_targets
 
-FADE = 4.0  # places over which a guess's weight falls to a third
-SPACING = 3  # tokens of a row for each anchor
+WEIGHT_SCALE = 4.0  # positions in a block over which a draft token's loss weight falls to 1/e
+TOKENS_PER_ANCHOR = 3  # one anchor for this many tokens of a row
 
 
-class BlockMethod(HeadMethod[BlockHead]):
-    """Anchors are drawn anew for every batch."""
+class BlockObjective(HeadObjective[BlockHead]):
+    """Drafts a block after each anchor. Training samples anchors per batch; evaluation uses every position."""
 
-    def __init__(self, head: BlockHead, capture: Capture, mix: Mix = LK) -> None:
+    def __init__(self, head: BlockHead, capture: HiddenStateCapture, loss_weights: LossWeights = LK) -> None:
         super().__init__(head, capture)
-        self.mix = mix
+        self.loss_weights = loss_weights
 
-    def __call__(self, states: States, generator: torch.Generator) -> Progress:
-        tokens, learnt, head = states.batch.tokens, states.batch.learnt, self.head
-        goals = goals_of(self.capture, states, head)
-        anchors, real = draw_anchors(learnt, generator) if torch.is_grad_enabled() else every_anchor(learnt)
-        everywhere = torch.arange(tokens.shape[1], device=tokens.device)
-        read = head.context_kv(head.fuse(head.with_token_hints(states.features, tokens)), head.rope_rows(everywhere))
-        places = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
-        attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
-        said = head.draft_states(head(tokens.gather(1, anchors), head.rope_rows(places), attend))
-        wanted = _wanted(learnt, anchors, real, head.config.drafts)
-        row, anchor, step = wanted.nonzero(as_tuple=True)
-        place = anchors[row, anchor] + step
-        weight = torch.exp(-step / FADE) / max(1, int(wanted[..., 0].sum()))
-        rows, before = goals.at(row, place, weight), tokens[row, place]
-        loss, alpha, guess = self._score(said[row, anchor, step], before, rows)
-        hits = torch.zeros_like(wanted)
-        hits[row, anchor, step] = guess == goals.goal.best_draft[goals.row[row, place]]
-        return Progress(loss, hits, wanted)
+    def __call__(self, states: TargetStates, generator: torch.Generator) -> ObjectiveResult:
+        tokens, loss_mask, head = states.batch.tokens, states.batch.loss_mask, self.head
+        targets = position_targets(self.capture, states, head)
+        anchors, valid = sample_anchors(loss_mask, generator) if torch.is_grad_enabled() else all_anchors(loss_mask)
+        context = torch.arange(tokens.shape[1], device=tokens.device)
+        kv = head.context_kv(head.fuse(head.with_token_hints(states.hidden_states, tokens)), head.rope_rows(context))
+        positions = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
+        attend = BlockAttention(head.config.layer.scale, head.config.causal_in_block, kv, anchors)
+        hidden = head.draft_states(head(tokens.gather(1, anchors), head.rope_rows(positions), attend))
+        mask = _block_mask(loss_mask, anchors, valid, head.config.drafts)
+        row, anchor, step = mask.nonzero(as_tuple=True)
+        position = anchors[row, anchor] + step
+        weight = torch.exp(-step / WEIGHT_SCALE) / max(1, int(mask[..., 0].sum()))
+        rows, previous = targets.at(row, position, weight), tokens[row, position]
+        loss, argmax = self._loss(hidden[row, anchor, step], previous, rows)
+        matches = torch.zeros_like(mask)
+        matches[row, anchor, step] = argmax == targets.target.draft_argmax[targets.row[row, position]]
+        return ObjectiveResult(loss, matches, mask)
 
-    def _score(self, states: Tensor, before: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _loss(self, hidden: Tensor, previous: Tensor, rows: LossRows) -> tuple[Tensor, Tensor]:
+        """Return the loss of the logits, Markov bias included, plus that of the confidence head, and the argmax."""
         head = self.head
-        hints = nudge = None
+        bias_states = bias_weight = None
         if head.markov_in is not None and head.markov_out is not None:
-            hints, nudge = nn.functional.embedding(before, head.markov_in), head.markov_out.weight
-        scored = rows_loss(states, self.output, rows, self.mix, hints, nudge)
-        loss = scored.loss
+            bias_states, bias_weight = nn.functional.embedding(previous, head.markov_in), head.markov_out.weight
+        output = chunked_loss(hidden, self.output, rows, self.loss_weights, bias_states, bias_weight)
+        loss = output.loss
         if head.surety is not None:
-            loss = loss + surety_loss(head.confidence_logits(states.detach(), before), scored.alpha, rows.weight)
-        return loss, scored.alpha, scored.guess
+            confidence = head.confidence_logits(hidden.detach(), previous)
+            loss = loss + confidence_loss(confidence, output.acceptance, rows.weights)
+        return loss, output.argmax
 
 
-def draw_anchors(learnt: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Places behind which a guess is wanted, [rows, anchors], and whether there is one: short answers have fewer."""
-    rows, length = learnt.shape
-    count = max(1, math.ceil(length / SPACING))
-    rank = torch.rand(rows, length, generator=generator, device=generator.device).to(learnt.device)
-    usable = torch.zeros_like(learnt)
-    usable[:, 1:-1] = learnt[:, 2:]  # place 0 has nothing read before it
+def sample_anchors(loss_mask: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Sample anchors [rows, n] before answer tokens, and whether each is valid: short answers have fewer than n."""
+    rows, length = loss_mask.shape
+    count = max(1, math.ceil(length / TOKENS_PER_ANCHOR))
+    rank = torch.rand(rows, length, generator=generator, device=generator.device).to(loss_mask.device)
+    usable = torch.zeros_like(loss_mask)
+    usable[:, 1:-1] = loss_mask[:, 2:]  # position 0 has no context before it
     rank = rank.masked_fill(~usable, -1.0)
-    found, anchors = rank.topk(min(count, length), dim=1)
-    return anchors, found >= 0
+    best, anchors = rank.topk(min(count, length), dim=1)
+    return anchors, best >= 0
 
 
-def every_anchor(learnt: Tensor) -> tuple[Tensor, Tensor]:
-    """All places in their order, to measure with; those behind which nothing is to be guessed are not real."""
-    real = torch.zeros_like(learnt)
-    real[:, 1:-1] = learnt[:, 2:]
-    return torch.arange(learnt.shape[1], device=learnt.device).expand_as(learnt), real
+def all_anchors(loss_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all positions in order as anchors, and whether each precedes an answer token."""
+    valid = torch.zeros_like(loss_mask)
+    valid[:, 1:-1] = loss_mask[:, 2:]
+    return torch.arange(loss_mask.shape[1], device=loss_mask.device).expand_as(loss_mask), valid
 
 
-def _wanted(learnt: Tensor, anchors: Tensor, real: Tensor, drafts: int) -> Tensor:
-    """[rows, anchors, drafts]: whether the place of each guess is one to learn."""
-    places = anchors[..., None] + torch.arange(1, drafts + 1, device=anchors.device)
-    inside = places < learnt.shape[1]
-    rows = torch.arange(len(learnt), device=anchors.device)[:, None, None]
-    return learnt[rows, places.clamp_max(learnt.shape[1] - 1)] & inside & real[..., None]
+def _block_mask(loss_mask: Tensor, anchors: Tensor, valid: Tensor, drafts: int) -> Tensor:
+    """Return [rows, anchors, drafts]: the loss covers the position of this draft token."""
+    positions = anchors[..., None] + torch.arange(1, drafts + 1, device=anchors.device)
+    inside = positions < loss_mask.shape[1]
+    rows = torch.arange(len(loss_mask), device=anchors.device)[:, None, None]
+    return loss_mask[rows, positions.clamp_max(loss_mask.shape[1] - 1)] & inside & valid[..., None]
 
 
-class BlockAttend:
-    """Rows of a block see what was read before their anchor, and their block."""
+class BlockAttention:
+    """Attention of block positions over the context before their anchor and over their own block."""
 
-    def __init__(self, scale: float, causal: bool, read: list[tuple[Tensor, Tensor]], anchors: Tensor) -> None:
-        self.scale, self.causal, self.read = scale, causal, read
-        length = read[0][0].shape[1]
-        place = torch.arange(length, device=anchors.device)
-        self.hidden = place >= anchors[..., None]  # [rows, anchors, length]
+    def __init__(self, scale: float, causal: bool, kv: list[tuple[Tensor, Tensor]], anchors: Tensor) -> None:
+        self.scale, self.causal, self.kv = scale, causal, kv
+        length = kv[0][0].shape[1]
+        position = torch.arange(length, device=anchors.device)
+        self.masked = position >= anchors[..., None]  # [rows, anchors, length]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, count, block, heads, dim = q.shape
-        share = heads // k.shape[-2]
-        keys, values = (spread(each, share).transpose(1, 2) for each in self.read[layer])  # [rows, heads, length, dim]
+        groups = heads // k.shape[-2]
+        # [rows, heads, length, dim]
+        keys, values = (repeat_kv(each, groups).transpose(1, 2) for each in self.kv[layer])
         q = q.permute(0, 3, 1, 2, 4)  # [rows, heads, anchors, block, dim]
-        k, v = (spread(each, share).permute(0, 3, 1, 2, 4) for each in (k, v))
-        least = torch.finfo(q.dtype).min
-        before = (q.flatten(2, 3) @ keys.mT * self.scale).view(rows, heads, count, block, -1)
-        before = before.masked_fill(self.hidden[:, None, :, None], least)
+        k, v = (repeat_kv(each, groups).permute(0, 3, 1, 2, 4) for each in (k, v))
+        lowest = torch.finfo(q.dtype).min
+        context = (q.flatten(2, 3) @ keys.mT * self.scale).view(rows, heads, count, block, -1)
+        context = context.masked_fill(self.masked[:, None, :, None], lowest)
         own = q @ k.mT * self.scale
         if self.causal:
-            own = own.masked_fill(torch.ones(block, block, device=q.device).triu(1).bool(), least)
-        shares = torch.cat([before, own], -1).softmax(-1)
-        seen = (shares[..., :-block].flatten(2, 3) @ values).view_as(q) + shares[..., -block:] @ v
-        return seen.permute(0, 2, 3, 1, 4)
+            own = own.masked_fill(torch.ones(block, block, device=q.device).triu(1).bool(), lowest)
+        probs = torch.cat([context, own], -1).softmax(-1)
+        output = (probs[..., :-block].flatten(2, 3) @ values).view_as(q) + probs[..., -block:] @ v
+        return output.permute(0, 2, 3, 1, 4)

@@ -1,4 +1,4 @@
-"""What heads learn from: the target's states over a batch, taken while training runs and never written to disk."""
+"""Capture of the target's hidden states over a batch, computed during training and never written to disk."""
 
 from __future__ import annotations
 
@@ -10,87 +10,90 @@ from torch import Tensor
 
 from foretell.models.decoder import Decoder
 
-from .batches import Batch, Batches
-from .dense_forward import CausalAttend, last_norm, make_tables, output_rows, run_dense
+from .dense_forward import CausalAttention, dense_forward, final_norm, output_weight, rope_tables
+from .token_dataset import BatchLoader, TrainBatch
 
-ROWS = 4096  # of logits over the whole vocabulary at a time
-ROOM = 0.6  # of a GPU's free memory that states may be kept in
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What the target says after some places, over the tokens a head may guess."""
-
-    probs: Tensor  # [n, outputs]: of all its probability, not scaled up to one
-    best: Tensor  # [n] its likeliest token, by the target's ids
-    best_draft: Tensor  # [n] the same by the head's ids, -1 where the head has no such token
+LOGITS_ROWS = 4096  # rows of full-vocabulary logits in memory at a time
+CACHE_FRACTION = 0.6  # of free GPU memory that cached hidden states may take
 
 
 @dataclass(frozen=True)
-class States:
-    """A batch as the target saw it."""
+class TargetDistribution:
+    """The target's next-token distribution at some positions, over the draft vocabulary."""
 
-    batch: Batch
-    features: Tensor  # [rows, length, taps * width]
-    last: Tensor  # [rows, length, width], what the output matrix reads
+    probs: Tensor  # [n, outputs]: not renormalized, so a row sums to less than 1 if tokens are missing
+    argmax: Tensor  # [n]: the most likely token, as a target id
+    draft_argmax: Tensor  # [n]: the same token as a draft id, -1 if the draft vocabulary lacks it
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """A batch with the target's hidden states."""
+
+    batch: TrainBatch
+    hidden_states: Tensor  # [rows, length, layers * width]: outputs of the hidden layers a head reads
+    final_hidden: Tensor  # [rows, length, width]: input of the output matrix
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (self.batch.tokens, self.batch.learnt, self.features, self.last))
+        tensors = (self.batch.tokens, self.batch.loss_mask, self.hidden_states, self.final_hidden)
+        return sum(each.nbytes for each in tensors)
 
 
-class Capture:
-    """Runs the frozen target over batches."""
+class HiddenStateCapture:
+    """Runs the frozen target over batches and keeps the outputs of `hidden_layers`."""
 
-    def __init__(self, target: Decoder, taps: tuple[int, ...], context: int) -> None:
-        self.target, self.taps = target, taps
-        self.tables = make_tables(target, context)
-        self.attend = CausalAttend(target.config.scale, target.config.windows)
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch) -> States:
-        places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        x, tapped = run_dense(self.target, self.tables, batch.tokens, places, self.attend, self.taps)
-        features = torch.cat(tapped, -1) if tapped else x[..., :0]
-        return States(batch, features, last_norm(self.target, x))
+    def __init__(self, target: Decoder, hidden_layers: tuple[int, ...], context: int) -> None:
+        self.target, self.hidden_layers = target, hidden_layers
+        self.rope = rope_tables(target, context)
+        self.attend = CausalAttention(target.config.scale, target.config.windows)
 
     @torch.no_grad()
-    def goal(self, last: Tensor, ids: Tensor) -> Goal:
-        """What the target says behind these states [n, width], worked out anew: logits are too large to keep."""
-        rows = output_rows(self.target)
-        mine = rows if len(ids) == len(rows) else rows[ids]
-        where = torch.full((len(rows),), -1, device=ids.device)
-        where[ids] = torch.arange(len(ids), device=ids.device)
-        parts = [_said(piece, rows, mine, len(ids) == len(rows)) for piece in torch.split(last, ROWS)]
-        probs, best = torch.cat([p for p, _ in parts]), torch.cat([b for _, b in parts])
-        return Goal(probs, best, where[best])
+    def __call__(self, batch: TrainBatch) -> TargetStates:
+        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        x, layers = dense_forward(self.target, self.rope, batch.tokens, positions, self.attend, self.hidden_layers)
+        hidden_states = torch.cat(layers, -1) if layers else x[..., :0]
+        return TargetStates(batch, hidden_states, final_norm(self.target, x))
+
+    @torch.no_grad()
+    def distribution(self, final_hidden: Tensor, ids: Tensor) -> TargetDistribution:
+        """Return the next-token distribution over `ids` for states [n, width]. Logits are too large to cache."""
+        weight = output_weight(self.target)
+        is_full = len(ids) == len(weight)
+        draft_weight = weight if is_full else weight[ids]
+        draft_id = torch.full((len(weight),), -1, device=ids.device)
+        draft_id[ids] = torch.arange(len(ids), device=ids.device)
+        chunks = [_probs(states, weight, draft_weight, is_full) for states in torch.split(final_hidden, LOGITS_ROWS)]
+        probs, argmax = torch.cat([p for p, _ in chunks]), torch.cat([best for _, best in chunks])
+        return TargetDistribution(probs, argmax, draft_id[argmax])
 
 
-class KeptStates:
-    """The states of each step's batch, kept on a GPU for the next time it comes as far as there is room."""
+class HiddenStateCache:
+    """Caches the hidden states of batches on the GPU, as far as memory allows. On a CPU nothing is cached."""
 
-    def __init__(self, capture: Capture, batches: Batches) -> None:
+    def __init__(self, capture: HiddenStateCapture, batches: BatchLoader) -> None:
         self.capture, self.batches = capture, batches
-        self._kept: dict[int, States] = {}
-        self._room = 0
+        self._cache: dict[int, TargetStates] = {}
+        self._free_bytes = 0
         if batches.device.type == "cuda":
-            self._room = int(ROOM * torch.cuda.mem_get_info(batches.device)[0])
+            self._free_bytes = int(CACHE_FRACTION * torch.cuda.mem_get_info(batches.device)[0])
 
-    def at(self, step: int) -> States:
-        number = self.batches.number(step)
-        if number in self._kept:
-            return self._kept[number]
-        states = self.capture(self.batches.at(step))
-        if states.nbytes <= self._room:
-            self._room -= states.nbytes
-            self._kept[number] = states
+    def get(self, step: int) -> TargetStates:
+        """Return the states of a step's batch."""
+        index = self.batches.batch_index(step)
+        if index in self._cache:
+            return self._cache[index]
+        states = self.capture(self.batches.get(step))
+        if states.nbytes <= self._free_bytes:
+            self._free_bytes -= states.nbytes
+            self._cache[index] = states
         return states
 
 
-def _said(states: Tensor, rows: Tensor, mine: Tensor, everything: bool) -> tuple[Tensor, Tensor]:
-    """Probabilities of the tokens whose rows are `mine`, and the likeliest of all."""
-    logits = F.linear(states, rows).float()
+def _probs(states: Tensor, weight: Tensor, draft_weight: Tensor, is_full: bool) -> tuple[Tensor, Tensor]:
+    """Return the probabilities of the draft vocabulary and the argmax over the full vocabulary."""
+    logits = F.linear(states, weight).float()
     total = logits.logsumexp(-1, keepdim=True)
-    best = logits.argmax(-1)
-    some = logits if everything else F.linear(states, mine).float()
-    return (some - total).exp_().to(states.dtype), best
+    argmax = logits.argmax(-1)
+    draft_logits = logits if is_full else F.linear(states, draft_weight).float()
+    return (draft_logits - total).exp_().to(states.dtype), argmax

@@ -1,4 +1,4 @@
-"""What a run will take, told before it starts: time, memory and disk, from one step that is thrown away."""
+"""Estimate of a run's time, memory and disk before it starts, from a forward and backward pass that is discarded."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from foretell.runner.memory_plan import GIB
 
 from .trainer import Trainer
 
-FLOATS = 4  # of a trained weight that a checkpoint keeps: the module's, the master and two moments
+CHECKPOINT_FLOATS = 4  # per trained weight in a checkpoint: the module's, the float32 master and two moments
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """Seconds, bytes and how often every text is read."""
+class CostEstimate:
+    """Expected cost of a run; `memory` and `disk` are in bytes."""
 
     seconds: float
     steps: int
@@ -28,52 +28,56 @@ class Forecast:
     disk: int
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return (
-            f"about {in_words(self.seconds)} for {self.steps} steps ({self.epochs:.1f} times through the texts), "
+            f"about {format_duration(self.seconds)} for {self.steps} steps ({self.epochs:.1f} epochs), "
             f"{self.memory / GIB:.2f} GiB of memory, {self.disk / 2**20:.0f} MiB of disk"
         )
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def forecast(trainer: Trainer, folder: Path, part: float = 1.0) -> Forecast:
-    """Run one step's losses and gradients, and change nothing; only `part` of the texts may be there yet."""
+def estimate_cost(trainer: Trainer, folder: Path, answered_fraction: float = 1.0) -> CostEstimate:
+    """Time one forward and backward pass without an update.
+
+    `answered_fraction` is the share of prompts that have answers so far; an epoch will be that much longer.
+    """
     cuda = trainer.optimizer.parameters[0].device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    seconds = min(_timed(trainer) for _ in range(2))
-    limits, standing = trainer.limits, trainer.standing
+    step_seconds = min(_time_step(trainer) for _ in range(2))
+    limits, state = trainer.limits, trainer.state
     if limits.steps is not None:
-        steps = limits.steps - standing.step
-        left = steps * seconds
+        steps = limits.steps - state.step
+        remaining = steps * step_seconds
     else:
-        assert limits.budget is not None, "a run has an end"
-        left = max(0.0, limits.budget - standing.elapsed)
-        steps = int(left / seconds)
-    memory = torch.cuda.max_memory_allocated() if cuda else _own_memory()
+        assert limits.budget is not None, "a run is limited by steps or by time"
+        remaining = max(0.0, limits.budget - state.elapsed)
+        steps = int(remaining / step_seconds)
+    memory = torch.cuda.max_memory_allocated() if cuda else _peak_process_memory()
     weights = sum(each.numel() for each in trainer.optimizer.parameters)
-    disk = weights * 4 * (FLOATS + 1)
+    disk = weights * 4 * (CHECKPOINT_FLOATS + 1)
     _check_disk(disk, folder)
-    return Forecast(left, steps, steps / max(1.0, trainer.batches.an_epoch / part), memory, disk)
+    epochs = steps / max(1.0, trainer.batches.steps_per_epoch / answered_fraction)
+    return CostEstimate(remaining, steps, epochs, memory, disk)
 
 
-def _timed(trainer: Trainer) -> float:
+def _time_step(trainer: Trainer) -> float:
     began = perf_counter()
-    batch = trainer.batches.at(0)
+    batch = trainer.batches.get(0)
     generator = torch.Generator(batch.tokens.device).manual_seed(0)
-    progress = trainer.method(trainer.capture(batch), generator)
-    progress.loss.backward()  # type: ignore[no-untyped-call]
-    float(progress.loss.detach())
+    result = trainer.objective(trainer.capture(batch), generator)
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    float(result.loss.detach())  # wait for the GPU
     for each in trainer.optimizer.parameters:
         each.grad = None
     return perf_counter() - began
 
 
-def _own_memory() -> int:
-    """What this process takes now, its peak so far."""
+def _peak_process_memory() -> int:
+    """Return the peak resident memory of this process in bytes."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -83,4 +87,7 @@ def _check_disk(disk: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if disk > free:
-        raise CapacityError(f"{folder} has {free / 2**20:.0f} MiB of room and the run wants {disk / 2**20:.0f}")
+        raise CapacityError(
+            f"{folder} has {free / 2**20:.0f} MiB of free disk and the run needs {disk / 2**20:.0f} MiB; "
+            "free some, or choose another --out"
+        )

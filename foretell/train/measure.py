@@ -1,4 +1,4 @@
-"""What a drafter is worth: tokens a step through the engine that serves it, on prompts it was not trained on."""
+"""Evaluation of a trained drafter in the serving engine, on held-out prompts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from foretell.certify.text_equality import PROMPTS, encode
 from foretell.llm import LLM
 from foretell.sampling_params import SamplingParams
 
-from .speculative_streaming import HEADS
+from .medusa import HEADS_FOLDER
 
-TOKENS = 64  # written after each prompt
+EVAL_TOKENS = 64  # output tokens per prompt
 
 
 @dataclass(frozen=True)
-class Worth:
-    """Of one drafter, at a fixed number of guesses."""
+class MeasuredAcceptance:
+    """Output tokens per step of one drafter at a fixed draft length."""
 
-    accepted: float  # tokens a step
-    drafted: int
+    accepted_per_step: float
+    drafted: int  # draft tokens per step
     prompts: int
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The engine and prompts a drafter is measured with."""
+class DrafterEvaluator:
+    """The target and the prompts that drafters are evaluated with."""
 
     target: str
     prompts: list[list[int]]
-    drafted: int
+    drafted: int  # draft tokens per step
     device: str = "auto"
 
     def llm(self, drafter: str) -> LLM:
@@ -43,8 +43,8 @@ class Bench:
             quiet=True,
         )
 
-    def worth(self, drafter: str, temperature: float = 0.0, tokens: int = TOKENS) -> Worth:
-        """Measure a drafter by its name, as `--drafter` takes it."""
+    def measure(self, drafter: str, temperature: float = 0.0, tokens: int = EVAL_TOKENS) -> MeasuredAcceptance:
+        """Generate with a drafter, named as in `--drafter`, and count output tokens per step."""
         llm = self.llm(drafter)
         params = [
             SamplingParams(temperature=temperature, top_p=1.0, top_k=-1, max_tokens=tokens, seed=i)
@@ -52,20 +52,20 @@ class Bench:
         ]
         outputs = llm.generate(list(self.prompts), params)
         steps = sum(each.speculation.steps for each in outputs)
-        written = sum(each.speculation.tokens for each in outputs)
-        return Worth(written / max(1, steps), self.drafted, len(self.prompts))
+        generated = sum(each.speculation.tokens for each in outputs)
+        return MeasuredAcceptance(generated / max(1, steps), self.drafted, len(self.prompts))
 
-    def certified(self, drafter: str) -> Certificate:
-        """Return a quick certificate of the text with this drafter; outputs are as long as the context allows."""
+    def certify(self, drafter: str) -> Certificate:
+        """Return a quick certificate for this drafter; outputs are as long as the context allows."""
         llm = self.llm(drafter)
         longest = max(len(encode(llm.tokenizer, prompt)) for prompt in PROMPTS)
-        room = llm.assembly.requests.limits.context - longest
-        order = CertifyJob(quick=True, max_tokens=max(1, min(CertifyJob.max_tokens, room)))
-        return certify(order, lambda: llm, lambda line: None)
+        available = llm.assembly.requests.limits.context - longest
+        job = CertifyJob(quick=True, max_tokens=max(1, min(CertifyJob.max_tokens, available)))
+        return certify(job, lambda: llm, lambda line: None)
 
 
 def drafter_name(kind: str, folder: Path) -> str:
-    """How `--drafter` names what was trained."""
+    """Return the value of `--drafter` for a trained drafter."""
     if kind == "streaming":
-        return f"medusa:{folder / HEADS}"
+        return f"medusa:{folder / HEADS_FOLDER}"
     return f"{'distilled' if kind == 'distill' else kind}:{folder}"

@@ -1,4 +1,4 @@
-"""What trains one kind of drafter: what it makes of a batch of the target's states."""
+"""Training objectives: the interface of one drafter kind in training, and plain distillation of a draft model."""
 
 from __future__ import annotations
 
@@ -10,87 +10,89 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foretell.models.draft_heads import DraftHead, write_head
+from foretell.kernels.norm import rms_norm
+from foretell.models.draft_heads import DistilledHead, DraftHead, write_head
 
-from .capture import Capture, Goal, States
-from .losses import Rows, Scored
+from .capture import HiddenStateCapture, TargetDistribution, TargetStates
+from .dense_forward import CausalAttention
+from .losses import LK, LossOutput, LossRows, LossWeights, chunked_loss
 
 
 @dataclass(frozen=True)
-class Progress:
-    """One batch's result: the loss to descend, and how far a chain of guesses would have come."""
+class ObjectiveResult:
+    """The loss of one batch, and which draft tokens greedy verification would accept."""
 
     loss: Tensor
-    hits: Tensor  # [rows, places, steps]: whether each guess is the target's likeliest token
-    counted: Tensor  # [rows, places, steps]: whether that place is one to guess
+    matches: Tensor  # [rows, positions, steps]: the draft token is the target's argmax
+    mask: Tensor  # [rows, positions, steps]: the loss covers this position
 
-    def sums(self) -> Tensor:
-        """[2, steps]: guesses that stand together with all before them, and places where there could be one."""
-        alive = (self.hits & self.counted).cumprod(-1)
-        return torch.stack([alive.sum((0, 1)), self.counted.cumprod(-1).sum((0, 1))]).double()
+    def acceptance_counts(self) -> Tensor:
+        """Return [2, steps]: draft tokens accepted together with all before them, and draft tokens possible."""
+        accepted = (self.matches & self.mask).cumprod(-1)
+        return torch.stack([accepted.sum((0, 1)), self.mask.cumprod(-1).sum((0, 1))]).double()
 
-    def walk(self) -> tuple[int, int]:
-        """Tokens and steps, were each text written with these guesses: a step begins where the last one ended.
+    def simulate_decoding(self) -> tuple[int, int]:
+        """Return tokens and steps of decoding the documents with these drafts, each step starting where one ended.
 
-        Guesses right after a wrong one are worse than others, so this is less than the mean over all places.
+        Drafts right after a rejection are worse than others, so this gives less than the mean over all positions.
         """
-        runs = (self.hits & self.counted).cumprod(-1).sum(-1).tolist()
+        lengths = (self.matches & self.mask).cumprod(-1).sum(-1).tolist()
         tokens = steps = 0
-        for row, counted in zip(runs, self.counted[..., 0].tolist(), strict=True):
-            if not any(counted):
+        for row, mask in zip(lengths, self.mask[..., 0].tolist(), strict=True):
+            if not any(mask):
                 continue
-            place, stop = counted.index(True) + 1, len(counted) - counted[::-1].index(True)
-            tokens, steps = tokens + 1, steps + 1  # the prompt's own step, which has no guesses
-            while place < stop:
-                taken = min(row[place] + 1, stop - place)
-                tokens, steps, place = tokens + taken, steps + 1, place + taken
+            position, stop = mask.index(True) + 1, len(mask) - mask[::-1].index(True)
+            tokens, steps = tokens + 1, steps + 1  # the prefill step, which has no draft
+            while position < stop:
+                num_new = min(row[position] + 1, stop - position)
+                tokens, steps, position = tokens + num_new, steps + 1, position + num_new
         return tokens, steps
 
 
-class Method(ABC):
-    """A drafter in training."""
+class Objective(ABC):
+    """A drafter in training: its loss on a batch, its parameters, its checkpoint and its files."""
 
-    taps: tuple[int, ...] = ()
-
-    @abstractmethod
-    def __call__(self, states: States, generator: torch.Generator) -> Progress: ...
+    hidden_layers: tuple[int, ...] = ()  # layers of the target whose states the drafter reads
 
     @abstractmethod
-    def trained(self) -> list[nn.Parameter]:
-        """What is changed."""
+    def __call__(self, states: TargetStates, generator: torch.Generator) -> ObjectiveResult: ...
 
     @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """What training has made of it, to go on from."""
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters to train."""
 
     @abstractmethod
-    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
-        """The drafter as it is served."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint."""
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """What `state` gave."""
-        mine = self.state()
+    @abstractmethod
+    def save(self, folder: Path, accuracy: tuple[float, ...]) -> None:
+        """Write the drafter as it is served; `accuracy` is its conditional acceptance rate by depth."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the tensors that `state_dict` returned."""
+        own = self.state_dict()
         with torch.no_grad():
             for name, tensor in state.items():
-                mine[name].copy_(tensor)
+                own[name].copy_(tensor)
 
 
 AnyHead = TypeVar("AnyHead", bound=DraftHead[Any])
 
 
-class HeadMethod(Method, Generic[AnyHead]):
-    """The head that is trained is the one that is served."""
+class HeadObjective(Objective, Generic[AnyHead]):
+    """Trains a draft head, which is the same module as the one served."""
 
-    def __init__(self, head: AnyHead, capture: Capture) -> None:
-        self.head, self.capture, self.taps = head, capture, head.config.hidden_layers
+    def __init__(self, head: AnyHead, capture: HiddenStateCapture) -> None:
+        self.head, self.capture, self.hidden_layers = head, capture, head.config.hidden_layers
 
-    def trained(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
         return self.head.trainable_parameters()
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         return self.head.own_state_dict()
 
-    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
+    def save(self, folder: Path, accuracy: tuple[float, ...]) -> None:
         config = self.head.config
         self.head.config = replace(config, accuracy=accuracy)
         write_head(self.head, folder)
@@ -98,44 +100,81 @@ class HeadMethod(Method, Generic[AnyHead]):
 
     @property
     def output(self) -> Tensor:
-        """The rows that make scores of its states."""
+        """Return the output matrix, [outputs, width]."""
         assert self.head.output.weight is not None, "a head in training has its weights"
         return self.head.output.weight
 
 
 @dataclass(frozen=True)
-class Goals:
-    """What the target says after every place behind which there is a token to guess, found by place."""
+class PositionTargets:
+    """The target's distribution at every position before a token of the loss, looked up by (row, position)."""
 
-    goal: Goal
-    row: Tensor  # [rows, length]: the goal's row for a place, -1 where there is none
+    target: TargetDistribution
+    row: Tensor  # [rows, length]: the row of `target` for a position, -1 if it has none
     tokens: Tensor  # [rows, length]
-    draft: Tensor  # [vocab]: the head's id of each token, -1 where it has none
+    draft_ids: Tensor  # [vocab]: the draft id of each token, -1 if the draft vocabulary lacks it
 
-    def at(self, row: Tensor, place: Tensor, weight: float | Tensor) -> Rows:
-        """The target's word on the token behind these places."""
-        which = self.row[row, place]
-        label = self.draft[self.tokens[row, place + 1]]
-        given = torch.full(which.shape, weight, device=which.device) if isinstance(weight, float) else weight
-        return Rows(self.goal.probs, which, label, given)
+    def at(self, row: Tensor, position: Tensor, weight: float | Tensor) -> LossRows:
+        """Return the loss targets of the tokens after these positions."""
+        indices = self.row[row, position]
+        labels = self.draft_ids[self.tokens[row, position + 1]]
+        weights = torch.full(indices.shape, weight, device=indices.device) if isinstance(weight, float) else weight
+        return LossRows(self.target.probs, indices, labels, weights)
 
-    def hits(self, row: Tensor, place: Tensor, scored: Scored) -> Tensor:
-        """Whether guesses of the token behind these places are the target's likeliest."""
-        return scored.guess == self.goal.best_draft[self.row[row, place]]
-
-
-def goals_of(capture: Capture, states: States, head: DraftHead[Any]) -> Goals:
-    """Worked out once a batch: every step of every method reads the same rows."""
-    learnt = states.batch.learnt
-    wanted = torch.zeros_like(learnt)
-    wanted[:, :-1] = learnt[:, 1:]
-    row = torch.full(learnt.shape, -1, device=learnt.device)
-    row[wanted] = torch.arange(int(wanted.sum()), device=learnt.device)
-    draft = torch.full((head.config.vocab,), -1, device=learnt.device)
-    draft[head.draft_ids] = torch.arange(len(head.draft_ids), device=learnt.device)
-    return Goals(capture.goal(states.last[wanted], head.draft_ids), row, states.batch.tokens, draft)
+    def matches(self, row: Tensor, position: Tensor, output: LossOutput) -> Tensor:
+        """Return whether the draft tokens after these positions are the target's argmax."""
+        return output.argmax == self.target.draft_argmax[self.row[row, position]]
 
 
-def mean_weight(goals: Goals) -> float:
-    """What one place weighs, so that a loss is a mean over places."""
-    return 1.0 / max(1, len(goals.goal.best))
+def position_targets(capture: HiddenStateCapture, states: TargetStates, head: DraftHead[Any]) -> PositionTargets:
+    """Compute the target's distributions once per batch; every draft step reads rows of them."""
+    loss_mask = states.batch.loss_mask
+    mask = torch.zeros_like(loss_mask)
+    mask[:, :-1] = loss_mask[:, 1:]
+    row = torch.full(loss_mask.shape, -1, device=loss_mask.device)
+    row[mask] = torch.arange(int(mask.sum()), device=loss_mask.device)
+    draft_ids = torch.full((head.config.vocab,), -1, device=loss_mask.device)
+    draft_ids[head.draft_ids] = torch.arange(len(head.draft_ids), device=loss_mask.device)
+    target = capture.distribution(states.final_hidden[mask], head.draft_ids)
+    return PositionTargets(target, row, states.batch.tokens, draft_ids)
+
+
+def mean_weight(targets: PositionTargets) -> float:
+    """Return the weight of one position that makes a sum over positions a mean."""
+    return 1.0 / max(1, len(targets.target.argmax))
+
+
+class DistillObjective(HeadObjective[DistilledHead]):
+    """Trains a small draft model to match the target's next-token distribution at every answer position.
+
+    Draft tokens are accepted only along the target's own output, so the model trains on the target's answers.
+    """
+
+    def __init__(
+        self, head: DistilledHead, capture: HiddenStateCapture, steps: int, loss_weights: LossWeights = LK
+    ) -> None:
+        super().__init__(head, capture)
+        self.steps, self.loss_weights = steps, loss_weights
+        layer = head.config.layer
+        self.attend = CausalAttention(layer.scale, [layer.window] * head.config.layers)
+
+    def __call__(self, states: TargetStates, generator: torch.Generator) -> ObjectiveResult:
+        tokens, head = states.batch.tokens, self.head
+        targets = position_targets(self.capture, states, head)
+        positions = torch.arange(1, tokens.shape[1], device=tokens.device)  # serving skips position 0 as well
+        hidden = head.fuse(states.hidden_states)[:, :-1]
+        output = head.step(tokens[:, 1:], hidden, head.rope_rows(positions), self.attend)
+        output = rms_norm(output, head.norm.weight, head.config.layer.norm_eps)
+        mask = torch.zeros_like(states.batch.loss_mask[:, 1:])
+        mask[:, :-1] = states.batch.loss_mask[:, 2:]
+        row, column = mask.nonzero(as_tuple=True)
+        rows = targets.at(row, column + 1, mean_weight(targets))
+        scored = chunked_loss(output[row, column], self.output, rows, self.loss_weights)
+        matches = torch.zeros_like(mask)
+        matches[row, column] = targets.matches(row, column + 1, scored)
+        return ObjectiveResult(scored.loss, _windows(matches, self.steps), _windows(mask, self.steps))
+
+
+def _windows(x: Tensor, steps: int) -> Tensor:
+    """Return sliding windows, [rows, positions] -> [rows, positions, steps]: each position with those after it."""
+    return nn.functional.pad(x, (0, steps - 1)).unfold(1, steps, 1)

@@ -1,10 +1,15 @@
-"""The target's own answers: drafters learn what it says, not what a data set says."""
+"""On-policy training data: the target regenerates the answers, so drafters learn its distribution, not the data set's.
+
+Answers are cached in the run's folder and reused only if target, settings and prompt are the same.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,23 +24,22 @@ from foretell.sampling.noise import derive_seed
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 
-from .data import Ask
-from .kept_answers import KeptAnswers
-from .sampler import Sampler, Wish
-from .token_dataset import Document
+from .data import TrainPrompt
+from .sampler import GenerationRequest, Sampler
+from .token_dataset import ANSWERS_FILE, Document, Fingerprint, load_documents, load_fingerprint, save_documents
 
-PIECE = 64  # asks the engine answers between two savings
-SAVE = 1 << 14  # answers of the sampler between two
-SLOTS = 1024  # texts the sampler writes at once
-MEMORY = 0.5  # of what is free may be the sampler's caches
-SHORTEST = 4  # tokens of an answer from which something can be learnt
-STRIDE = 1 << 20  # more pieces than a text has: documents stay in the order of their asks
-WARM = 1.0  # the temperature of half of the answers that are drawn
+ENGINE_SAVE_EVERY = 64  # answers between two saves, and requests per batch of the engine
+SAMPLER_SAVE_EVERY = 1 << 14  # answers between two saves
+SAMPLER_SLOTS = 1024  # sequences the sampler decodes at once, at most
+SAMPLER_MEMORY = 0.5  # fraction of free GPU memory for the sampler's KV caches
+MIN_ANSWER_TOKENS = 4  # shorter answers are not trained on
+INDEX_STRIDE = 1 << 20  # above the chunks of any document, so that sorting by index keeps the order of the prompts
+HIGH_TEMPERATURE = 1.0  # temperature of half of the sampled answers
 
 
 @dataclass(frozen=True)
 class RegenerateSettings:
-    """How answers are written."""
+    """Sampling of the answers. Field names are part of the fingerprint in answers.npz."""
 
     max_tokens: int
     context: int
@@ -44,129 +48,193 @@ class RegenerateSettings:
     seed: int
 
     def temperature_of(self, index: int) -> float:
-        """Greedy, as asked, or as the model itself would draw: by the ask's number alone."""
+        """Choose the temperature of a prompt by its index: greedy, the configured one, or 1.0."""
         draw = random.Random(f"{self.seed} {index} temperature").random()
         if draw < self.greedy or self.temperature == 0:
             return 0.0
-        return self.temperature if draw < (1 + self.greedy) / 2 else WARM
+        return self.temperature if draw < (1 + self.greedy) / 2 else HIGH_TEMPERATURE
 
 
-def documents_of(
-    asks: list[Ask],
+@dataclass
+class AnswerCache:
+    """The answers file of a run's folder."""
+
+    folder: Path
+    fingerprint: Fingerprint
+    log: Callable[[str], None]
+    reports: bool = True  # log how many answers are reused
+    _others: list[Document] = field(default_factory=list)  # of prompts outside the current call, kept in the file
+
+    @property
+    def path(self) -> Path:
+        return self.folder / ANSWERS_FILE
+
+    @cached_property
+    def _documents(self) -> dict[int, Document]:
+        """Return the file's documents by index; none if another target or other settings generated them."""
+        if not self.path.is_file():
+            return {}
+        documents, fingerprint = load_documents(self.path), load_fingerprint(self.path)
+        if fingerprint == self.fingerprint:
+            return {each.index: each for each in documents}
+        reason = "an older version wrote it, without a fingerprint"
+        if fingerprint is not None:
+            names = [name for name, value in self.fingerprint.items() if fingerprint.get(name) != value]
+            reason = f"{', '.join(names)} changed" if names else "other settings"
+        old = self.path.with_name("answers.old.npz")
+        self.path.replace(old)
+        self.log(f"{self.path}: none of {len(documents)} answers reused ({reason}); they are now in {old.name}")
+        return {}
+
+    def lookup(self, requests: Sequence[GenerationRequest], end: int) -> dict[int, Document]:
+        """Return the cached answers of these requests by index; documents with index >= `end` stay in the file."""
+        self._others = [each for index, each in self._documents.items() if index >= end]
+        known = [(each, self._documents[each.index]) for each in requests if each.index in self._documents]
+        hits = {request.index: document for request, document in known if _is_answer(document, request)}
+        if known and self.reports:
+            changed = f", {len(known) - len(hits)} not: their prompts differ" if len(hits) < len(known) else ""
+            self.log(f"{self.path}: {len(hits)} of {len(requests)} answers reused{changed}")
+        return hits
+
+    def save(self, documents: Sequence[Document]) -> None:
+        save_documents([*documents, *self._others], self.path, self.fingerprint)
+
+
+def _is_answer(document: Document, request: GenerationRequest) -> bool:
+    """Return whether a document has this prompt and was sampled at this temperature."""
+    same_prompt = document.prompt == request.prompt
+    return same_prompt and np.float32(document.temperature) == np.float32(request.temperature)
+
+
+def regenerate(
+    prompts: list[TrainPrompt],
     target: ModelSource,
     load: Callable[[], Decoder],
     engine: Callable[[], LLM],
-    writing: RegenerateSettings,
-    kept: KeptAnswers,
-    tell: Callable[[int, int], None],
+    settings: RegenerateSettings,
+    cache: AnswerCache,
+    on_answer: Callable[[int, int], None],
 ) -> list[Document]:
-    """Return a document for each ask that has room for one, in their order; answers in `kept` are reused."""
-    ready, wishes = sort_asks(asks, target.tokenizer, writing)
-    found = {each.index: each for each in ready} | kept.matching(wishes, beyond=len(asks) * STRIDE)
-    missing = [wish for wish in wishes if wish.index not in found]
+    """Return a document for each prompt that fits the context, in order, with the target's answers.
+
+    On a GPU the bulk sampler generates them, on a CPU the engine.
+    """
+    ready, requests = split_prompts(prompts, target.tokenizer, settings)
+    found = {each.index: each for each in ready} | cache.lookup(requests, end=len(prompts) * INDEX_STRIDE)
+    missing = [request for request in requests if request.index not in found]
     if missing:
-        fast = target.device.type == "cuda"
-        writer = _on_device(load(), target, missing, writing) if fast else _by_engine(engine(), missing, writing)
-        every = SAVE if fast else PIECE
-        for count, (wish, tokens) in enumerate(writer, start=1):
-            found[wish.index] = _document(wish, tokens)
-            tell(count, len(missing))
-            if count % every == 0:
-                kept.save(_in_order(found))
-    documents = _in_order(found)
+        on_gpu = target.device.type == "cuda"
+        if on_gpu:
+            answers, save_every = _by_sampler(load(), target, missing, settings), SAMPLER_SAVE_EVERY
+        else:
+            answers, save_every = _by_engine(engine(), missing, settings), ENGINE_SAVE_EVERY
+        for count, (request, tokens) in enumerate(answers, start=1):
+            found[request.index] = _document(request, tokens)
+            on_answer(count, len(missing))
+            if count % save_every == 0:
+                cache.save(_sorted_by_index(found))
+    documents = _sorted_by_index(found)
     if missing:
-        kept.save(documents)
+        cache.save(documents)
     return documents
 
 
-def _in_order(found: dict[int, Document]) -> list[Document]:
+def _sorted_by_index(found: dict[int, Document]) -> list[Document]:
     return [found[index] for index in sorted(found)]
 
 
-def _document(wish: Wish, tokens: list[int]) -> Document:
-    whole = np.array([*wish.prompt, *tokens], np.int64)
-    return Document(whole, len(wish.prompt), wish.temperature, index=wish.index)
+def _document(request: GenerationRequest, answer: list[int]) -> Document:
+    tokens = np.array([*request.prompt, *answer], np.int64)
+    return Document(tokens, len(request.prompt), request.temperature, index=request.index)
 
 
-def sort_asks(asks: list[Ask], tokenizer: Tokenizer, writing: RegenerateSettings) -> tuple[list[Document], list[Wish]]:
-    """What is to be read as it stands, and what the target is to answer; a prompt that leaves no room is left out."""
+def split_prompts(
+    prompts: list[TrainPrompt], tokenizer: Tokenizer, settings: RegenerateSettings
+) -> tuple[list[Document], list[GenerationRequest]]:
+    """Return documents that are complete already, and requests for the rest; too long prompts are dropped."""
     documents: list[Document] = []
-    wishes: list[Wish] = []
-    for index, ask in enumerate(asks):
-        prompt = encode_ask(ask, tokenizer)
-        if ask.whole:
-            documents += _pieces(prompt, writing.context, index)
-        elif len(prompt) < writing.context - SHORTEST:
-            if ask.answer:
-                tokens = np.array([*prompt, *ask.answer][: writing.context], np.int64)
-                documents.append(Document(tokens, len(prompt), index=index * STRIDE))
+    requests: list[GenerationRequest] = []
+    for number, prompt in enumerate(prompts):
+        tokens = encode_prompt(prompt, tokenizer)
+        if prompt.is_document:
+            documents += _chunks(tokens, settings.context, number)
+        elif len(tokens) < settings.context - MIN_ANSWER_TOKENS:
+            index = number * INDEX_STRIDE
+            if prompt.answer_tokens:
+                full = np.array([*tokens, *prompt.answer_tokens][: settings.context], np.int64)
+                documents.append(Document(full, len(tokens), index=index))
             else:
-                wishes.append(Wish(index * STRIDE, prompt, writing.temperature_of(index), writing.max_tokens))
-    return documents, wishes
+                temperature = settings.temperature_of(number)
+                requests.append(GenerationRequest(index, tokens, temperature, settings.max_tokens))
+    return documents, requests
 
 
-def _pieces(tokens: list[int], context: int, index: int) -> Iterator[Document]:
-    for number, start in enumerate(range(0, len(tokens), context)):
-        piece = np.array(tokens[start : start + context], np.int64)
-        if len(piece) > SHORTEST:
-            yield Document(piece, 1, index=index * STRIDE + number)
+def _chunks(tokens: list[int], context: int, number: int) -> Iterator[Document]:
+    """Cut plain text into documents of `context` tokens; the loss covers all but the first token."""
+    for i, start in enumerate(range(0, len(tokens), context)):
+        chunk = np.array(tokens[start : start + context], np.int64)
+        if len(chunk) > MIN_ANSWER_TOKENS:
+            yield Document(chunk, 1, index=number * INDEX_STRIDE + i)
 
 
-def encode_ask(ask: Ask, tokenizer: Tokenizer) -> list[int]:
-    """As it would reach the target: a chat by its template, where it has one."""
-    if ask.tokens:
-        return list(ask.tokens)
-    if ask.text:
-        return tokenizer.encode(ask.text)
-    if ask.request is not None:
-        return _encode_logged(ask.request, tokenizer)
+def encode_prompt(prompt: TrainPrompt, tokenizer: Tokenizer) -> list[int]:
+    """Tokenize a prompt as the target would receive it: chats by the chat template, if there is one."""
+    if prompt.tokens:
+        return list(prompt.tokens)
+    if prompt.text:
+        return tokenizer.encode(prompt.text)
+    if prompt.request is not None:
+        return _encode_logged(prompt.request, tokenizer)
     if tokenizer.chat_template is None:
-        return tokenizer.encode("\n\n".join(str(each["content"]) for each in ask.messages))
-    tools = list(ask.tools) or None
-    return tokenizer.encode_chat(list(ask.messages), tools=tools)
+        return tokenizer.encode("\n\n".join(str(each["content"]) for each in prompt.messages))
+    tools = list(prompt.tools) or None
+    return tokenizer.encode_chat(list(prompt.messages), tools=tools)
 
 
 def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
-    """Encode a chat from a server's log by the server's own functions: its answer follows exactly this prompt."""
-    from pydantic import ValidationError  # of the server, which not every run needs
+    """Tokenize a chat from a server's log with the server's own functions: its answer follows exactly this prompt."""
+    from pydantic import ValidationError  # a dependency of the server, which other runs do not need
 
-    from foretell.server.chat_messages import render, tools_of
-    from foretell.server.openai.chat_requests import ChatBody
+    from foretell.server.chat_template import apply_chat_template, select_tools
+    from foretell.server.openai.chat_requests import ChatCompletionRequest
 
     try:
-        body = ChatBody.model_validate(request)
+        body = ChatCompletionRequest.model_validate(request)
     except ValidationError as error:
         reason = error.errors()[0]
         where = ".".join(map(str, reason["loc"]))
-        raise RequestError("from_log", f"has a chat that no server takes: {where}: {reason['msg']}") from None
-    tools = tools_of(body, family="as logged")
-    return tokenizer.encode(render(tokenizer, body, tools or None), add_special=False)
+        raise RequestError("from_log", f"has an invalid chat request: {where}: {reason['msg']}") from None
+    tools = select_tools(body, tool_parser="as logged")
+    return tokenizer.encode(apply_chat_template(tokenizer, body, tools or None), add_special=False)
 
 
-def _by_engine(llm: LLM, wishes: list[Wish], writing: RegenerateSettings) -> Iterator[tuple[Wish, list[int]]]:
-    """Through the engine, as it serves: with guesses, and the same text with other company."""
-    for start in range(0, len(wishes), PIECE):
-        piece = wishes[start : start + PIECE]
+def _by_engine(
+    llm: LLM, requests: list[GenerationRequest], settings: RegenerateSettings
+) -> Iterator[tuple[GenerationRequest, list[int]]]:
+    """Generate answers with the engine, which speculates; they do not depend on the batch."""
+    for start in range(0, len(requests), ENGINE_SAVE_EVERY):
+        batch = requests[start : start + ENGINE_SAVE_EVERY]
         params = [
             SamplingParams(
-                temperature=wish.temperature,
+                temperature=request.temperature,
                 top_p=1.0,
                 top_k=-1,
-                max_tokens=min(wish.most, writing.context - len(wish.prompt)),
-                seed=derive_seed(writing.seed, wish.index) % (1 << 63),
+                max_tokens=min(request.max_tokens, settings.context - len(request.prompt)),
+                seed=derive_seed(settings.seed, request.index) % (1 << 63),
             )
-            for wish in piece
+            for request in batch
         ]
-        outputs = llm.generate([wish.prompt for wish in piece], params)
-        for wish, output in zip(piece, outputs, strict=True):
-            yield wish, list(output.outputs[0].token_ids)
+        outputs = llm.generate([request.prompt for request in batch], params)
+        for request, output in zip(batch, outputs, strict=True):
+            yield request, list(output.outputs[0].token_ids)
 
 
-def _on_device(
-    model: Decoder, target: ModelSource, wishes: list[Wish], writing: RegenerateSettings
-) -> Iterator[tuple[Wish, list[int]]]:
-    """Through the sampler, which is many times faster where millions of tokens are wanted."""
-    slots = min(SLOTS, len(wishes), int(device_memory(target.device) * MEMORY / (writing.context * target.token_bytes)))
+def _by_sampler(
+    model: Decoder, target: ModelSource, requests: list[GenerationRequest], settings: RegenerateSettings
+) -> Iterator[tuple[GenerationRequest, list[int]]]:
+    """Generate answers with the bulk sampler, which is many times faster for millions of tokens."""
+    memory = device_memory(target.device) * SAMPLER_MEMORY
+    slots = min(SAMPLER_SLOTS, len(requests), int(memory / (settings.context * target.token_bytes)))
     ends = target.tokenizer.end_ids | eos_token_ids(target.checkpoint)
-    sampler = Sampler(model, max(1, slots), writing.context, ends, writing.seed)
-    yield from sampler.write(wishes)
+    sampler = Sampler(model, max(1, slots), settings.context, ends, settings.seed)
+    yield from sampler.generate(requests)

@@ -1,4 +1,4 @@
-"""One training run from a command: data, answers, states, steps, a measurement, files."""
+"""A training run: prompts, answers, hidden states, steps, evaluation, files."""
 
 from __future__ import annotations
 
@@ -20,223 +20,240 @@ from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
 from foretell.version import VERSION
 
-from .batches import Batches
-from .block import BlockMethod
-from .capture import Capture
-from .checkpoint import FILE as CHECKPOINT
-from .checkpoint import TrainingState, load_checkpoint
+from .block import BlockObjective
+from .capture import HiddenStateCapture
 from .corpus import Corpus
-from .cost_estimate import Forecast, forecast
-from .distill import DistillMethod
-from .eagle import EagleMethod
-from .init_head import DRAFT_VOCAB, DRAFTED, MARKOV_RANK, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
-from .job import Reporter, TrainJob
-from .losses import DSPARK, LK, Mix
-from .measure import Bench, drafter_name
-from .medusa import MedusaMethod
-from .model_files import check_writable
-from .objective import Method
+from .cost_estimate import CostEstimate, estimate_cost
+from .eagle import EagleObjective
+from .export import check_writable
+from .init_head import (
+    DEFAULT_OPTIMIZERS,
+    DRAFT_TOKENS,
+    DRAFT_VOCAB,
+    LEARNING_RATES,
+    MARKOV_RANK,
+    head_config,
+    load_trained_head,
+    new_head,
+    with_head_shape,
+)
+from .losses import DSPARK, LK, LossWeights
+from .measure import DrafterEvaluator, drafter_name
+from .medusa import MedusaObjective, StreamingObjective, perplexity
+from .objective import DistillObjective, Objective
 from .optimizer import Optimizer
-from .settings import seconds
-from .speculative_streaming import StreamingMethod, perplexity
-from .token_dataset import FILE as ANSWERS
-from .token_dataset import Document, coverage, data_hash, draft_vocabulary
-from .trainer import Limits, Trainer, estimate
+from .settings import Reporter, TrainJob, parse_seconds
+from .token_dataset import ANSWERS_FILE, BatchLoader, Document, coverage, data_hash, draft_vocabulary
+from .trainer import CHECKPOINT_FILE, Trainer, TrainingLimits, TrainingState, estimate_acceptance, load_checkpoint
 
-MIXES = {"lk": LK, "kl": Mix(kl=1.0), "tv": Mix(tv=1.0), "ce": Mix(ce=1.0), "dspark": DSPARK}
-BATCH = {"cuda": 16_384, "cpu": 2048}
-BUDGET = 600.0
-MARGIN = 16  # positions beyond a text that guesses reach
-RECORD, CANDIDATE = "run.json", "candidate"
-MEASURED = 32  # prompts of those kept apart that go through the engine
-ESTIMATED = 256  # texts of those kept apart that are looked at in a moment
+LOSS_WEIGHTS = {
+    "lk": LK,
+    "kl": LossWeights(kl=1.0),
+    "tv": LossWeights(tv=1.0),
+    "ce": LossWeights(ce=1.0),
+    "dspark": DSPARK,
+}
+BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
+DEFAULT_BUDGET = 600.0  # seconds
+DRAFT_MARGIN = 16  # positions past the end of a document that drafts reach
+RUN_FILE = "run.json"
+CANDIDATE_FOLDER = "candidate"  # a checkpoint under evaluation
+ENGINE_EVAL_PROMPTS = 32  # held-out prompts of an evaluation in the engine
+ESTIMATE_DOCUMENTS = 256  # held-out documents of an estimate
 
 
-class Run:
-    """Everything a run is made of, made when it is needed."""
+class TrainingRun:
+    """One run and its parts, each built on first use."""
 
-    def __init__(self, order: TrainJob, reporter: Reporter) -> None:
-        self.order, self.config, self.reporter = order, order.config, reporter
-        self.shape = shaped(order.kind, order.config)
-        floats = EngineConfig(model=order.target, device=order.config.device, quantization="none")
-        self.opened: ModelSource = open_model(order.target, floats, reporter.say)
-        self.corpus = Corpus(order, self.opened, lambda: self.target, reporter)
+    def __init__(self, job: TrainJob, reporter: Reporter) -> None:
+        self.job, self.config, self.reporter = job, job.config, reporter
+        self.shape = with_head_shape(job.kind, job.config)
+        engine_config = EngineConfig(model=job.target, device=job.config.device, quantization="none")
+        self.source: ModelSource = open_model(job.target, engine_config, reporter.log)
+        self.corpus = Corpus(job, self.source, lambda: self.target, reporter)
 
     @cached_property
     def target(self) -> Decoder:
-        """In floats, and not packed away: heads borrow from it, and it is run over whole texts."""
-        return self.opened.load()
+        """Load the target unquantized and unpacked: heads share its weights, and it runs over whole documents."""
+        return self.source.load()
 
     @property
     def device(self) -> torch.device:
-        return self.opened.device
+        return self.source.device
 
     @property
-    def drafted(self) -> int:
-        return self.shape.draft_tokens or DRAFTED[self.order.kind]
+    def draft_tokens(self) -> int:
+        return self.shape.draft_tokens or DRAFT_TOKENS[self.job.kind]
 
     @cached_property
-    def method(self) -> Method:
-        """The drafter in training."""
-        kind, config, vocab = self.order.kind, self.config, self.opened.config.vocab
+    def objective(self) -> Objective:
+        """Build the drafter in training: new, or loaded from --init."""
+        kind, config, vocab = self.job.kind, self.config, self.source.config.vocab
         size = min(config.draft_vocab or DRAFT_VOCAB, vocab)
-        ids = draft_vocabulary(self.corpus.training, size, vocab)
-        said = head_config(kind, self.opened.config, self.shape, size, self.order.target)
-        context = self.corpus.longest + MARGIN
+        ids = draft_vocabulary(self.corpus.train_documents, size, vocab)
+        shape = head_config(kind, self.source.config, self.shape, size, self.job.target)
+        context = self.corpus.max_length + DRAFT_MARGIN
         if config.init is None:
-            head: Any = new_head(said, ids, self.target, config.seed, context)
+            head: Any = new_head(shape, ids, self.target, config.seed, context)
         else:
-            head = opened_head(config.init, said, ids if config.draft_vocab else None, self.target, context)
-        share = coverage(self.corpus.held_out, head.draft_ids.tolist())
-        self.reporter.say(f"{len(head.draft_ids)} tokens can be guessed: {share:.1%} of what the target says")
-        mix, capture = MIXES[config.loss], Capture(self.target, said.hidden_layers, context)
+            head = load_trained_head(config.init, shape, ids if config.draft_vocab else None, self.target, context)
+        covered = coverage(self.corpus.held_out, head.draft_ids.tolist())
+        self.reporter.log(f"draft vocabulary: {len(head.draft_ids)} tokens, {covered:.1%} of the answers' tokens")
+        weights, capture = LOSS_WEIGHTS[config.loss], HiddenStateCapture(self.target, shape.hidden_layers, context)
         if kind == "eagle":
-            return EagleMethod(head, capture, self.drafted, mix)
+            return EagleObjective(head, capture, self.draft_tokens, weights)
         if kind == "block":
-            return BlockMethod(head, capture, mix)
+            return BlockObjective(head, capture, weights)
         if kind == "medusa":
-            return MedusaMethod(head, capture, mix)
+            return MedusaObjective(head, capture, weights)
         if kind == "streaming":
-            check_writable(self.opened)
-            return StreamingMethod(self.target, head, capture, self.opened, mix)
-        return DistillMethod(head, capture, self.drafted, mix)
+            check_writable(self.source)
+            return StreamingObjective(self.target, head, capture, self.source, weights)
+        return DistillObjective(head, capture, self.draft_tokens, weights)
 
     @cached_property
     def trainer(self) -> Trainer:
-        """The loop, where it stands."""
-        config, order = self.config, self.order
-        tokens = config.batch_tokens or BATCH[self.device.type]
-        batches = Batches(self.corpus.training, tokens, config.seed, self.device)
-        kind = config.optimizer or OPTIMIZED[order.kind]
-        rate = config.learning_rate or RATES[kind][order.kind]
-        optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip, kind == "muon")
-        standing = TrainingState(
+        """Build the training loop, restored from the checkpoint with --resume."""
+        config, job = self.config, self.job
+        batch_tokens = config.batch_tokens or BATCH_TOKENS[self.device.type]
+        batches = BatchLoader(self.corpus.train_documents, batch_tokens, config.seed, self.device)
+        kind = config.optimizer or DEFAULT_OPTIMIZERS[job.kind]
+        rate = config.learning_rate or LEARNING_RATES[kind][job.kind]
+        optimizer = Optimizer(self.objective.parameters(), rate, config.warmup, config.clip, kind == "muon")
+        state = TrainingState(
             settings=self.settings,
-            data=data_hash(self.corpus.training),
+            data=data_hash(self.corpus.train_documents),
             target_hash=self.corpus.target_fingerprint,
         )
-        capture = Capture(self.target, self.method.taps, self.corpus.longest + MARGIN)
-        trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)
-        if order.resume and not self._only_answers:
-            found, tensors = load_checkpoint(order.out)
-            check_same(found, standing)
-            trainer.standing = found
-            trainer.load(tensors)
+        capture = HiddenStateCapture(self.target, self.objective.hidden_layers, self.corpus.max_length + DRAFT_MARGIN)
+        trainer = Trainer(self.objective, capture, batches, optimizer, self._limits, job.out, state)
+        if job.resume and not self._has_only_answers:
+            found, tensors = load_checkpoint(job.out)
+            check_same(found, state)
+            trainer.state = found
+            trainer.load_checkpoint(tensors)
         return trainer
 
     @property
-    def _only_answers(self) -> bool:
-        """Whether a run was stopped while answers were written, before its first step."""
-        out = self.order.out
-        return (out / ANSWERS).is_file() and not (out / CHECKPOINT).is_file()
+    def _has_only_answers(self) -> bool:
+        """Return whether an earlier run stopped while generating answers, before its first step."""
+        out = self.job.out
+        return (out / ANSWERS_FILE).is_file() and not (out / CHECKPOINT_FILE).is_file()
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What makes a run this one; how long it takes and where it is watched does not."""
+        """Return the settings a resumed run must share: those that change the result."""
         given = asdict(self.config)
         for name in ("piece", "check_every", "save_every", "certify", "answers", "device"):
             given.pop(name)
-        if given["markov_rank"] is None:  # records have always said it
+        if given["markov_rank"] is None:  # run.json has always had a number here
             given["markov_rank"] = MARKOV_RANK
-        return {"kind": self.order.kind, "target": self.order.target, **given}
+        return {"kind": self.job.kind, "target": self.job.target, **given}
 
     @property
-    def _limits(self) -> Limits:
+    def _limits(self) -> TrainingLimits:
         config = self.config
-        budget = None if config.steps is not None else seconds(config.budget, "budget") if config.budget else BUDGET
-        piece = None if config.piece is None else seconds(config.piece, "piece")
-        check = None if config.check_every is None else seconds(config.check_every, "check_every")
-        return Limits(config.steps, budget, piece, seconds(config.save_every, "save_every"), check)
+        budget = None
+        if config.steps is None:
+            budget = parse_seconds(config.budget, "budget") if config.budget else DEFAULT_BUDGET
+        return TrainingLimits(
+            steps=config.steps,
+            budget=budget,
+            piece=None if config.piece is None else parse_seconds(config.piece, "piece"),
+            save_every=parse_seconds(config.save_every, "save_every"),
+            check_every=None if config.check_every is None else parse_seconds(config.check_every, "check_every"),
+        )
 
-    def forecast(self) -> Forecast:
-        """What it will take, from one step that is not kept."""
-        return forecast(self.trainer, self.order.out, self.corpus.part)
+    def estimate_cost(self) -> CostEstimate:
+        """Estimate the cost of the run from one discarded step."""
+        return estimate_cost(self.trainer, self.job.out, self.corpus.answered_fraction)
 
     def train(self) -> bool:
-        """Go on to the end of this piece; True where the run is done and its drafter written."""
-        self.order.out.mkdir(parents=True, exist_ok=True)
-        done = self.trainer.run(self.keep, self.reporter.shown)
-        self.keep()
-        self.trainer.save()  # with the best so far: a resumed run replaces the drafter only by a better one
-        self._record(done)
+        """Train until this part of the run ends; return True if the run is done and its drafter written."""
+        self.job.out.mkdir(parents=True, exist_ok=True)
+        done = self.trainer.run(self.evaluate_checkpoint, self.reporter.on_progress)
+        self.evaluate_checkpoint()
+        self.trainer.save_checkpoint()  # with the best result: a resumed run replaces the drafter only by a better one
+        self._write_record(done)
         return done
 
-    def keep(self) -> None:
-        """Measure what is there now, and write it where it is the best yet."""
-        trainer, order = self.trainer, self.order
-        quick = Batches(self.corpus.choosing[:ESTIMATED], trainer.batches.tokens, 0, self.device)
-        accepted, accuracy = estimate(self.method, trainer.capture, quick, self.config.seed)
-        said = {"held_out": round(accepted, 4)}
-        self.method.write(order.out / CANDIDATE, accuracy)
+    def evaluate_checkpoint(self) -> None:
+        """Evaluate the current weights and write the drafter if it is the best so far."""
+        trainer, job = self.trainer, self.job
+        documents = self.corpus.selection_documents[:ESTIMATE_DOCUMENTS]
+        batches = BatchLoader(documents, trainer.batches.batch_tokens, 0, self.device)
+        accepted, accuracy = estimate_acceptance(self.objective, trainer.capture, batches, self.config.seed)
+        results = {"held_out": round(accepted, 4)}
+        candidate = job.out / CANDIDATE_FOLDER
+        self.objective.save(candidate, accuracy)
         if self.config.measure:
-            folder = order.out / CANDIDATE
-            bench = self.bench(self.corpus.choosing, folder)
-            accepted = bench.worth(drafter_name(order.kind, folder)).accepted
-            said["engine"] = round(accepted, 4)
-        if trainer.standing.curve:
-            trainer.standing.curve[-1] |= said
-        if accepted >= trainer.standing.best:
-            trainer.standing.best = accepted
-            move_files(order.out / CANDIDATE, order.out)
-        shutil.rmtree(order.out / CANDIDATE)
-        self.reporter.say(f"step {trainer.standing.step}: {accepted:.3f} tokens a step on texts kept apart")
+            evaluator = self.evaluator(self.corpus.selection_documents, candidate)
+            accepted = evaluator.measure(drafter_name(job.kind, candidate)).accepted_per_step
+            results["engine"] = round(accepted, 4)
+        if trainer.state.curve:
+            trainer.state.curve[-1] |= results
+        if accepted >= trainer.state.best:
+            trainer.state.best = accepted
+            move_files(candidate, job.out)
+        shutil.rmtree(candidate)
+        self.reporter.log(f"step {trainer.state.step}: {accepted:.3f} tokens per step on held-out prompts")
 
-    def _record(self, done: bool) -> None:
-        """What was done, with what, and how it went."""
-        standing = self.trainer.standing
-        parameters = sum(each.numel() for each in self.method.trained())
-        said = {
+    def _write_record(self, done: bool) -> None:
+        """Write run.json: settings, data, training curve and results."""
+        documents = self.corpus.train_documents
+        record = {
             "foretell": VERSION,
             "torch": torch.__version__,
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "done": done,
-            "parameters": parameters,
-            "documents": len(self.corpus.training),
-            "document_tokens": int(sum(len(each.tokens) for each in self.corpus.training)),
-            "learnt_tokens": int(sum(each.learnt for each in self.corpus.training)),
-            **asdict(standing),
+            "parameters": sum(each.numel() for each in self.objective.parameters()),
+            "documents": len(documents),
+            "document_tokens": int(sum(len(each.tokens) for each in documents)),
+            "learnt_tokens": int(sum(each.num_loss_tokens for each in documents)),
+            **asdict(self.trainer.state),
         }
         if (found := self.perplexities()) is not None:
-            said["perplexity"] = {"before": found[0], "after": found[1]}
-            self.reporter.say(f"perplexity on texts kept apart: {found[0]:.3f} before, {found[1]:.3f} after")
-        (self.order.out / RECORD).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+            record["perplexity"] = {"before": found[0], "after": found[1]}
+            self.reporter.log(f"perplexity on held-out documents: {found[0]:.3f} before, {found[1]:.3f} after")
+        (self.job.out / RUN_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     def perplexities(self) -> tuple[float, float] | None:
-        """Of the target before and after, on texts kept apart, where the target itself was tuned."""
-        method, trainer = self.method, self.trainer
-        if not isinstance(method, StreamingMethod):
+        """Return the held-out perplexity of a tuned target before and after; None if the target was not tuned."""
+        objective, trainer = self.objective, self.trainer
+        if not isinstance(objective, StreamingObjective):
             return None
-        apart = Batches(self.corpus.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
+        documents = self.corpus.held_out[:ESTIMATE_DOCUMENTS]
+        batches = BatchLoader(documents, trainer.batches.batch_tokens, 0, self.device)
         capture = trainer.capture
-        return perplexity(self.target, capture, apart), perplexity(method.tuned, capture, apart)
+        return perplexity(self.target, capture, batches), perplexity(objective.tuned, capture, batches)
 
-    def bench(self, held_out: Sequence[Document], tuned: Path | None = None) -> Bench:
-        """Return the engine and held-out prompts to measure with; `tuned` is the folder of a target that was tuned."""
-        prompts = [each.opening for each in held_out][:MEASURED]
-        target = str(tuned or self.order.out) if self.order.kind == "streaming" else self.order.target
-        return Bench(target, prompts, self.drafted, self.config.device)
+    def evaluator(self, held_out: Sequence[Document], tuned: Path | None = None) -> DrafterEvaluator:
+        """Return an evaluator with held-out prompts; `tuned` is the folder of a tuned target."""
+        prompts = [each.eval_prompt for each in held_out][:ENGINE_EVAL_PROMPTS]
+        target = str(tuned or self.job.out) if self.job.kind == "streaming" else self.job.target
+        return DrafterEvaluator(target, prompts, self.draft_tokens, self.config.device)
 
     @property
     def drafter(self) -> str:
-        """How `--drafter` names what this run writes."""
-        return drafter_name(self.order.kind, self.order.out)
+        """Return the value of `--drafter` for the drafter of this run."""
+        return drafter_name(self.job.kind, self.job.out)
 
 
 def move_files(source: Path, target: Path) -> None:
-    """Each file in the place of the one before it."""
+    """Move all files of a folder into another, replacing those of the same name."""
     for each in sorted(source.rglob("*")):
         if each.is_file():
             (target / each.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             os.replace(each, target / each.relative_to(source))
 
 
-def check_same(found: TrainingState, mine: TrainingState) -> None:
-    """Refuse to go on with other settings or other data: what came of it would be neither run."""
-    for name, value in mine.settings.items():
+def check_same(found: TrainingState, current: TrainingState) -> None:
+    """Refuse to resume with other settings, another target or other data."""
+    for name, value in current.settings.items():
         if (before := found.settings.get(name)) != value:
-            raise RequestError(name, f"was {before!r} when this run began; --resume goes on as it was")
-    if found.target_hash and found.target_hash != mine.target_hash:
-        raise RequestError("target", "has other files than when this run began; give the same target, or another --out")
-    if found.data != mine.data:
-        raise RequestError("data", "is not what this run began with; leave --resume out to begin anew")
+            raise RequestError(name, f"was {before!r} when this run began; --resume needs the same settings")
+    if found.target_hash and found.target_hash != current.target_hash:
+        raise RequestError("target", "has other files than when this run began; use the same target, or another --out")
+    if found.data != current.data:
+        raise RequestError("data", "differs from what this run began with; leave --resume out to start a new run")

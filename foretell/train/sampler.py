@@ -1,7 +1,7 @@
-"""Writes many texts at once on a GPU, without the engine: one graph replay a token for a thousand texts.
+"""Bulk sampling of answers on a GPU without the engine: one CUDA graph replay per token for a thousand sequences.
 
-The engine's host time is spent on each text and each step; a trainer that wants millions of tokens of one model has no
-use for what it buys. Tokens are drawn on the device: logits plus temperature times Gumbel noise, the largest wins.
+The engine spends host time per sequence and step on features that generating training data does not need. Tokens are
+sampled on the device by the Gumbel-max trick: the argmax of logits plus temperature times Gumbel noise.
 """
 
 from __future__ import annotations
@@ -14,141 +14,145 @@ from torch import Tensor
 
 from foretell.models.decoder import Decoder
 
-from .dense_forward import causal, make_tables, run_dense
+from .dense_forward import causal_attention, dense_forward, rope_tables
 
-LOOK = 16  # steps between two looks at who has finished
-SPAN = 128  # keys are shown in multiples of this; each has a graph of its own
-PREFILL = 32_768  # tokens of prompts read at once
-FLAT = 1e-20  # keeps a logarithm finite
+STEPS_PER_POLL = 16  # steps between two checks for finished sequences
+KV_SPAN = 128  # attention runs over a multiple of this many KV positions; each multiple has its own CUDA graph
+PREFILL_TOKENS = 32_768  # prompt tokens per prefill pass
+TINY = 1e-20  # keeps the logarithm of the noise finite
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A text to be written."""
+class GenerationRequest:
+    """A prompt to answer."""
 
     index: int
     prompt: list[int]
     temperature: float
-    most: int  # tokens
+    max_tokens: int
 
 
 class Sampler:
-    """Slots with caches of a fixed size; a slot that has finished gets the next wish."""
+    """Decodes in slots with KV caches of a fixed size; a finished slot takes the next request."""
 
     def __init__(self, model: Decoder, slots: int, context: int, end_ids: frozenset[int], seed: int) -> None:
         self.model, self.slots, self.context = model, slots, context
         device, config = model.embed.device, model.config
-        self.tables = make_tables(model, context)
+        self.rope = rope_tables(model, context)
         shape = (config.layers, slots, config.kv_heads, context, config.head_dim)
         self.keys = torch.zeros(shape, dtype=model.dtype, device=device)
         self.values = torch.zeros_like(self.keys)
-        self.last = torch.zeros(slots, dtype=torch.long, device=device)
-        self.places = torch.zeros(slots, dtype=torch.long, device=device)  # of `last`
-        self.stops = torch.zeros(slots, dtype=torch.long, device=device)  # the place no token is run at any more
+        self.last = torch.zeros(slots, dtype=torch.long, device=device)  # the last token of each slot
+        self.positions = torch.zeros(slots, dtype=torch.long, device=device)  # of `last`
+        self.stop_positions = torch.zeros(slots, dtype=torch.long, device=device)  # a slot stops at this position
         self.temperature = torch.zeros(slots, device=device)
-        self.text = torch.zeros(slots, context + 1, dtype=torch.long, device=device)
-        self.alive = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.ends = torch.zeros(config.vocab, dtype=torch.bool, device=device)
-        self.ends[[token for token in end_ids if token < config.vocab]] = True
+        self.outputs = torch.zeros(slots, context + 1, dtype=torch.long, device=device)  # prompt and output tokens
+        self.active = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.is_end = torch.zeros(config.vocab, dtype=torch.bool, device=device)
+        self.is_end[[token for token in end_ids if token < config.vocab]] = True
         self.row = torch.arange(slots, device=device)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by KV span
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         torch.manual_seed(seed)
 
     @torch.inference_mode()
-    def write(self, wishes: list[Wish]) -> Iterator[tuple[Wish, list[int]]]:
-        """Each wish with the tokens written, as they finish; the longest prompts go first, so that caches shrink."""
-        waiting = sorted(wishes, key=lambda wish: len(wish.prompt), reverse=True)[::-1]
-        busy: dict[int, Wish] = {}
-        while waiting or busy:
-            free = [slot for slot in range(self.slots) if slot not in busy]
-            fresh = [(slot, waiting.pop()) for slot in free[: len(waiting)]]
-            busy |= dict(fresh)
-            self._read(fresh)
-            self._run(busy)
-            alive = self.alive.tolist()
-            done = {slot: wish for slot, wish in busy.items() if not alive[slot]}
-            text = self.text.cpu() if done else self.text
-            for slot, wish in done.items():
-                del busy[slot]
-                yield wish, text[slot, len(wish.prompt) : int(self._stop[slot]) + 1].tolist()
+    def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[GenerationRequest, list[int]]]:
+        """Yield each request with its output tokens as it finishes.
 
-    def _run(self, busy: dict[int, Wish]) -> None:
-        """Some steps; `_stop` then has each slot's last place."""
-        reach = int(self.places.max()) + 1
-        for step in range(LOOK):
-            self._step(min(self.context, -(-(reach + step) // SPAN) * SPAN))
-        self._stop = self.places.tolist()
+        The longest prompts go first, so that the KV span shrinks over time.
+        """
+        waiting = sorted(requests, key=lambda request: len(request.prompt), reverse=True)[::-1]
+        running: dict[int, GenerationRequest] = {}
+        while waiting or running:
+            free = [slot for slot in range(self.slots) if slot not in running]
+            admitted = [(slot, waiting.pop()) for slot in free[: len(waiting)]]
+            running |= dict(admitted)
+            self._prefill(admitted)
+            positions = self._decode()
+            active = self.active.tolist()
+            done = {slot: request for slot, request in running.items() if not active[slot]}
+            outputs = self.outputs.cpu() if done else self.outputs
+            for slot, request in done.items():
+                del running[slot]
+                yield request, outputs[slot, len(request.prompt) : positions[slot] + 1].tolist()
 
-    def _read(self, fresh: list[tuple[int, Wish]]) -> None:
-        """Read prompts but for their last token, which the first step runs."""
-        while fresh:
-            longest = len(fresh[0][1].prompt)
-            now, fresh = fresh[: max(1, PREFILL // longest)], fresh[max(1, PREFILL // longest) :]
-            self._read_some([slot for slot, _ in now], [wish for _, wish in now])
+    def _decode(self) -> list[int]:
+        """Run some steps and return each slot's last position."""
+        length = int(self.positions.max()) + 1
+        for step in range(STEPS_PER_POLL):
+            self._step(min(self.context, -(-(length + step) // KV_SPAN) * KV_SPAN))
+        positions: list[int] = self.positions.tolist()
+        return positions
 
-    def _read_some(self, slots: list[int], wishes: list[Wish]) -> None:
+    def _prefill(self, admitted: list[tuple[int, GenerationRequest]]) -> None:
+        """Prefill prompts but for their last token, which the first decode step runs."""
+        while admitted:
+            count = max(1, PREFILL_TOKENS // len(admitted[0][1].prompt))
+            batch, admitted = admitted[:count], admitted[count:]
+            self._prefill_batch([slot for slot, _ in batch], [request for _, request in batch])
+
+    def _prefill_batch(self, slots: list[int], requests: list[GenerationRequest]) -> None:
         device = self.last.device
-        length = max(len(wish.prompt) for wish in wishes)
-        padded = [wish.prompt + [0] * (length - len(wish.prompt)) for wish in wishes]
+        length = max(len(request.prompt) for request in requests)
+        padded = [request.prompt + [0] * (length - len(request.prompt)) for request in requests]
         tokens, at = torch.tensor(padded, device=device), torch.tensor(slots, device=device)
-        sizes = torch.tensor([len(wish.prompt) for wish in wishes], device=device)
+        sizes = torch.tensor([len(request.prompt) for request in requests], device=device)
         if length > 1:
-            store = _Reading(self, at)
-            run_dense(self.model, self.tables, tokens[:, :-1], torch.arange(length - 1, device=device), store)
-        self.text[at, :length] = tokens
+            positions = torch.arange(length - 1, device=device)
+            dense_forward(self.model, self.rope, tokens[:, :-1], positions, _PrefillAttention(self, at))
+        self.outputs[at, :length] = tokens
         self.last[at] = tokens[torch.arange(len(slots), device=device), sizes - 1]
-        self.places[at] = sizes - 1
-        room = torch.tensor([min(wish.most, self.context - len(wish.prompt)) for wish in wishes], device=device)
-        self.stops[at] = sizes - 1 + room
-        self.temperature[at] = torch.tensor([wish.temperature for wish in wishes], device=device)
-        self.alive[at] = True
+        self.positions[at] = sizes - 1
+        limits = [min(request.max_tokens, self.context - len(request.prompt)) for request in requests]
+        self.stop_positions[at] = sizes - 1 + torch.tensor(limits, device=device)
+        self.temperature[at] = torch.tensor([request.temperature for request in requests], device=device)
+        self.active[at] = True
 
     def _step(self, span: int) -> None:
         if self.last.device.type != "cuda":
-            self._advance(span)
+            self._forward(span)
             return
         if span not in self.graphs:
-            self.graphs[span] = self._captured(span)
+            self.graphs[span] = self._capture(span)
         self.graphs[span].replay()
 
-    def _captured(self, span: int) -> torch.cuda.CUDAGraph:
-        """A step as a graph. The run before it, which warms up, must not move the texts on."""
-        kept = [each.clone() for each in self._moving]
+    def _capture(self, span: int) -> torch.cuda.CUDAGraph:
+        """Capture a step as a CUDA graph. The warm-up runs before it must not advance the sequences."""
+        saved = [each.clone() for each in self._sequence_state]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._advance(span)
+                self._forward(span)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self._advance(span)
-        for mine, before in zip(self._moving, kept, strict=True):
-            mine.copy_(before)
+            self._forward(span)
+        for current, before in zip(self._sequence_state, saved, strict=True):
+            current.copy_(before)
         return graph
 
     @property
-    def _moving(self) -> tuple[Tensor, ...]:
-        return (self.last, self.places, self.text, self.alive)
+    def _sequence_state(self) -> tuple[Tensor, ...]:
+        return (self.last, self.positions, self.outputs, self.active)
 
-    def _advance(self, span: int) -> None:
-        """One more token for every slot that is alive."""
-        attend = _Writing(self, span)
-        x, _ = run_dense(self.model, self.tables, self.last[:, None], self.places[:, None], attend)
+    def _forward(self, span: int) -> None:
+        """Generate one token in every active slot."""
+        attend = _DecodeAttention(self, span)
+        x, _ = dense_forward(self.model, self.rope, self.last[:, None], self.positions[:, None], attend)
         logits = self.model.logits(x[:, 0])
-        noise = torch.empty_like(logits).exponential_().clamp_min_(FLAT).log_().neg_()
-        chosen = (logits + self.temperature[:, None] * noise).argmax(-1)
-        chosen = torch.where(self.alive, chosen, self.last)
-        after = self.places + self.alive
-        self.text[self.row, after] = torch.where(self.alive, chosen, self.text[self.row, after])
-        self.places.copy_(after)
-        self.last.copy_(chosen)
-        self.alive &= ~self.ends[chosen] & (after < self.stops)
+        noise = torch.empty_like(logits).exponential_().clamp_min_(TINY).log_().neg_()
+        sampled = (logits + self.temperature[:, None] * noise).argmax(-1)
+        sampled = torch.where(self.active, sampled, self.last)
+        positions = self.positions + self.active
+        self.outputs[self.row, positions] = torch.where(self.active, sampled, self.outputs[self.row, positions])
+        self.positions.copy_(positions)
+        self.last.copy_(sampled)
+        self.active &= ~self.is_end[sampled] & (positions < self.stop_positions)
 
 
-class _Reading:
-    """Prompts side by side; their keys and values are kept in their slots."""
+class _PrefillAttention:
+    """Causal attention over prompts, which stores their K and V in the slots."""
 
     def __init__(self, sampler: Sampler, slots: Tensor) -> None:
         self.sampler, self.slots, self.config = sampler, slots, sampler.model.config
@@ -157,27 +161,27 @@ class _Reading:
         length = k.shape[1]
         self.sampler.keys[layer][self.slots, :, :length] = k.transpose(1, 2)
         self.sampler.values[layer][self.slots, :, :length] = v.transpose(1, 2)
-        return causal(q, k, v, self.config.scale, self.config.windows[layer])
+        return causal_attention(q, k, v, self.config.scale, self.config.windows[layer])
 
 
-class _Writing:
-    """One row a slot, over what its slot has kept."""
+class _DecodeAttention:
+    """Attention of one token per slot over the slot's KV cache."""
 
     def __init__(self, sampler: Sampler, span: int) -> None:
         self.sampler, self.span, self.config = sampler, span, sampler.model.config
-        self.place = torch.arange(span, device=sampler.last.device)
+        self.kv_position = torch.arange(span, device=sampler.last.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        own, config = self.sampler, self.config
-        keys, values = own.keys[layer], own.values[layer]
-        keys[own.row, :, own.places] = k[:, 0]
-        values[own.row, :, own.places] = v[:, 0]
-        q = q.view(own.slots, config.kv_heads, -1, config.head_dim)
+        sampler, config = self.sampler, self.config
+        keys, values = sampler.keys[layer], sampler.values[layer]
+        keys[sampler.row, :, sampler.positions] = k[:, 0]
+        values[sampler.row, :, sampler.positions] = v[:, 0]
+        q = q.view(sampler.slots, config.kv_heads, -1, config.head_dim)
         scores = (q @ keys[:, :, : self.span].mT).float() * config.scale
-        hidden = self.place > own.places[:, None]
+        masked = self.kv_position > sampler.positions[:, None]
         window = config.windows[layer]
         if window is not None:
-            hidden = hidden | (self.place <= own.places[:, None] - window)
-        shares = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
-        seen = shares.to(values.dtype) @ values[:, :, : self.span]
-        return seen.reshape(own.slots, 1, config.heads, config.head_dim)
+            masked = masked | (self.kv_position <= sampler.positions[:, None] - window)
+        probs = scores.masked_fill(masked[:, None, None], float("-inf")).softmax(-1)
+        output = probs.to(values.dtype) @ values[:, :, : self.span]
+        return output.reshape(sampler.slots, 1, config.heads, config.head_dim)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from foretell.bench.intervals import shown
 from foretell.bench.measure import PLAIN, Backend, Sample, Variant, Watch, measure
-from foretell.bench.pairs import Group, grouped
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import ALL, Cell, cell_of
+from foretell.bench.results import ALL, Cell, Group, cell_of, grouped
+from foretell.tune.search_space import AUTO, DEFAULT_RULE, serve_settings
 
 KEPT = 3  # of so many arms one goes on
 FINALISTS = 2
@@ -28,28 +31,28 @@ class OutOfTime(Exception):
 class Rung:
     """The arms that took part, what each wrote, and for how long."""
 
-    arms: tuple[Variant, ...]
+    variants: tuple[Variant, ...]
     samples: tuple[Sample, ...]
     seconds: float
 
     @property
-    def texts(self) -> int:
+    def num_prompts(self) -> int:
         """Texts that plain decoding wrote, which it does for all."""
         return sum(sample.arm == PLAIN.name for sample in self.samples)
 
     @cached_property
     def cells(self) -> dict[str, Cell]:
         """What is seen of each arm here alone; those that went on were chosen by what was seen before."""
-        return over_texts(self.samples, self.arms)
+        return cells_by_variant(self.samples, self.variants)
 
 
 @dataclass
-class Search:
+class SuccessiveHalving:
     """Arms that are tried within a time. `rungs` grows, so that one that is stopped leaves what it has."""
 
-    stage: Backend
-    arms: Sequence[Variant]
-    items: Sequence[BenchPrompt]
+    backend: Backend
+    variants: Sequence[Variant]
+    prompts: Sequence[BenchPrompt]
     plan: Plan
     budget: float  # seconds
     clock: Callable[[], float]
@@ -62,7 +65,7 @@ class Search:
     def run(self) -> None:
         """To the end of the time."""
         end = self.clock() + self.budget
-        arms, left = list(self.arms), rungs_for(len(self.arms))
+        arms, left = list(self.variants), num_rungs(len(self.variants))
         while left:
             self._climb(arms, self.clock() + (end - self.clock()) / left)
             self.after()
@@ -74,7 +77,7 @@ class Search:
         began, number, samples = self.clock(), 0, list[Sample]()
         try:
             while number == 0 or self.clock() < until:
-                self._pass(arms, min(len(self.items), FIRST_TEXTS << number), until, samples)
+                self._pass(arms, min(len(self.prompts), FIRST_TEXTS << number), until, samples)
                 number += 1
         except OutOfTime:
             pass
@@ -87,7 +90,7 @@ class Search:
         new: list[Sample] = []
         everybody = [PLAIN, *arms]
         random.Random(self._passes).shuffle(everybody)
-        items = [self.items[i % len(self.items)] for i in range(self._begun, self._begun + texts)]
+        items = [self.prompts[i % len(self.prompts)] for i in range(self._begun, self._begun + texts)]
 
         def look(done: int, total: int, what: str) -> None:
             if done and self.clock() >= until:
@@ -96,7 +99,7 @@ class Search:
             self.watch(done, total, f"{len(arms)} arms, {what.partition(',')[0]}")
 
         try:
-            measure(self.stage, everybody, items, replace(self.plan, rounds=1), new, look)
+            measure(self.backend, everybody, items, replace(self.plan, rounds=1), new, look)
         finally:
             samples += [replace(sample, round=self._passes) for sample in new]
             self._passes += 1
@@ -104,15 +107,15 @@ class Search:
     def _better(self) -> list[Variant]:
         """The arms of the last rung, the faster ones first by all that was seen of them in any."""
         seen = {name: cell.speedup for name, cell in self._all_cells().items()}
-        last = self.rungs[-1].arms if self.rungs else ()
+        last = self.rungs[-1].variants if self.rungs else ()
         timed = [(speedup, arm) for arm in last if (speedup := seen.get(arm.name)) is not None]
         return [arm for _, arm in sorted(timed, key=lambda pair: -pair[0])]
 
     def _all_cells(self) -> dict[str, Cell]:
         samples = [sample for rung in self.rungs for sample in rung.samples]
-        return over_texts(samples, self.arms)
+        return cells_by_variant(samples, self.variants)
 
-    def standing(self) -> list[tuple[Variant, Cell]]:
+    def ranking(self) -> list[tuple[Variant, Cell]]:
         """Every arm that was timed, as its last rung saw it: who came farther first, then who is faster.
 
         A rung of one text tells no interval; then what was seen before counts as well.
@@ -120,14 +123,16 @@ class Search:
         found: dict[str, tuple[Variant, Cell]] = {}
         whole = self._all_cells()
         for rung in reversed(self.rungs):
-            timed = [(cell.speedup, arm) for arm in rung.arms if (cell := rung.cells.get(arm.name)) and cell.speedup]
+            timed = [
+                (cell.speedup, arm) for arm in rung.variants if (cell := rung.cells.get(arm.name)) and cell.speedup
+            ]
             for _, arm in sorted(timed, key=lambda pair: -pair[0]):
                 cell = rung.cells[arm.name]
                 found.setdefault(arm.name, (arm, cell if cell.speedup_interval else whole[arm.name]))
         return list(found.values())
 
 
-def over_texts(samples: Sequence[Sample], arms: Sequence[Variant]) -> dict[str, Cell]:
+def cells_by_variant(samples: Sequence[Sample], arms: Sequence[Variant]) -> dict[str, Cell]:
     """Each arm over all texts alike; by task, as a bench has it, a task of one text would leave no interval."""
     groups: dict[str, list[Group]] = {}
     for group in grouped(samples, [arm.name for arm in arms]):
@@ -138,7 +143,7 @@ def over_texts(samples: Sequence[Sample], arms: Sequence[Variant]) -> dict[str, 
     }
 
 
-def rungs_for(arms: int) -> int:
+def num_rungs(arms: int) -> int:
     """How often arms can be thinned out before the finalists have had their turn."""
     count = 1
     while arms > FINALISTS:
@@ -164,3 +169,72 @@ def evidence(standing: Sequence[tuple[Variant, Cell]]) -> list[dict[str, Any]]:
         }
         for arm, cell in standing
     ]
+
+
+Standing = Sequence[tuple[Variant, Cell]]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The arm to serve with, and why."""
+
+    variant: Variant
+    cell: Cell | None
+    summary: str
+
+
+def choose_variant(standing: Standing) -> TuneResult:
+    """The first that is surely faster than plain decoding, of those that came farther and are faster first."""
+    # A text that differs where it must not is a fault that a bench shows; such an arm is never served.
+    able = [(arm, cell) for arm, cell in standing if cell.same_text is not False and cell.speedup is not None]
+    for arm, cell in able:
+        if cell.speedup_interval is not None and cell.speedup_interval[0] > 1:
+            ratio = shown(cell.speedup, cell.speedup_interval)
+            return TuneResult(arm, cell, f"{arm.name}: {ratio} times as fast as plain decoding")
+    if not able:
+        return TuneResult(PLAIN, None, "plain decoding: nothing else was timed to the end; raise --budget")
+    best, cell = able[0]
+    ratio = shown(cell.speedup, cell.speedup_interval)
+    words = f"plain decoding: the best, {best.name}, is not surely faster, {ratio}; a larger --budget may tell"
+    return TuneResult(PLAIN, cell, words)
+
+
+def config_text(verdict: TuneResult, standing: Standing, engine: dict[str, Any], conditions: dict[str, Any]) -> str:
+    """YAML for `foretell serve --config`, with what it rests on as comments."""
+    import yaml
+
+    machine = conditions.get("machine", {})
+    lines = [
+        f"# {verdict.summary}.",
+        f"# Found by foretell tune {conditions.get('version', '')} on {machine.get('device', 'this machine')}, "
+        f"workload {conditions.get('workload')}, {conditions.get('seconds', 0):.0f} s"
+        + ("." if conditions.get("complete", True) else "; stopped before the end."),
+        "# Ratio to plain decoding with a 95% interval, accepted per step, texts:",
+    ]
+    for arm, cell in standing:
+        ratio = shown(cell.speedup, cell.speedup_interval)
+        lines.append(f"#   {arm.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.texts}")
+    found = serve_settings(verdict.variant, engine, conditions.get("rule", DEFAULT_RULE))
+    if found.get("rule") == AUTO:
+        lines.append("# The rule auto is block for requests without a seed; those with one get the same text as ever.")
+    return "\n".join([*lines, yaml.safe_dump(found, sort_keys=False).strip(), ""])
+
+
+def table(standing: Standing, most: int = 12) -> str:
+    """The arms that came farthest, as Markdown."""
+    head = "| drafter | ratio to plain | accepted per step | texts | same text |\n| --- | ---: | ---: | ---: | --- |"
+    rows = [
+        f"| {arm.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} | {cell.texts} | "
+        f"{'NO' if cell.same_text is False else 'yes' if cell.same_text else 'not promised'} |"
+        for arm, cell in standing[:most]
+    ]
+    return "\n".join([head, *rows])
+
+
+def evidence_path(config: Path) -> Path:
+    """Where the evidence of a config lies."""
+    return config.with_suffix(".json") if config.suffix != ".json" else config.with_suffix(".evidence.json")
+
+
+def evidence_text(found: dict[str, Any]) -> str:
+    return json.dumps(found, ensure_ascii=False, indent=2) + "\n"

@@ -88,7 +88,7 @@ def _siblings(system: Path, cpu: int) -> str:
 
 
 def _quota(system: Path) -> int:
-    """Return the CPU quota of the cgroup in cores, rounded up."""
+    """Return the CPU quota of the cgroup in cores; a fraction of a core counts as one."""
     try:
         limit, period = (system / "fs/cgroup/cpu.max").read_text().split()
         return math.ceil(int(limit) / int(period))

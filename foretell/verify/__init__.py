@@ -1,1 +1,1 @@
-"""Which guesses stand. Pure functions: no model, no cache, no hidden randomness."""
+"""Verification rules: which draft tokens are accepted. Pure functions without model, cache or hidden randomness."""

@@ -1,4 +1,5 @@
-"""The rule `block`: judge a whole branch at once, so that likely tokens make up for unlikely ones before them."""
+"""The rule `block`: block verification (Sun et al. 2024, arXiv 2403.10444), on trees traversal verification (arXiv
+2505.12398)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from foretell.types import Draft, VerifyResult
 
-from .rejection import guess_of, ratio, scaled
+from .rejection import acceptance_ratio, draft_distribution, normalize_residual
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,40 +15,41 @@ if TYPE_CHECKING:
     from .randomness import RandomSource
 
 
-def block(draft: Draft, probs: Tensor, chance: RandomSource) -> VerifyResult:
-    """Block verification (Sun et al., arXiv 2403.10444) for chains, traversal verification (2505.12398) for trees.
+def block(draft: Draft, probs: Tensor, random: RandomSource) -> VerifyResult:
+    """Verify a branch jointly, so that likely tokens make up for unlikely ones before them.
 
-    Takes what `rejection` takes and is exact where that is. On a chain it accepts at least as many in expectation.
+    Takes the arguments of `rejection` and is exact under the same conditions. On a chain it accepts at least as many
+    draft tokens in expectation.
     """
-    verdict = _visit(draft, probs, chance, (), 1.0)
-    assert verdict is not None, "the root always stands"
-    return verdict
+    result = _visit(draft, probs, random, (), 1.0)
+    assert result is not None, "the root is always accepted"
+    return result
 
 
 def _visit(
-    draft: Draft, probs: Tensor, chance: RandomSource, path: tuple[int, ...], weight: float
+    draft: Draft, probs: Tensor, random: RandomSource, path: tuple[int, ...], weight: float
 ) -> VerifyResult | None:
-    """The verdict of the last node on `path` and what hangs below it; None where neither stands.
+    """Return the result for the last node on `path` and its subtree; None where all of it is rejected.
 
-    `weight` is the probability that the node stands, once all that was tried below it has fallen.
+    `weight` is the probability that the node is accepted once everything tried below it was rejected.
     """
     node = path[-1] if path else -1
-    left = probs[node + 1].double()
+    residual = probs[node + 1].double()
     for child in draft.children(node):
-        guess, token = guess_of(draft, child, left), draft.tokens[child]
-        reach = min(1.0, weight * ratio(float(left[token]), float(guess[token])))
-        verdict = _visit(draft, probs, chance, (*path, child), reach)
-        if verdict is not None:
-            return verdict
-        rest = (weight * left - guess).clamp_min(0)
-        weight = share(float(rest.sum()), weight)
-        left = scaled(rest, left)
-    if node < 0 or chance.flip(weight, node):
-        return VerifyResult(path, chance.pick(left))
+        q, token = draft_distribution(draft, child, residual), draft.tokens[child]
+        child_weight = min(1.0, weight * acceptance_ratio(float(residual[token]), float(q[token])))
+        result = _visit(draft, probs, random, (*path, child), child_weight)
+        if result is not None:
+            return result
+        unnormalized = (weight * residual - q).clamp_min(0)
+        weight = acceptance_probability(float(unnormalized.sum()), weight)
+        residual = normalize_residual(unnormalized, residual)
+    if node < 0 or random.accepts(weight, node):
+        return VerifyResult(path, random.sample(residual))
     return None
 
 
-def share(rest: float, weight: float) -> float:
-    """What a node that stood with `weight` stands with after a child fell and left `rest`; at weight 1 it stays 1."""
-    whole = rest + (1.0 - weight)
-    return rest / whole if whole > 0 else 1.0
+def acceptance_probability(residual_sum: float, weight: float) -> float:
+    """Return the weight of a node after one of its children was rejected; a weight of 1 stays 1."""
+    total = residual_sum + (1.0 - weight)
+    return residual_sum / total if total > 0 else 1.0

@@ -1,20 +1,21 @@
-"""The rule `match`: a guess stands if it is what the target itself chose."""
+"""The rule `match`: a draft token is accepted if the target itself chose it."""
 
 from __future__ import annotations
 
 from foretell.types import Draft, VerifyResult
 
 
-def walk(draft: Draft, chosen: list[int] | tuple[int, ...]) -> VerifyResult:
-    """Follow the target's own tokens for as long as the draft has them.
+def verify_match(draft: Draft, target_tokens: list[int] | tuple[int, ...]) -> VerifyResult:
+    """Accept the path of the draft along the tokens that the target chose.
 
-    chosen[0] comes after the root, chosen[i + 1] after node i. The text is what it would be without a draft, token for
-    token, also when sampling: `chosen` depends on seed and position, not on the draft.
+    `target_tokens[0]` follows the root, `target_tokens[i + 1]` follows node i. The output equals that of decoding
+    without drafts token for token, also when sampling, because the target's token depends on seed and position and
+    never on the draft.
     """
     path: list[int] = []
-    node, wanted = -1, chosen[0]
+    node, next_token = -1, target_tokens[0]
     for child, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):  # parents come first
-        if parent == node and token == wanted:
+        if parent == node and token == next_token:
             path.append(child)
-            node, wanted = child, chosen[child + 1]
-    return VerifyResult(tuple(path), wanted)
+            node, next_token = child, target_tokens[child + 1]
+    return VerifyResult(tuple(path), next_token)

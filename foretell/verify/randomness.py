@@ -1,4 +1,4 @@
-"""The chance a rule sees: real noise in the engine, or every outcome with its exact probability."""
+"""Randomness of the rules: seeded noise in the engine, or an enumeration of all outcomes with their probabilities."""
 
 from __future__ import annotations
 
@@ -15,73 +15,74 @@ T = TypeVar("T")
 
 
 class RandomSource(Protocol):
-    """What happens in one step where a rule leaves it open."""
+    """Random decisions of one step."""
 
-    def flip(self, probability: float, node: int) -> bool:
-        """True with this probability. A node has one coin, flipped at most once."""
+    def accepts(self, probability: float, node: int) -> bool:
+        """Return True with this probability. Each node has one uniform, used at most once."""
 
-    def pick(self, weights: Tensor) -> int:
-        """A token in proportion to its weight, of weights [vocab]; asked once, for the token after the path."""
+    def sample(self, weights: Tensor) -> int:
+        """Sample a token in proportion to weights [vocab]; called once, for the token after the accepted path."""
 
 
 @dataclass(frozen=True)
 class StepRandom:
-    """Noise of one step, from the request's seed and the position of the step's root alone.
+    """Noise of one step, a function of the request's seed and the position of the step's root alone.
 
-    Keyed by the root and not by each token's own position: rules look at coins behind the place where they cut, and the
-    next step would meet those again. Every step has another root.
+    The key is the root and not each token's own position: rules look at uniforms of nodes after the last accepted one,
+    and the next step would see those again. Every step has a root of its own.
     """
 
     seed: int
     root: int
 
-    def flip(self, probability: float, node: int) -> bool:
+    def accepts(self, probability: float, node: int) -> bool:
         seed, root = self._key(torch.device("cpu"))
         return float(noise.accept_uniforms(seed, root, torch.tensor([node]))) < probability
 
-    def pick(self, weights: Tensor) -> int:
+    def sample(self, weights: Tensor) -> int:
+        """Sample by an exponential race (Gumbel-max)."""
         seed, root = self._key(weights.device)
-        lanes = weights.nonzero()[:, 0]
-        return int(lanes[(weights[lanes] / noise.residual_noise(seed, root, lanes)[0]).argmax()])
+        tokens = weights.nonzero()[:, 0]
+        return int(tokens[(weights[tokens] / noise.residual_noise(seed, root, tokens)[0]).argmax()])
 
     def _key(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return torch.tensor([self.seed], device=device), torch.tensor([self.root], device=device)
 
 
-def enumerate_chance(run: Callable[[RandomSource], T]) -> list[tuple[float, T]]:
-    """What `run` returns for every outcome of its flips and picks that can happen, each with its probability."""
+def enumerate_outcomes(run: Callable[[RandomSource], T]) -> list[tuple[float, T]]:
+    """Return the value of `run` for every possible outcome of its random decisions, each with its probability."""
     outcomes: list[tuple[float, T]] = []
-    waiting: list[tuple[int, ...]] = [()]
-    while waiting:
-        trace = _Trace(waiting.pop())
+    pending: list[tuple[int, ...]] = [()]
+    while pending:
+        trace = _Trace(pending.pop())
         value = run(trace)
         outcomes.append((trace.probability, value))
-        waiting += trace.others
+        pending += trace.alternatives
     return outcomes
 
 
 class _Trace:
-    """Takes the given choices, then the first possible one each time, and notes the choices it passed by."""
+    """A random source that replays given choices, then takes the first possible one and records the alternatives."""
 
     def __init__(self, given: tuple[int, ...]) -> None:
         self.given = given
         self.taken: tuple[int, ...] = ()
-        self.others: list[tuple[int, ...]] = []
+        self.alternatives: list[tuple[int, ...]] = []
         self.probability = 1.0
 
-    def flip(self, probability: float, node: int) -> bool:
+    def accepts(self, probability: float, node: int) -> bool:
         return self._choose([1.0 - probability, probability]) == 1
 
-    def pick(self, weights: Tensor) -> int:
+    def sample(self, weights: Tensor) -> int:
         return self._choose((weights.double() / weights.double().sum()).tolist())
 
     def _choose(self, probabilities: list[float]) -> int:
-        at = len(self.taken)
-        if at < len(self.given):
-            choice = self.given[at]
+        depth = len(self.taken)
+        if depth < len(self.given):
+            choice = self.given[depth]
         else:
-            choice, *passed = [i for i, probability in enumerate(probabilities) if probability > 0]
-            self.others += [(*self.taken, other) for other in passed]
+            choice, *others = [i for i, probability in enumerate(probabilities) if probability > 0]
+            self.alternatives += [(*self.taken, other) for other in others]
         self.taken += (choice,)
         self.probability *= probabilities[choice]
         return choice

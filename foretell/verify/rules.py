@@ -1,4 +1,4 @@
-"""The rules by name."""
+"""Verification rules by name."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 
 
 class Rule(Protocol):
-    """Which guesses stand, by the target's distributions [nodes + 1, vocab]: row 0 after the root, i + 1 after i."""
+    """A rule that accepts draft tokens by the target's distributions `probs` [nodes + 1, vocab].
 
-    def __call__(self, draft: Draft, probs: Tensor, chance: RandomSource, /) -> VerifyResult: ...
+    Row 0 of `probs` follows the root, row i + 1 follows node i.
+    """
+
+    def __call__(self, draft: Draft, probs: Tensor, random: RandomSource, /) -> VerifyResult: ...
 
 
 LOSSLESS = ("match", "rejection", "block")
-EXACT = {"rejection": rejection, "block": block}
+EXACT = {"rejection": rejection, "block": block}  # lossless rules that keep the distribution, not a seed's tokens
 LOSSY = {"confidence": confidence, "typical": typical, "ensemble": ensemble}
 
 
 def find_rule(name: str, settings: ThresholdSettings = DEFAULTS) -> Rule:
-    """The rule of this name that judges by distributions."""
-    assert name != "match", "`match` walks the target's own tokens and needs no distributions"
+    """Return the rule of this name that verifies by distributions; `settings` are those of the lossy rules."""
+    assert name != "match", "`match` compares tokens and needs no distributions"
     if name in EXACT:
         return EXACT[name]
     if name in LOSSY:

@@ -117,7 +117,7 @@ def load(path: Path) -> None:
     tokens = opened.tokenizer.encode("The quick brown fox 123")
     opened.tokenizer.decode(tokens)
     if opened.tokenizer.chat_template:
-        opened.tokenizer.render_chat([{"role": "user", "content": "hello"}])
+        opened.tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
     opened.load()
 
 

@@ -8,56 +8,55 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretell.cluster.call import Call, ResponseHead
-from foretell.cluster.replicas import ReplicaLost
+from foretell.cluster.replicas import ReplicaCall, ReplicaLost, ResponseHead
 
 JSON = ((b"content-type", b"application/json"),)
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 HEALTHY = b'{"status": "ok", "reason": null, "internal_states": [{}]}'
 METRICS = b"# HELP foretell:n_total x\n# TYPE foretell:n_total counter\nforetell:n_total 1\n"
-Behaviour = Callable[[str, Call], AsyncGenerator[ResponseHead | bytes, None]]
+Behaviour = Callable[[str, ReplicaCall], AsyncGenerator[ResponseHead | bytes, None]]
 
 
-def _body(call: Call) -> bytes:
+def _body(call: ReplicaCall) -> bytes:
     return METRICS if call.path == "/metrics" else HEALTHY
 
 
-async def healthy(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def healthy(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     yield ResponseHead(name, 200, JSON, _body(call), False)
 
 
-async def hung(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def hung(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     """Takes a request and never answers."""
     await asyncio.Event().wait()
     yield b""
 
 
-async def dying(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def dying(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     raise ReplicaLost("killed")
     yield b""
 
 
-async def erroring(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def erroring(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     """Lives, and raises what is no part of its interface."""
     raise RuntimeError("a bug in the replica")
     yield b""
 
 
-async def full(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def full(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     yield ResponseHead(name, 429, JSON, b'{"error": {"code": "queue_full"}}', False)
 
 
-async def streaming(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def streaming(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     yield ResponseHead(name, 200, EVENTS, b"data: 1\n\n", True)
     yield b"data: [DONE]\n\n"
 
 
-async def hung_midway(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def hung_midway(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     yield ResponseHead(name, 200, EVENTS, b"data: 1\n\n", True)
     await asyncio.Event().wait()
 
 
-async def lost_midway(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def lost_midway(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
     yield ResponseHead(name, 200, EVENTS, b"data: 1\n\n", True)
     raise ReplicaLost("killed")
 
@@ -65,7 +64,7 @@ async def lost_midway(name: str, call: Call) -> AsyncGenerator[ResponseHead | by
 def slow(seconds: float, status: int = 200) -> Behaviour:
     """Answers after `seconds` with `status`."""
 
-    async def behave(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def behave(name: str, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         await asyncio.sleep(seconds)
         yield ResponseHead(name, status, JSON, _body(call), False)
 
@@ -77,12 +76,12 @@ class StubReplicas:
 
     def __init__(self, **behaviours: Behaviour) -> None:
         self.behaviours = behaviours
-        self.asked: list[Call] = []
+        self.asked: list[ReplicaCall] = []
 
     def names(self) -> Sequence[str]:
         return list(self.behaviours)
 
-    async def ask(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         self.asked.append(call)
         if not self.behaviours:
             await asyncio.Event().wait()  # as Ray Serve: until one runs

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from foretell.server.errors import ApiError
-from foretell.server.middleware import BODY_PATHS, BodyGuard
+from foretell.server.middleware import BODY_PATHS, BodyLimitMiddleware
 from tests.server.process import ServerProcess, write_server_folder
 
 KEY = "a-key"
@@ -144,7 +144,7 @@ def test_memory_of_parsed_bodies_is_bounded_in_sum() -> None:
     release, statuses, entered = asyncio.Event(), [], []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        entered.append(guard.held)
+        entered.append(guard.held_bytes)
         await release.wait()
 
     async def send(message: Message) -> None:
@@ -157,7 +157,7 @@ def test_memory_of_parsed_bodies_is_bounded_in_sum() -> None:
         scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers": []}
         await guard(scope, receive, send)
 
-    guard = BodyGuard(app, len(body), most, 60, ApiError.response)
+    guard = BodyLimitMiddleware(app, len(body), most, 60, ApiError.response)
 
     async def scene() -> None:
         calls = [asyncio.ensure_future(call()) for _ in range(50)]
@@ -168,4 +168,4 @@ def test_memory_of_parsed_bodies_is_bounded_in_sum() -> None:
 
     asyncio.run(scene())
     assert 1 < len(entered) < 10 and set(statuses) == {429}, "the raw bytes of all fifty would have fitted"
-    assert max(entered) <= most and guard.held == 0
+    assert max(entered) <= most and guard.held_bytes == 0

@@ -16,10 +16,10 @@ from foretell.build.engine_builder import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
-from foretell.server.http_protocol import impatient
+from foretell.server.http_protocol import timeout_protocol
 from foretell.server.service import Service
 from tests.server.process import write_server_folder
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 Address = tuple[str, int]
 HOST = b"Host: localhost"
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     engine, speculation = EngineConfig(model=str(folder)), SpeculationConfig(drafter="none")
     config = ServerConfig(body_timeout=0.5, keep_alive=1, allowed_host=("named.example",))
     service = Service(build_engine(engine, speculation), config, engine, speculation)
-    protocol = impatient(config.body_timeout, config.request_timeout)
+    protocol = timeout_protocol(config.body_timeout, config.request_timeout)
     settings = uvicorn.Config(create_app(service), http=protocol, log_config=None, timeout_keep_alive=config.keep_alive)
     server = uvicorn.Server(settings)
     with socket.create_server(("127.0.0.1", 0)) as port:
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
         wait_for(lambda: server.started)
         yield port.getsockname()
         server.should_exit = True
-        running.join(PATIENCE)
+        running.join(TIMEOUT)
         assert not running.is_alive()
 
 
@@ -52,7 +52,7 @@ def is_healthy(server: Address) -> bool:
 
 
 def connect(server: Address) -> socket.socket:
-    return socket.create_connection(server, PATIENCE)
+    return socket.create_connection(server, TIMEOUT)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -101,7 +101,7 @@ def test_many_idle_and_half_sent_connections_are_closed(server: Address) -> None
 def test_a_client_that_sends_byte_by_byte_is_cut_off(server: Address, beginning: str) -> None:
     with connect(server) as connection:
         connection.sendall(BEGINNINGS[beginning])
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             while time.monotonic() < until:
                 connection.sendall(b" ")

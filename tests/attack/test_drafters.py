@@ -257,7 +257,7 @@ def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> N
     drafter = Scripted(hang)
     engine = World().engine(drafter)
     traits = {"faulty": DrafterTraits(False, False, 0.3, 0.9)}
-    engine.controller = AdaptiveController(traits, clock=lambda: now[0], presence=drafter)
+    engine.controller = AdaptiveController(traits, clock=lambda: now[0], loader=drafter)
     forward = engine.runner.forward
 
     def slow(*values: Any) -> Any:

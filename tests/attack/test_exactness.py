@@ -83,10 +83,8 @@ class Attack:
         )  # without the native library the last bit of a logprob depends on the batch
         if rng.random() < 0.5:
             engine.scheduler.swap = swap = Swap(engine.runner.cache, rng.choice([1 << 13, 1 << 30]))
-            swap._copy_seconds, swap._prefill_seconds = (
-                [0.0] * swap_module.COPY_SAMPLES,
-                1.0,
-            )  # a copy pays, whatever the clock says
+            swap._copy_seconds = [0.0] * swap_module.COPY_SAMPLES  # copying is faster, whatever the clock says
+            swap._prefill_seconds = 1.0
         if rng.random() < 0.5:
             engine.runner.executor = Outruns(engine.runner.executor)
             if rng.random() < 0.5:

@@ -18,8 +18,8 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 from foretell.errors import ModelError
-from foretell.hub import blobs
-from foretell.hub.blobs import verified
+from foretell.hub import huggingface as blobs
+from foretell.hub.huggingface import verified
 from tests.waiting import wait_for
 
 REPO = Path(__file__).parents[2]
@@ -249,7 +249,7 @@ def test_old_blobs_are_not_hashed_again(cache: Path, monkeypatch: pytest.MonkeyP
 def test_hashing_much_is_announced(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(blobs, "LARGE", 10)
+    monkeypatch.setattr(blobs, "LOGGED_BYTES", 10)
     content = b"0123456789"
     with caplog.at_level("INFO", "foretell"), verified("own/tiny", None):
         (cache / hashlib.sha256(content).hexdigest()).write_bytes(content)

@@ -16,7 +16,7 @@ import pytest
 
 from foretell.kernels.native.library import library
 from tests.server.process import ServerProcess
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 from .limited_memory import REQUESTS
 
@@ -32,7 +32,7 @@ def play(spare: int) -> dict[str, Any]:
         [sys.executable, "-m", "tests.attack.limited_memory", str(spare)],
         capture_output=True,
         text=True,
-        timeout=4 * PATIENCE,
+        timeout=4 * TIMEOUT,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout)
@@ -62,7 +62,7 @@ def test_a_server_without_memory_survives(spare: int) -> None:
             prompt = f"{number} times: " + "the cat sat on the mat " * 60
             body = {"prompt": prompt, "max_tokens": 12, "temperature": 0.7 * (number % 2), "seed": number}
             try:
-                return httpx.post(f"{server.url}/v1/completions", json=body, timeout=4 * PATIENCE).status_code
+                return httpx.post(f"{server.url}/v1/completions", json=body, timeout=4 * TIMEOUT).status_code
             except httpx.TransportError as error:
                 return type(error).__name__
 

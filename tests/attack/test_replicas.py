@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from foretell.cluster import ingress
-from foretell.cluster import prefix_hashes as marks
-from foretell.cluster.gateway import SETTLE
-from foretell.cluster.ingress import GRACE, Ingress
-from foretell.cluster.replicas import LIMIT
+from foretell.cluster import gateway as ingress
+from foretell.cluster import prefix_affinity as marks
+from foretell.cluster.gateway import HEALTH_GRACE, TIMEOUT_GRACE, Ingress
+from foretell.cluster.replicas import CALL_ALL_TIMEOUT
 from foretell.server.config import ServerConfig
 from tests.attack import stub_replicas as stubs
 from tests.attack.stub_replicas import Behaviour, Caller, StubReplicas, healthy, hung
@@ -40,7 +39,7 @@ def ask(made: Ingress, **request: Any) -> tuple[Caller, float]:
     """Send one request; return its caller and the seconds it took."""
 
     async def go() -> tuple[Caller, float]:
-        return await Caller(**{"key": KEY, **request}).call(made.guarded), now()
+        return await Caller(**{"key": KEY, **request}).call(made.app), now()
 
     return run(go())
 
@@ -66,11 +65,11 @@ def test_a_flood_of_bodies_without_a_key_takes_no_memory(gateway: Any, key: str)
 
     async def go() -> None:
         flood = [Caller(key=key, body=b"x" * MIB, stalls=True) for _ in range(64)]
-        await asyncio.gather(*(caller.call(made.guarded) for caller in flood))
+        await asyncio.gather(*(caller.call(made.app) for caller in flood))
         assert {caller.status for caller in flood} == {401} and not any(caller.reads for caller in flood)
         assert not replicas.asked, "nothing went to a replica"
         body = b'{"prompt": "' + b"x" * 2 * MIB + b'"}'
-        assert (await Caller(key=KEY, body=body).call(made.guarded)).status == 200
+        assert (await Caller(key=KEY, body=body).call(made.app)).status == 200
 
     run(go())
     assert metric(made, 'foretell:gateway_failures_total{code="invalid_api_key"}') == 64
@@ -81,10 +80,10 @@ def test_stalled_bodies_with_a_key_are_ended_and_give_their_memory_back(gateway:
 
     async def go() -> None:
         stalled = [Caller(key=KEY, body=b"x" * 3 * MIB, stalls=True) for _ in range(8)]
-        await asyncio.gather(*(caller.call(made.guarded) for caller in stalled))
+        await asyncio.gather(*(caller.call(made.app) for caller in stalled))
         assert {caller.status for caller in stalled} == {408, 429}
         body = b'{"prompt": "' + b"x" * 3 * MIB + b'"}'
-        assert (await Caller(key=KEY, body=body).call(made.guarded)).status == 200
+        assert (await Caller(key=KEY, body=body).call(made.app)).status == 200
 
     run(go())
 
@@ -104,7 +103,7 @@ def test_another_host_name_is_refused_before_the_body_is_read(gateway: Any) -> N
     made = gateway(StubReplicas(a=healthy), api_key=())
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/completions", "http_version": "1.1"}
     caller = Caller(body=b"x" * MIB, stalls=True)
-    run(made.guarded({**scope, "headers": [(b"host", b"evil.example")]}, caller.receive, caller.send))
+    run(made.app({**scope, "headers": [(b"host", b"evil.example")]}, caller.receive, caller.send))
     assert (caller.status, caller.reads) == (403, 0)
 
 
@@ -128,20 +127,20 @@ def test_one_sick_replica_does_not_hide_the_others(gateway: Any, sick: str, posi
     others = [name for i, name in enumerate("abc") if i != position]
     for path in ("/health", "/ready"):
         found, seconds = get(made, path)
-        assert found.status == 200 and seconds <= SETTLE, "a liveness probe may allow a second only"
+        assert found.status == 200 and seconds <= HEALTH_GRACE, "a liveness probe may allow a second only"
         each = found.json()["replicas"]
         assert all(each[name]["status"] == "ok" for name in others)
         if sick not in ("dying", "lost midway", "unhealthy"):
             assert each["abc"[position]]["status"] == "unavailable" and each["abc"[position]]["reason"]
     found, seconds = get(made, "/metrics")
-    assert (found.status, metric(made, "foretell:n_total")) == (200, 2) and seconds <= LIMIT
+    assert (found.status, metric(made, "foretell:n_total")) == (200, 2) and seconds <= CALL_ALL_TIMEOUT
     found, seconds = ask(made, path="/server_info", method="GET", body=b"")
-    assert (found.status, found.json()["replicas"]) == (200, others) and seconds <= LIMIT
+    assert (found.status, found.json()["replicas"]) == (200, others) and seconds <= CALL_ALL_TIMEOUT
 
 
 def test_where_all_hang_health_reports_why(gateway: Any) -> None:
     found, seconds = get(gateway(StubReplicas(a=hung, b=hung)), "/health")
-    assert (found.status, seconds) == (503, LIMIT)
+    assert (found.status, seconds) == (503, CALL_ALL_TIMEOUT)
     assert found.json()["reason"] == "the replica did not answer in time" and len(found.json()["replicas"]) == 2
     found, _ = get(gateway(StubReplicas()), "/health")
     assert (found.status, found.json()["reason"]) == (503, "no replica runs")
@@ -149,15 +148,15 @@ def test_where_all_hang_health_reports_why(gateway: Any) -> None:
 
 def test_a_replica_reports_the_timeout_of_its_request_itself(gateway: Any) -> None:
     """Its own 504 arrives a little after the request timeout, and before the gateway gives up."""
-    made = gateway(StubReplicas(a=stubs.slow(TIMEOUT + GRACE / 2, 504)))
+    made = gateway(StubReplicas(a=stubs.slow(TIMEOUT + TIMEOUT_GRACE / 2, 504)))
     found, seconds = ask(made)
-    assert (found.status, seconds) == (504, TIMEOUT + GRACE / 2) and found.header["x-foretell-replica"] == "a"
+    assert (found.status, seconds) == (504, TIMEOUT + TIMEOUT_GRACE / 2) and found.header["x-foretell-replica"] == "a"
 
 
 def test_a_request_that_takes_too_long_is_not_sent_again(gateway: Any) -> None:
     replicas = StubReplicas(a=hung, b=healthy)
     found, seconds = ask(gateway(replicas))
-    assert (found.status, found.json()["error"]["code"], seconds) == (504, "timeout", TIMEOUT + GRACE)
+    assert (found.status, found.json()["error"]["code"], seconds) == (504, "timeout", TIMEOUT + TIMEOUT_GRACE)
     assert "retry-after" not in found.header, "a client would repeat the whole work"
     assert len(replicas.asked) == 1
 
@@ -172,7 +171,7 @@ def test_a_stream_whose_replica_hangs_midway_ends(gateway: Any) -> None:
     found, seconds = ask(made)
     first, error, done, rest = found.reply.split(b"\n\n")
     assert (first, done, rest) == (b"data: 1", b"data: [DONE]", b"")
-    assert json.loads(error[6:])["error"]["code"] == "timeout" and seconds == TIMEOUT + GRACE
+    assert json.loads(error[6:])["error"]["code"] == "timeout" and seconds == TIMEOUT + TIMEOUT_GRACE
     assert found.complete and metric(made, "foretell:requests_cut_total") == 1
 
 
@@ -204,7 +203,7 @@ def test_depth_that_the_parser_allows_is_no_error(monkeypatch: pytest.MonkeyPatc
     """The parser of Python 3.12 and later accepts more levels than the interpreter has stack frames."""
     deep = nested(50_000)
     monkeypatch.setattr(marks.json, "loads", lambda body: {field: deep})
-    assert marks.marks_of("/v1/completions", "", b"") == ()
+    assert marks.prefix_hashes("/v1/completions", "", b"") == ()
     while isinstance(deep, list) and deep:
         deep = deep[0]  # or freeing it recurses
 
@@ -232,11 +231,11 @@ def test_under_any_faults_every_request_gets_one_response(gateway: Any, seed: in
         leaves = dice.uniform(0, 700) if dice.random() < 0.2 else None
         caller = Caller(path, method, dice.choice([KEY, KEY, KEY, ""]), b"{}" if method == "POST" else b"")
         caller.stalls, caller.leaves = method == "POST" and dice.random() < 0.1, leaves
-        return await caller.call(made.guarded)
+        return await caller.call(made.app)
 
     async def go() -> list[Caller]:
         callers = await asyncio.gather(*(one() for _ in range(200)), faults())
-        assert now() < 1200 + 3 * (TIMEOUT + GRACE), "nothing waits without a limit"
+        assert now() < 1200 + 3 * (TIMEOUT + TIMEOUT_GRACE), "nothing waits without a limit"
         return [caller for caller in callers if caller is not None]
 
     for caller in run(go()):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from foretell.bench.arrivals import ClosedLoop, Level, Poisson
 from foretell.bench.check import OFF, ON, CheckFindings, facts_of
-from foretell.bench.clients import Answer
 from foretell.bench.compare import CompareFindings, CompareSample, summarise
+from foretell.bench.http_client import Answer, ClosedLoop, Level, Poisson
 from foretell.bench.load import LoadFindings, Slice, cell_of
 from foretell.bench.never_slower import ALL, Cell, Findings, Overall
 from foretell.bench.peers import Reply

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.check import OFF, ON, TASKS, Facts, arms_of, facts_of, run_check, running
-from foretell.bench.check_report import markdown, remarks
+from foretell.bench.check import OFF, ON, TASKS, Facts, arms_of, facts_of, markdown, remarks, run_check, running
 from foretell.bench.compare import CompareSample
 from foretell.bench.peers import Endpoint, Reply
 from foretell.bench.prompt import BenchPrompt

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from foretell.bench.engine_backend import EngineBackend
-from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput
+from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, arms_of, default_names
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.variants import arms_of, default_names
 from foretell.cli import main as program
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from foretell.bench.check import running
-from foretell.bench.clients import LONGEST_LINE, Address
-from foretell.bench.compare import ComparePlan, run_compare
-from foretell.bench.compare_report import markdown, remarks
-from foretell.bench.peer_transformers import TransformersPeer
-from foretell.bench.peers import Asked, Endpoint, Reply, accepted_guesses
+from foretell.bench.compare import ComparePlan, markdown, remarks, run_compare
+from foretell.bench.http_client import LONGEST_LINE, Address
+from foretell.bench.peers import Asked, Endpoint, Reply, TransformersPeer, accepted_guesses
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.workloads import load
 from foretell.cli import main as program

@@ -20,8 +20,8 @@ from foretell.bench.intervals import (
     over_tasks,
     ratio_of,
     shown,
+    t_quantile,
 )
-from foretell.bench.student_t import t_quantile
 
 RUNS = 600
 LEAST, MOST = 0.93, 0.99  # at a true coverage of 95%, 600 runs give less than 93% once in fifty

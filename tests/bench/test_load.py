@@ -15,16 +15,25 @@ from typing import Any
 import pytest
 
 from foretell.bench import load as bench_load
-from foretell.bench import serving
-from foretell.bench.arrivals import ClosedLoop, Poisson
-from foretell.bench.clients import Address, Answer, ask
-from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, Slice, arms_of, bodies, cell_of, run_load
-from foretell.bench.load_report import markdown, remarks
+from foretell.bench import server_process as serving
+from foretell.bench.http_client import Address, Answer, ClosedLoop, Poisson, ask
+from foretell.bench.load import (
+    LoadArm,
+    LoadFindings,
+    LoadPlan,
+    Slice,
+    arms_of,
+    bodies,
+    cell_of,
+    markdown,
+    remarks,
+    run_load,
+)
 from foretell.bench.prompt import BenchPrompt
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 from .fakes import items, watch_nothing
 
@@ -46,7 +55,7 @@ def chunked(body: bytes, size: int) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def answered(reply: bytes, patience: float = PATIENCE) -> tuple[Answer, bytes]:
+def answered(reply: bytes, patience: float = TIMEOUT) -> tuple[Answer, bytes]:
     """What a caller makes of a reply, and what it had sent."""
     sent: list[bytes] = []
 
@@ -154,7 +163,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", pass_by)
-    monkeypatch.setattr("foretell.bench.arrivals.perf_counter", lambda: now[0])
+    monkeypatch.setattr("foretell.bench.http_client.perf_counter", lambda: now[0])
 
 
 @pytest.mark.usefixtures("clock")
@@ -405,7 +414,7 @@ def test_settings_as_flags() -> None:
 def test_what_cannot_be_is_refused_before_a_server_is_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretell.bench.serving.subprocess.Popen", None)
+    monkeypatch.setattr("foretell.bench.server_process.subprocess.Popen", None)
     for words, message in [
         (["--base-url", "ftp://host"], "is no address"),
         (["--base-url", "http://127.0.0.1:1"], "; start the server, or mend the address"),

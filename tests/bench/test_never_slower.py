@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.batch_result import Batch, BatchResult
-from foretell.bench.batches import EngineBatches, long_enough, variations
+from foretell.bench.batch_backend import EngineBatches, long_enough, variations
 from foretell.bench.drafter_slots import DrafterSlots, open_with
-from foretell.bench.measure import PLAIN, MeasureJob, Variant
-from foretell.bench.never_slower import Cell, Findings, contend, run
+from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
+from foretell.bench.never_slower import Cell, Findings, contend, markdown, remarks, run
 from foretell.bench.never_slower_grid import (
     Extent,
     GridCell,
@@ -27,7 +26,6 @@ from foretell.bench.never_slower_grid import (
     chosen,
     fixed_arms,
 )
-from foretell.bench.never_slower_report import markdown, remarks
 from foretell.bench.never_slower_stats import Contest, Verdict, worst
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt

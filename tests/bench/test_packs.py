@@ -9,21 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.acceptance_by_depth import AcceptanceByDepth
-from foretell.bench.batching import again, packs, side_by_side
 from foretell.bench.drafter_slots import DrafterSlots, open_with
 from foretell.bench.engine_backend import EngineBackend
-from foretell.bench.latency import CURVE, Latency, token_times
-from foretell.bench.load_results import read, result_of
-from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant, measure
+from foretell.bench.latency import CURVE, AcceptanceByDepth, Latency, token_times
+from foretell.bench.measure import (
+    PLAIN,
+    MeasureJob,
+    TimedOutput,
+    Variant,
+    again,
+    arms_of,
+    grid_of,
+    measure,
+    packs,
+    side_by_side,
+)
 from foretell.bench.plan import Plan
 from foretell.bench.progress import WIDTH, Progress, bar
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.report import brief, markdown
-from foretell.bench.results import Result
+from foretell.bench.results import Result, read_result, result_from_json
 from foretell.bench.run import BenchJob, run
 from foretell.bench.transcripts import records
-from foretell.bench.variants import arms_of, grid_of
 from foretell.build.model_source import no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -151,8 +158,8 @@ def test_a_stored_run_is_read_back_whole(tmp_path: Path) -> None:
     result = measured()
     path = tmp_path / "run.json"
     path.write_text(json.dumps(result.as_json()))
-    assert read(path) == replace(result, texts=())
-    assert result_of(result.as_json()).as_json() == result.as_json()
+    assert read_result(path) == replace(result, texts=())
+    assert result_from_json(result.as_json()).as_json() == result.as_json()
 
 
 def test_a_file_that_is_no_run_is_said(tmp_path: Path) -> None:
@@ -165,7 +172,7 @@ def test_a_file_that_is_no_run_is_said(tmp_path: Path) -> None:
         if text is not None:
             path.write_text(text)
         with pytest.raises(RequestError, match=words):
-            read(path)
+            read_result(path)
 
 
 def test_the_last_line_is_short() -> None:

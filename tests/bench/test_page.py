@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from foretell.bench.acceptance_by_depth import AcceptanceByDepth
+from foretell.bench.latency import AcceptanceByDepth
 from foretell.bench.measure import MeasureJob, TimedOutput, Variant
 from foretell.bench.page import check, compare, load, never_slower, synthetic
+from foretell.bench.page.charts import Scale, duration, ratio_scale, round_step, table_of, time_scale, value_scale
 from foretell.bench.page.offline import page
-from foretell.bench.page.scales import Scale, duration, ratio_scale, round_step, time_scale, value_scale
-from foretell.bench.page.tables import table_of
 from foretell.bench.plan import Plan
 from foretell.bench.results import Result
 from foretell.bench.run import BenchJob, run

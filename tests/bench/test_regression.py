@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from foretell.bench.engine_backend import NO_GUESS, EngineBackend
-from foretell.bench.measure import PLAIN, Sample, measure
+from foretell.bench.measure import PLAIN, Sample, arms_of, measure
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import summarise
-from foretell.bench.variants import arms_of
 from foretell.bench.workloads import load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.registry import HEADS, KINDS

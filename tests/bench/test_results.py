@@ -140,7 +140,7 @@ def test_the_table_is_markdown_with_columns_for_each_temperature() -> None:
 def test_a_promise_that_was_not_made_is_not_broken() -> None:
     from dataclasses import replace
 
-    from foretell.bench.pairs import Pair
+    from foretell.bench.results import Pair
 
     stage = FakeStage()
     job = stage.prepare(items(code=1)[0], 1.0, Plan())[0]

@@ -9,10 +9,9 @@ import pytest
 
 from foretell.bench.drafter_slots import DrafterSlots, has_weights, open_with
 from foretell.bench.engine_backend import EngineBackend
-from foretell.bench.measure import PLAIN
+from foretell.bench.measure import PLAIN, arms_of
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.variants import arms_of
 from foretell.build.model_source import ModelSource, no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.ngram import NGramDrafter

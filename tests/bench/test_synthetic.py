@@ -11,17 +11,16 @@ from statistics import fmean
 
 import pytest
 
-from foretell.bench.batch_result import Batch, BatchResult
-from foretell.bench.measure import PLAIN, MeasureJob, Variant
+from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import Setting, SyntheticPlan, expected_tokens, run_synthetic
+from foretell.bench.synthetic import Setting, SyntheticPlan, markdown, remarks, run_synthetic
 from foretell.bench.synthetic_drafters import SetRateOracle, even_draws, free_draws
-from foretell.bench.synthetic_report import markdown, remarks
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, StepResult, VerifyResult
 from foretell.types import Sequence as Text
+from foretell.utils.speculation_math import expected_tokens
 
 from .fakes import items, watch_nothing
 

@@ -9,24 +9,33 @@ from pathlib import Path
 import pytest
 
 from foretell.certify.certificate import Certificate, CertifyJob
-from foretell.certify.distribution_test import SETTINGS, TREE, check_draws, tiny_engine
-from foretell.certify.draft_check import DraftCheckResult, judge_places
-from foretell.certify.evidence import ENOUGH, Evidence, lacking, most_near_ties
+from foretell.certify.distribution_test import (
+    SETTINGS,
+    TREE,
+    DraftCheckResult,
+    check_distribution,
+    check_uniformity,
+    tiny_engine,
+)
+from foretell.certify.evidence import MIN_TOKENS, Evidence, max_near_ties, missing_evidence
 from foretell.certify.text_equality import Difference, TextResult
 from foretell.cli.main import main
 
-TEXTS = TextResult("greedy", 8, 384, drafted=99, accepted=50, steps=200, differences=())
+OUTPUTS = TextResult("greedy", 8, 384, drafted=99, accepted=50, steps=200, differences=())
 
 
 @pytest.fixture(scope="module")
 def toy() -> Certificate:
     """A certificate whose toy model has enough evidence."""
-    draws = [check_draws(tiny_engine(s.drafter(), drafted=s.drafted), "match", s, 300) for s in (*SETTINGS, TREE)]
-    return Certificate(CertifyJob(), draws=draws)
+    draws = [
+        check_distribution(tiny_engine(s.drafter(), draft_length=s.draft_length), "match", s, 300)
+        for s in (*SETTINGS, TREE)
+    ]
+    return Certificate(CertifyJob(), distribution=draws)
 
 
 def with_outputs(toy: Certificate, *outputs: TextResult) -> Certificate:
-    return replace(toy, texts=list(outputs))
+    return replace(toy, outputs=list(outputs))
 
 
 @pytest.mark.parametrize(
@@ -36,40 +45,44 @@ def with_outputs(toy: Certificate, *outputs: TextResult) -> Certificate:
         (0, 0, "inconclusive", "no token was drafted"),
         (99, 0, "inconclusive", "none of 99 draft tokens was accepted"),
         (99, 99, "inconclusive", "none of 99 draft tokens was rejected"),
-        (ENOUGH + 1, ENOUGH, "inconclusive", "10 accepted and 1 rejected draft tokens"),
-        (99, ENOUGH - 1, "inconclusive", "9 accepted and 90 rejected draft tokens"),
-        (2 * ENOUGH, ENOUGH, "lossless", None),
+        (MIN_TOKENS + 1, MIN_TOKENS, "inconclusive", "10 accepted and 1 rejected draft tokens"),
+        (99, MIN_TOKENS - 1, "inconclusive", "9 accepted and 90 rejected draft tokens"),
+        (2 * MIN_TOKENS, MIN_TOKENS, "lossless", None),
     ],
 )
 def test_acceptance_and_rejection_must_both_have_happened(
     toy: Certificate, drafted: int, accepted: int, verdict: str, reason: str | None
 ) -> None:
-    found = with_outputs(toy, replace(TEXTS, drafted=drafted, accepted=accepted))
+    found = with_outputs(toy, replace(OUTPUTS, drafted=drafted, accepted=accepted))
     assert found.verdict == verdict == found.as_json()["verdict"]
     assert (found.lossless is True) is (verdict == "lossless") and found.lossless is not False
     assert [reason is not None and reason in line for line in found.reasons] == [True] * (reason is not None)
 
 
 def test_a_setting_without_drafts_is_not_made_good_by_another(toy: Certificate) -> None:
-    found = with_outputs(toy, TEXTS, replace(TEXTS, setting="sampled", drafted=0, accepted=0))
+    found = with_outputs(toy, OUTPUTS, replace(OUTPUTS, setting="sampled", drafted=0, accepted=0))
     assert found.verdict == "inconclusive" and "sampled" in found.reasons[0]
 
 
 def test_evidence_of_several_settings_adds_up() -> None:
-    assert lacking("part 3", [Evidence("a", 12, 6), Evidence("b", 9, 4)]) == []
-    assert len(lacking("part 3", [Evidence("a", 12, 5), Evidence("b", 9, 4)])) == 1
-    assert lacking("part 3", []) == []
+    assert missing_evidence("part 3", [Evidence("a", 12, 6), Evidence("b", 9, 4)]) == []
+    assert len(missing_evidence("part 3", [Evidence("a", 12, 5), Evidence("b", 9, 4)])) == 1
+    assert missing_evidence("part 3", []) == []
 
 
 def test_a_failure_is_not_made_inconclusive_by_missing_evidence(toy: Certificate) -> None:
     wrong = (Difference(0, 3, 1, 2, margin=1.0, bound=0.0),)
-    found = with_outputs(toy, replace(TEXTS, drafted=0, accepted=0, differences=wrong))
+    found = with_outputs(toy, replace(OUTPUTS, drafted=0, accepted=0, differences=wrong))
     assert found.verdict == "not lossless" and found.lossless is False
 
 
-def test_no_sampled_draft_tokens_show_nothing_of_their_distribution(toy: Certificate) -> None:
-    assert judge_places([]).lacking and DraftCheckResult(99, 0.5).lacking and not DraftCheckResult(100, 0.5).lacking
-    found = replace(with_outputs(toy, TEXTS), guesses=[judge_places([])])
+def test_a_draft_check_needs_enough_sampled_tokens(toy: Certificate) -> None:
+    assert (
+        check_uniformity([]).missing_evidence
+        and DraftCheckResult(99, 0.5).missing_evidence
+        and not DraftCheckResult(100, 0.5).missing_evidence
+    )
+    found = replace(with_outputs(toy, OUTPUTS), draft_checks=[check_uniformity([])])
     assert found.verdict == "inconclusive"
 
 
@@ -88,30 +101,30 @@ def near_ties(count: int) -> tuple[Difference, ...]:
 def test_near_ties_are_excused_up_to_what_plain_batches_explain(
     toy: Certificate, count: int, control: int, verdict: str
 ) -> None:
-    found = with_outputs(toy, replace(TEXTS, differences=near_ties(count), control=control))
+    found = with_outputs(toy, replace(OUTPUTS, differences=near_ties(count), control=control))
     assert found.verdict == verdict
     assert not found.reasons or "differ at near-ties" in found.reasons[0]
 
 
 def test_the_limit_of_near_ties_follows_the_control() -> None:
-    assert [most_near_ties(60, control) for control in (0, 5, 60)] == [6, 15, 60]
-    assert most_near_ties(1, 0) == 1, "one sequence shows nothing"
+    assert [max_near_ties(60, control) for control in (0, 5, 60)] == [6, 15, 60]
+    assert max_near_ties(1, 0) == 1, "one sequence proves nothing"
 
 
-def test_settings_of_the_draws_share_no_seeds() -> None:
+def test_settings_of_the_distribution_test_share_no_seeds() -> None:
     starts = sorted(setting.first_seed for setting in (*SETTINGS, TREE))
     assert all(after - before >= 240_000 for before, after in zip(starts, starts[1:], strict=False))
 
 
-def test_draws_under_match_are_different_evidence(toy: Certificate) -> None:
-    assert len({result.p_value for result in toy.draws}) == len(toy.draws)
+def test_settings_under_match_are_independent_evidence(toy: Certificate) -> None:
+    assert len({result.p_value for result in toy.distribution}) == len(toy.distribution)
 
 
 def test_without_a_drafter_the_command_is_inconclusive(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 300)
-    monkeypatch.setattr("foretell.certify.certificate.PLANT_DRAWS", 1500)
+    monkeypatch.setattr("foretell.certify.certificate.QUICK_SAMPLES", 300)
+    monkeypatch.setattr("foretell.certify.certificate.KNOWN_BUG_SAMPLES", 1500)
     words = ["certify", "--model", str(tiny_folder), "--drafter", "none", "--quick", "--max-tokens", "4", "--json"]
     assert main(words) == 4
     out, err = capsys.readouterr()

@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 
 from foretell.cluster.config import ClusterConfig
-from foretell.cluster.replica_spec import ReplicaSpec
-from foretell.cluster.resources import ReplicaResources, room_for
+from foretell.cluster.replica_spec import ReplicaResources, ReplicaSpec, plan_resources
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.server.config import ServerConfig
 
 
 def test_replicas_or_autoscaling() -> None:
-    assert not ClusterConfig().asked
-    assert (ClusterConfig(replicas=3).least, ClusterConfig(replicas=3).most) == (3, 3)
+    assert not ClusterConfig().enabled
+    assert (ClusterConfig(replicas=3).min_replicas, ClusterConfig(replicas=3).max_replicas) == (3, 3)
     scaled = ClusterConfig(autoscaling=json.dumps({"min_replicas": 2, "max_replicas": 5, "target_ongoing_requests": 3}))
-    assert (scaled.asked, scaled.least, scaled.most) == (True, 2, 5)
+    assert (scaled.enabled, scaled.min_replicas, scaled.max_replicas) == (True, 2, 5)
     assert scaled.scaling is not None
-    told = scaled.scaling.for_ray()
+    told = scaled.scaling.ray_options()
     assert told["target_ongoing_requests"] == 3 and "upscaling_factor" not in told
 
 
@@ -55,45 +54,45 @@ def on(device: str, ranks: int = 1, draft_device: str | None = None) -> ReplicaS
 
 
 def test_each_replica_gets_its_share_of_the_cores() -> None:
-    assert room_for(ClusterConfig(replicas=2), on("auto"), {"CPU": 8}) == ReplicaResources(4, 0)
-    assert room_for(ClusterConfig(replicas=3), on("auto"), {"CPU": 8}) == ReplicaResources(2, 0)
-    assert room_for(ClusterConfig(replicas=2, replica_cpus=3.0), on("cpu"), {"CPU": 8, "GPU": 2}) == ReplicaResources(
-        3, 0
-    )
-    assert room_for(ClusterConfig(replicas=2), on("auto"), {"CPU": 8, "GPU": 2}) == ReplicaResources(1, 1)
-    assert room_for(ClusterConfig(replicas=2, replica_gpus=0.5), on("cuda"), {"CPU": 8, "GPU": 1}) == ReplicaResources(
-        1, 0.5
-    )
-    assert room_for(ClusterConfig(replicas=1, replica_cpus=0.5), on("auto"), {"CPU": 1}).threads == 1
+    assert plan_resources(ClusterConfig(replicas=2), on("auto"), {"CPU": 8}) == ReplicaResources(4, 0)
+    assert plan_resources(ClusterConfig(replicas=3), on("auto"), {"CPU": 8}) == ReplicaResources(2, 0)
+    assert plan_resources(
+        ClusterConfig(replicas=2, replica_cpus=3.0), on("cpu"), {"CPU": 8, "GPU": 2}
+    ) == ReplicaResources(3, 0)
+    assert plan_resources(ClusterConfig(replicas=2), on("auto"), {"CPU": 8, "GPU": 2}) == ReplicaResources(1, 1)
+    assert plan_resources(
+        ClusterConfig(replicas=2, replica_gpus=0.5), on("cuda"), {"CPU": 8, "GPU": 1}
+    ) == ReplicaResources(1, 0.5)
+    assert plan_resources(ClusterConfig(replicas=1, replica_cpus=0.5), on("auto"), {"CPU": 1}).threads == 1
 
 
 def test_more_replicas_than_cores_or_gpus() -> None:
     with pytest.raises(CapacityError, match="3 replicas of 1 core need 3; there are 2"):
-        room_for(ClusterConfig(replicas=3), on("auto"), {"CPU": 2})
+        plan_resources(ClusterConfig(replicas=3), on("auto"), {"CPU": 2})
     with pytest.raises(CapacityError, match="2 replicas of 2 cores need 4; there are 2"):
-        room_for(ClusterConfig(replicas=2, replica_cpus=2.0), on("auto"), {"CPU": 2})
+        plan_resources(ClusterConfig(replicas=2, replica_cpus=2.0), on("auto"), {"CPU": 2})
     with pytest.raises(CapacityError, match="4 replicas of 1 GPU need 4; there are 2"):
-        room_for(ClusterConfig(replicas=4), on("auto"), {"CPU": 64, "GPU": 2})
+        plan_resources(ClusterConfig(replicas=4), on("auto"), {"CPU": 64, "GPU": 2})
     with pytest.raises(CapacityError, match="1 replica of 1 GPU needs 1; there are 0"):
-        room_for(ClusterConfig(replicas=1), on("cuda"), {"CPU": 64})
+        plan_resources(ClusterConfig(replicas=1), on("cuda"), {"CPU": 64})
     scaled = ClusterConfig(autoscaling='{"min_replicas": 1, "max_replicas": 2}')
     with pytest.raises(CapacityError, match="lower replicas"):
-        room_for(scaled, on("auto"), {"CPU": 1})
+        plan_resources(scaled, on("auto"), {"CPU": 1})
 
 
 def test_each_rank_of_a_replica_gets_a_gpu() -> None:
     there = {"CPU": 64, "GPU": 8}
     two = ClusterConfig(replicas=2)
-    assert room_for(two, on("auto", ranks=4), there) == ReplicaResources(4, 4)
-    assert room_for(two, on("cuda", ranks=2), there) == ReplicaResources(2, 2)
-    assert room_for(two, on("cpu", ranks=4), there) == ReplicaResources(32, 0)
-    assert room_for(two, on("auto", ranks=4), {"CPU": 64}) == ReplicaResources(32, 0)
-    assert room_for(ClusterConfig(replicas=1), on("cuda", 4, "cuda:4"), there) == ReplicaResources(4, 5), (
+    assert plan_resources(two, on("auto", ranks=4), there) == ReplicaResources(4, 4)
+    assert plan_resources(two, on("cuda", ranks=2), there) == ReplicaResources(2, 2)
+    assert plan_resources(two, on("cpu", ranks=4), there) == ReplicaResources(32, 0)
+    assert plan_resources(two, on("auto", ranks=4), {"CPU": 64}) == ReplicaResources(32, 0)
+    assert plan_resources(ClusterConfig(replicas=1), on("cuda", 4, "cuda:4"), there) == ReplicaResources(4, 5), (
         "and the draft its own"
     )
-    assert room_for(two, on("cuda", 1, "cuda:1"), there) == ReplicaResources(1, 2)
-    assert room_for(two, on("cpu", 1, "cuda"), there) == ReplicaResources(1, 1)
+    assert plan_resources(two, on("cuda", 1, "cuda:1"), there) == ReplicaResources(1, 2)
+    assert plan_resources(two, on("cpu", 1, "cuda"), there) == ReplicaResources(1, 1)
     with pytest.raises(CapacityError, match="4 replicas of 4 GPUs need 16; there are 8"):
-        room_for(ClusterConfig(replicas=4), on("auto", ranks=4), there)
+        plan_resources(ClusterConfig(replicas=4), on("auto", ranks=4), there)
     with pytest.raises(RequestError, match="each of the 4 ranks needs one"):
-        room_for(ClusterConfig(replicas=2, replica_gpus=1.0), on("auto", ranks=4), there)
+        plan_resources(ClusterConfig(replicas=2, replica_gpus=1.0), on("auto", ranks=4), there)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretell.cluster import metrics_merge as exposition
-from foretell.cluster.gateway_metrics import GatewayMetrics
-from foretell.cluster.metrics_merge import MergedMetrics
-from foretell.server.metric_definitions import MetricSet
+from foretell.cluster import gateway_metrics as exposition
+from foretell.cluster.gateway_metrics import GatewayMetrics, MergedMetrics
+from foretell.server.metrics import PrometheusMetrics
 
 
 def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: float = 0.0) -> str:
-    show = MetricSet("tiny")
-    show.generation_tokens.follow(tokens)
-    show.accepted.follow(accepted)
-    show.rejected.follow(rejected)
+    show = PrometheusMetrics("tiny")
+    show.generation_tokens.set_total(tokens)
+    show.accepted.set_total(accepted)
+    show.rejected.set_total(rejected)
     show.acceptance_rate.set(accepted / (accepted + rejected))
     show.running.set(running)
     show.page_use.set(use)
-    show.finished.add("stop")
+    show.finished.inc("stop")
     show.latency.observe(0.15)
     show.latency.observe(tokens)
     return show.expose("foretell").decode()
@@ -37,8 +36,8 @@ def samples(text: bytes | str) -> dict[tuple[str, str], float]:
 
 def test_counts_add_up_and_gauges_by_their_meaning() -> None:
     books = MergedMetrics()
-    books.hear({"a": replica(10, 1, 3, running=2, use=0.5), "b": replica(5, 6, 0, running=1, use=0.1)})
-    found = samples(books.merged(["a", "b"]).text())
+    books.update({"a": replica(10, 1, 3, running=2, use=0.5), "b": replica(5, 6, 0, running=1, use=0.1)})
+    found = samples(books.total(["a", "b"]).text())
     assert found["generation_tokens_total", ""] == 15
     assert found["num_requests_running", ""] == 3
     assert found["kv_cache_usage_perc", ""] == 0.3
@@ -52,45 +51,45 @@ def test_counts_add_up_and_gauges_by_their_meaning() -> None:
 def test_the_merged_page_has_the_names_of_a_single_server() -> None:
     text = replica(3, 1, 1)
     books = MergedMetrics()
-    books.hear({"a": text})
-    assert samples(books.merged(["a"]).text()) == samples(text)
-    assert set(books.merged(["a"]).families.items()) == {
+    books.update({"a": text})
+    assert samples(books.total(["a"]).text()) == samples(text)
+    assert set(books.total(["a"]).families.items()) == {
         (family.name, (family.type, family.documentation)) for family in text_string_to_metric_families(text)
     }
 
 
 def test_what_a_lost_replica_counted_stays() -> None:
     books = MergedMetrics()
-    books.hear({"a": replica(10, 1, 1, running=4), "b": replica(5, 1, 1, running=1)})
-    books.hear({"b": replica(6, 1, 1, running=1)})
-    found = samples(books.merged(["b"]).text())
+    books.update({"a": replica(10, 1, 1, running=4), "b": replica(5, 1, 1, running=1)})
+    books.update({"b": replica(6, 1, 1, running=1)})
+    found = samples(books.total(["b"]).text())
     assert found["generation_tokens_total", ""] == 16
     assert found["num_requests_running", ""] == 1, "who has gone runs nothing"
-    books.hear({"a": replica(11, 1, 1), "b": replica(6, 1, 1)})
-    assert samples(books.merged(["a", "b"]).text())["generation_tokens_total", ""] == 17, "it was only late"
+    books.update({"a": replica(11, 1, 1), "b": replica(6, 1, 1)})
+    assert samples(books.total(["a", "b"]).text())["generation_tokens_total", ""] == 17, "it was only late"
 
 
 def test_many_lost_replicas_are_kept_as_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "MOST_GONE", 4)
     books = MergedMetrics()
     for i in range(12):
-        books.hear({f"replica {i}": replica(1, 1, 1)})
+        books.update({f"replica {i}": replica(1, 1, 1)})
     assert len(books._last) == 5
-    assert samples(books.merged(["replica 11"]).text())["generation_tokens_total", ""] == 12
+    assert samples(books.total(["replica 11"]).text())["generation_tokens_total", ""] == 12
 
 
 def test_each_replica_is_told_apart() -> None:
     books = MergedMetrics()
-    books.hear({"a": replica(10, 1, 1), "b": replica(5, 1, 1)})
-    found = samples(books.each(["a", "b"]).text())
+    books.update({"a": replica(10, 1, 1), "b": replica(5, 1, 1)})
+    found = samples(books.per_replica(["a", "b"]).text())
     assert (found["generation_tokens_total", "a"], found["generation_tokens_total", "b"]) == (10, 5)
 
 
 def test_the_page_of_the_front() -> None:
     ledger = GatewayMetrics()
     ledger.moved.inc(2)
-    page = ledger.page({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, each=False)
+    page = ledger.response({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, each=False)
     found = samples(bytes(page.body))
     assert (found["replicas", ""], found["requests_moved_total", ""], found["generation_tokens_total", ""]) == (2, 2, 9)
     assert "_created" not in bytes(page.body).decode()
-    assert samples(bytes(ledger.page({}, each=True).body))["replicas", ""] == 0
+    assert samples(bytes(ledger.response({}, each=True).body))["replicas", ""] == 0

@@ -12,16 +12,15 @@ import pytest
 
 from foretell.cluster import gateway as module
 from foretell.cluster import replicas as asking
-from foretell.cluster.asgi_call import answer
-from foretell.cluster.call import Call, ResponseHead
 from foretell.cluster.gateway import Gateway
-from foretell.cluster.replicas import ReplicaLost
-from tests.waiting import PATIENCE
+from foretell.cluster.replica import call_app
+from foretell.cluster.replicas import ReplicaCall, ReplicaLost, ResponseHead
+from tests.waiting import TIMEOUT
 
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 JSON = ((b"content-type", b"application/json"),)
 WELL = b'{"status": "ok", "reason": null}'
-Play = Callable[[Call], AsyncGenerator[ResponseHead | bytes, None]]
+Play = Callable[[ReplicaCall], AsyncGenerator[ResponseHead | bytes, None]]
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +33,12 @@ class Cast:
 
     def __init__(self, **plays: Play) -> None:
         self.plays = plays
-        self.asked: list[tuple[str, Call]] = []
+        self.asked: list[tuple[str, ReplicaCall]] = []
 
     def names(self) -> list[str]:
         return list(self.plays) if self.asked else []
 
-    async def ask(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         names = list(self.plays)
         if not names:
             await asyncio.Event().wait()
@@ -54,14 +53,14 @@ class Cast:
 
 
 def says(name: str, body: bytes = WELL, status: int = 200) -> Play:
-    async def play(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def play(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         yield ResponseHead(name, status, JSON, body, False)
 
     return play
 
 
 def streams(name: str, *parts: bytes, dies: bool = False) -> Play:
-    async def play(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def play(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         yield ResponseHead(name, 200, EVENTS, parts[0], True)
         for part in parts[1:]:
             yield part
@@ -74,7 +73,7 @@ def streams(name: str, *parts: bytes, dies: bool = False) -> Play:
 def dies_once(cast: Cast, name: str) -> None:
     """Lost at the first request, and gone from then on."""
 
-    async def play(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def play(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         del cast.plays[name]
         raise ReplicaLost
         yield b""
@@ -102,7 +101,7 @@ def test_a_request_goes_through_as_it_is() -> None:
     assert (reply.status_code, reply.json(), reply.headers["x-foretell-replica"]) == (201, {"x": 1}, "a")
     assert (call.method, call.path, call.query) == ("POST", "/v1/completions", b"y=2")
     assert json.loads(call.body)["prompt"] == "p" * 100 and (b"x-own", b"1") in call.headers
-    assert call.marks
+    assert call.prefix_hashes
 
 
 def test_a_stream_goes_through_untouched() -> None:
@@ -117,7 +116,7 @@ def test_a_replica_lost_before_the_first_byte_costs_nothing() -> None:
     front = Gateway(cast, 3, 9)
     assert ask(front).headers["x-foretell-replica"] == "b"
     assert cast.order == ["a", "b"]
-    assert b"foretell:requests_moved_total 1.0" in bytes(front.ledger.page({}, each=False).body)
+    assert b"foretell:requests_moved_total 1.0" in bytes(front.metrics.response({}, each=False).body)
 
 
 def test_a_request_that_kills_replicas_is_not_given_to_all() -> None:
@@ -179,7 +178,7 @@ def test_health_is_that_of_the_best_replica(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.status_code == 200 and found.json()["replicas"]["a"]["status"] == "unavailable"
     found = ask(Gateway(Cast(a=sick), 3, 9), "/health", "GET")
     assert (found.status_code, found.json()["reason"]) == (503, "a step has taken 200 seconds")
-    monkeypatch.setattr(asking, "LIMIT", 0.01)
+    monkeypatch.setattr(asking, "CALL_ALL_TIMEOUT", 0.01)
     found = ask(Gateway(Cast(), 3, 9), "/health", "GET")
     assert (found.status_code, found.json()["reason"]) == (503, "no replica runs")
 
@@ -197,7 +196,7 @@ def test_info_has_the_states_of_all() -> None:
 
 def test_who_leaves_takes_nothing_new() -> None:
     front = Gateway(Cast(a=says("a")), 3, 9)
-    front.leaving = True
+    front.draining = True
     assert ask(front).status_code == ask(front, "/ready", "GET").status_code == 503
     assert ask(front, "/health", "GET").status_code == 200
     assert front.ongoing == 0
@@ -206,7 +205,7 @@ def test_who_leaves_takes_nothing_new() -> None:
 def test_a_caller_who_goes_away_ends_the_answer() -> None:
     closed = asyncio.Event()
 
-    async def endless(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def endless(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         try:
             yield ResponseHead("a", 200, EVENTS, b"data: 1\n\n", True)
             await asyncio.Event().wait()
@@ -233,8 +232,8 @@ def test_a_caller_who_goes_away_ends_the_answer() -> None:
     async def go() -> None:
         caller = Caller()
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "client": None}
-        await asyncio.wait_for(Gateway(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), PATIENCE)
-        await asyncio.wait_for(closed.wait(), PATIENCE)
+        await asyncio.wait_for(Gateway(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), TIMEOUT)
+        await asyncio.wait_for(closed.wait(), TIMEOUT)
 
     asyncio.run(go())
     assert closed.is_set()
@@ -248,7 +247,7 @@ def test_an_application_is_called_where_it_lives() -> None:
             await send({"type": "http.response.body", "body": part, "more_body": part != b"3"})
 
     async def go() -> list[ResponseHead | bytes]:
-        return [part async for part in answer(app, Call("POST", "/x", b"q", (), b"1"), "r")]
+        return [part async for part in call_app(app, ReplicaCall("POST", "/x", b"q", (), b"1"), "r")]
 
     head, *rest = asyncio.run(go())
     assert head == ResponseHead("r", 203, ((b"a", b"q"),), b"1", True)
@@ -268,7 +267,7 @@ def test_an_application_is_ended_when_nobody_listens() -> None:
             ended.set()
 
     async def go() -> None:
-        parts = answer(app, Call("GET", "/"), "r")
+        parts = call_app(app, ReplicaCall("GET", "/"), "r")
         assert isinstance(await anext(parts), ResponseHead)
         await parts.aclose()
         assert ended.is_set()
@@ -283,6 +282,6 @@ def test_an_application_that_fails_is_heard_of() -> None:
 
     async def go() -> None:
         with pytest.raises(ValueError, match="wrong"):
-            await anext(answer(app, Call("GET", "/"), "r"))
+            await anext(call_app(app, ReplicaCall("GET", "/"), "r"))
 
     asyncio.run(go())

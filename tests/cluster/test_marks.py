@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from foretell.cluster.prefix_hashes import STEP, marks_of
+from foretell.cluster.prefix_affinity import HASH_STEP, prefix_hashes
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -15,7 +15,7 @@ LONG = "A story that goes on for a while, and then for a while longer. " * 4
 def chat(*contents: str, key: str = "", **more: Any) -> tuple[bytes, ...]:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
-    return marks_of(CHAT, key, json.dumps({"messages": messages, **more}).encode())
+    return prefix_hashes(CHAT, key, json.dumps({"messages": messages, **more}).encode())
 
 
 def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
@@ -32,7 +32,7 @@ def test_the_next_turn_begins_with_the_last() -> None:
 def test_what_only_changes_the_answer_does_not_matter() -> None:
     assert chat(LONG, temperature=0.5, seed=3, max_tokens=9) == chat(LONG)
     swapped = json.dumps({"seed": 1, "messages": [{"content": LONG, "role": "user"}]}).encode()
-    assert marks_of(CHAT, "", swapped) == chat(LONG)
+    assert prefix_hashes(CHAT, "", swapped) == chat(LONG)
 
 
 def test_tools_and_salts_and_keys_tell_prompts_apart() -> None:
@@ -52,7 +52,7 @@ def test_a_key_and_a_salt_do_not_run_into_each_other() -> None:
 
 def test_prompts_of_all_four_shapes() -> None:
     def ask(prompt: Any) -> tuple[bytes, ...]:
-        return marks_of(TEXT, "", json.dumps({"prompt": prompt}).encode())
+        return prefix_hashes(TEXT, "", json.dumps({"prompt": prompt}).encode())
 
     assert ask(LONG) == ask([LONG, "another"]) != ()
     tokens = list(range(200))
@@ -62,14 +62,14 @@ def test_prompts_of_all_four_shapes() -> None:
 
 def test_what_is_no_request_has_none() -> None:
     for body in (b"", b"{", b"[]", b"3", b'{"messages": 3}', b"[" * 100_000, b"\xff"):
-        assert marks_of(CHAT, "", body) == ()
-    assert marks_of("/tokenize", "", json.dumps({"prompt": LONG}).encode()) == ()
-    assert marks_of(CHAT, "", b'{"messages": [{"content": "' + rb"\ud800" * STEP + b'"}]}')
+        assert prefix_hashes(CHAT, "", body) == ()
+    assert prefix_hashes("/tokenize", "", json.dumps({"prompt": LONG}).encode()) == ()
+    assert prefix_hashes(CHAT, "", b'{"messages": [{"content": "' + rb"\ud800" * HASH_STEP + b'"}]}')
 
 
 def test_a_long_prompt_has_few_marks_and_shares_nearly_all() -> None:
     text = LONG * 4000
-    whole = marks_of(TEXT, "", json.dumps({"prompt": text}).encode())
-    longer = marks_of(TEXT, "", json.dumps({"prompt": text + "more" * 20}).encode())
+    whole = prefix_hashes(TEXT, "", json.dumps({"prompt": text}).encode())
+    longer = prefix_hashes(TEXT, "", json.dumps({"prompt": text + "more" * 20}).encode())
     assert 50 < len(whole) < 200
     assert common(whole, longer) == len(whole)

@@ -17,15 +17,13 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.cluster import ray_start
-from foretell.cluster.call import Call
 from foretell.cluster.config import ClusterConfig
-from foretell.cluster.deploy import why
-from foretell.cluster.ray_start import Ray, is_closed, running_here
-from foretell.cluster.replica import Replica
-from foretell.cluster.replica_spec import ReplicaSpec
-from foretell.cluster.replicas import Running
-from foretell.cluster.resources import ReplicaResources
-from foretell.cluster.run import Signals, greeting
+from foretell.cluster.deploy import failure_reason
+from foretell.cluster.ray_start import RayConnection, is_loopback_only, running_here
+from foretell.cluster.replica import ReplicaServer
+from foretell.cluster.replica_spec import ReplicaResources, ReplicaSpec
+from foretell.cluster.replicas import ReplicaCall, RunningReplicas
+from foretell.cluster.run import Signals, startup_line
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.server.config import ServerConfig
@@ -82,9 +80,9 @@ def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp
         assert running_here() is None, "it has gone and left its note"
         ray.listen()
         assert running_here() == address
-        assert is_closed(address) and not is_closed("10.1.2.3:6379")
+        assert is_loopback_only(address) and not is_loopback_only("10.1.2.3:6379")
         monkeypatch.setattr(ray_start, "_outward", lambda: "127.0.0.1")
-        assert not is_closed(address), "others can reach it"
+        assert not is_loopback_only(address), "others can reach it"
 
 
 def note_of(folder: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -159,7 +157,7 @@ def test_a_signal_ends_a_start_and_later_lets_texts_finish(monkeypatch: pytest.M
         handlers[signal.SIGINT](signal.SIGINT, None)
     assert not waiting.first.is_set()
     threading.Timer(0.05, lambda: handlers[signal.SIGTERM](signal.SIGTERM, None)).start()
-    waiting.start()
+    waiting.wait()
     assert waiting.first.is_set() and not waiting.second.is_set()
     handlers[signal.SIGINT](signal.SIGINT, None)
     assert waiting.second.is_set()
@@ -169,17 +167,17 @@ def test_why_replicas_did_not_start() -> None:
     told = (
         "Deploying app failed.\nTraceback\n  File x\nforetell.errors.ModelError: there is no model x\nSee the logs.\n"
     )
-    assert why(told) == "there is no model x"
-    assert why("Traceback\nValueError: 3 is odd\nSee the logs.") == "ValueError: 3 is odd"
-    assert why("it failed") == "it failed"
+    assert failure_reason(told) == "there is no model x"
+    assert failure_reason("Traceback\nValueError: 3 is odd\nSee the logs.") == "ValueError: 3 is odd"
+    assert failure_reason("it failed") == "it failed"
 
 
 def test_the_greeting() -> None:
-    ray = Ray("127.0.0.1:1234", {}, "/tmp/ray/logs")
-    line = greeting(ClusterConfig(replicas=2), SERVED, ReplicaResources(1, 0), 8000, ray)
+    ray = RayConnection("127.0.0.1:1234", {}, "/tmp/ray/logs")
+    line = startup_line(ClusterConfig(replicas=2), SERVED, ReplicaResources(1, 0), 8000, ray)
     assert "http://127.0.0.1:8000 serves tiny; 2 replicas of 1 core, routing by prefix; Ray at 127.0.0.1:1234" in line
     scaled = ClusterConfig(autoscaling='{"max_replicas": 4}', routing="random")
-    assert "1 to 4 replicas of 2 GPUs and 8 cores, routing by random" in greeting(
+    assert "1 to 4 replicas of 2 GPUs and 8 cores, routing by random" in startup_line(
         scaled, SERVED, ReplicaResources(8, 2), 1, ray
     )
 
@@ -198,10 +196,10 @@ def test_a_replica_is_as_well_as_its_engine() -> None:
     class Body:
         service = Sick()
 
-    asyncio.run(Replica.check_health(Body()))  # type: ignore[arg-type]
+    asyncio.run(ReplicaServer.check_health(Body()))  # type: ignore[arg-type]
     Body.service.problem = "a step has taken 200 seconds"
     with pytest.raises(RuntimeError, match="200 seconds"):
-        asyncio.run(Replica.check_health(Body()))  # type: ignore[arg-type]
+        asyncio.run(ReplicaServer.check_health(Body()))  # type: ignore[arg-type]
 
 
 class RayRouter:
@@ -226,17 +224,19 @@ def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "foretell.cluster.router")
     ids = {name: types.SimpleNamespace(unique_id=name) for name in "ab"}
     replicas = [types.SimpleNamespace(replica_id=each) for each in ids.values()]
-    monkeypatch.setattr(Running, "names", ())
+    monkeypatch.setattr(RunningReplicas, "names", ())
     router: Any = PrefixRouter()
     router.initialize_state(routing="prefix", slack=1)
 
     def order(**call: Any) -> list[str]:
-        asked = types.SimpleNamespace(args=(Call("POST", "/", **call),))
+        asked = types.SimpleNamespace(args=(ReplicaCall("POST", "/", **call),))
         return [rank[0].replica_id.unique_id for rank in asyncio.run(router.choose_replicas(replicas, asked))]
 
     router.on_send_request(ids["a"])
     assert order() == ["b", "a"]
-    router.on_request_routed(types.SimpleNamespace(args=(Call("POST", "/", marks=(b"m",)),)), ids["a"], None)
+    router.on_request_routed(
+        types.SimpleNamespace(args=(ReplicaCall("POST", "/", prefix_hashes=(b"m",)),)), ids["a"], None
+    )
     assert order(marks=(b"m",)) == ["a", "b"], "within the slack"
     router.on_send_request(ids["a"])
     assert order(marks=(b"m",)) == ["b", "a"], "beyond it"
@@ -250,8 +250,8 @@ def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.Monke
     assert order(avoid=("a",)) == ["b", "a"]
     assert order(target="b") == ["b"]
     assert sorted(order(target="gone")) == ["a", "b"], "Ray Serve must always get a candidate"
-    assert Running.names == ("a", "b")
+    assert RunningReplicas.names == ("a", "b")
     router.update_replicas(replicas[:1])
-    assert Running.names == ("a",)
+    assert RunningReplicas.names == ("a",)
     assert set(router._ongoing) == {"a"}
     assert asyncio.run(router.choose_replicas(replicas, None))

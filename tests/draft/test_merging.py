@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from foretell import draft as drafters
-from foretell.certify.toy import Context, bias, world
-from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import chain, tree
+from foretell.certify.toy import Context, bias, chain, toy_language, tree
+from foretell.certify.toy import ToyLanguage as Toy
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
@@ -76,7 +75,7 @@ def test_behind_drawn_guesses_others_keep_the_law(rule: Rule) -> None:
             return merged([fixed, mine], len(mine) + 2, "both", drawn=True)
 
         for kind in ("random", "zeros"):
-            assert bias(world(kind, 3, 4, seed=1), make, rule, 3) < 1e-12
+            assert bias(toy_language(kind, 3, 4, seed=1), make, rule, 3) < 1e-12
 
 
 @pytest.mark.parametrize("rule", EXACT.values(), ids=EXACT)
@@ -90,7 +89,7 @@ def test_a_draw_that_is_dropped_for_another_breaks_the_law(rule: Rule) -> None:
         sure = float(mine.probs[0, mine.tokens[0]])
         return mine if sure > 0.5 else fixed
 
-    assert bias(world("random", 3, 4, seed=1), make, rule, 3) > 1e-3
+    assert bias(toy_language("random", 3, 4, seed=1), make, rule, 3) > 1e-3
 
 
 def mixed(truth: list[list[int]]) -> MixDrafter:

@@ -120,7 +120,7 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    "settings", [ControllerSettings(), ControllerSettings(fixed=lambda batch: 3)], ids=["adaptive", "fixed"]
+    "settings", [ControllerSettings(), ControllerSettings(fixed_length=lambda batch: 3)], ids=["adaptive", "fixed"]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettings, temperature: float) -> None:
@@ -128,7 +128,7 @@ def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettin
     drafter = MixDrafter([NGramDrafter(1, 3), guest.drafter])
     engine = World().engine(drafter)
     traits = {name: DrafterTraits(arm.free, arm.reads, 1e-4, 0.95) for name, arm in drafter.drafters.items()}
-    controller = engine.controller = AdaptiveController(traits, settings, clock=lambda: 0.0, presence=drafter)
+    controller = engine.controller = AdaptiveController(traits, settings, clock=lambda: 0.0, loader=drafter)
     controller.costs.observe(1, 0, 1.0)  # steps are dear, so that guesses pay from the first
     tracks = [
         track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=temperature)

@@ -15,7 +15,7 @@ from foretell.runner.cuda.graphs import mark_outlier
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice, StepResult, StepTimes
 from tests.engine.test_swap import swapping
-from tests.laws.test_async_scheduling import outrunning
+from tests.laws.test_async_scheduling import async_engine
 from tests.laws.test_losslessness import DRAFTERS, truth_for
 from tests.outruns import LeavesUnseen, Left, Outruns
 from tests.tiny import PROMPTS, World, add, model_drafter, run
@@ -26,7 +26,7 @@ from tests.tiny import PROMPTS, World, add, model_drafter, run
 def test_other_work_on_the_device_between_two_steps_changes_no_output(batch_size: int, temperature: float) -> None:
     """Measuring a new head between two steps destroys the logits of the last step and the step in flight."""
     truth = truth_for("sampled" if temperature else "greedy")
-    engine, executor = outrunning(World(), None)
+    engine, executor = async_engine(World(), None)
     states = [add(engine, str(i), PROMPTS[i], temperature=temperature)[0] for i in range(batch_size)]
     for _ in range(3):
         engine.step()
@@ -57,7 +57,7 @@ def test_a_sequence_swapped_in_to_other_pages_discards_the_step_in_flight() -> N
 
 
 def test_replacing_the_drafter_discards_the_step_in_flight() -> None:
-    engine, _ = outrunning(World(), None)
+    engine, _ = async_engine(World(), None)
     (state,) = add(engine, "0", PROMPTS[0])
     for _ in range(3):
         engine.step()
@@ -70,7 +70,7 @@ def test_replacing_the_drafter_discards_the_step_in_flight() -> None:
 
 @pytest.mark.parametrize("aborted", [False, True])
 def test_no_step_is_left_in_flight_after_the_last_sequence(aborted: bool) -> None:
-    engine, _ = outrunning(World(), None)
+    engine, _ = async_engine(World(), None)
     text = truth_for("greedy")[0]
     add(engine, "0", PROMPTS[0], stop_token_ids=[text[5]])
     for _ in range(3):
@@ -86,13 +86,13 @@ class ObservedTimes:
 
     def __init__(self, engine: Any) -> None:
         self.times: list[StepTimes] = []
-        engine.controller.observe = lambda outcomes, times: self.times.append(times)
+        engine.controller.observe = lambda results, times: self.times.append(times)
 
 
 def test_a_step_whose_launch_captured_a_graph_is_an_outlier(monkeypatch: pytest.MonkeyPatch) -> None:
     """So is the step that waited for that launch."""
     monkeypatch.setattr("foretell.engine.async_scheduling.LATE_SHARE", math.inf)  # a busy machine excludes no step
-    engine, executor = outrunning(World(), None)
+    engine, executor = async_engine(World(), None)
     observed, forward_async = ObservedTimes(engine), executor.forward_async
 
     def ahead(*args: Any) -> Any:
@@ -108,7 +108,7 @@ def test_a_step_whose_launch_captured_a_graph_is_an_outlier(monkeypatch: pytest.
 
 
 def test_a_sequence_waiting_for_pages_does_not_stop_async_scheduling_until_pages_are_free() -> None:
-    engine, executor = outrunning(World(page_size=4, pages=24, max_num_seqs=16, prefix_cache=False), None)
+    engine, executor = async_engine(World(page_size=4, pages=24, max_num_seqs=16, prefix_cache=False), None)
     add(engine, "0", PROMPTS[1], max_tokens=60, ignore_eos=True)
     for _ in range(3):
         engine.step()
@@ -122,7 +122,7 @@ def test_a_sequence_waiting_for_pages_does_not_stop_async_scheduling_until_pages
 
 
 def test_a_prompt_that_did_not_fit_into_the_step_is_scheduled_next() -> None:
-    engine, executor = outrunning(World(max_step_tokens=16), None)
+    engine, executor = async_engine(World(max_step_tokens=16), None)
     add(engine, "0", [3], max_tokens=40, ignore_eos=True)
     for _ in range(3):
         engine.step()
@@ -150,7 +150,7 @@ def test_only_tokens_that_depend_on_their_logits_alone_are_sampled_on_the_device
 ) -> None:
     outputs = []
     for plain in (True, False):
-        engine = World().engine(model_drafter(seed=5)) if plain else outrunning(World(), model_drafter(seed=5))[0]
+        engine = World().engine(model_drafter(seed=5)) if plain else async_engine(World(), model_drafter(seed=5))[0]
         engine.controller = type(engine.controller)(0)  # without drafts both decide alike
         engine.controller.expects_plain_step = lambda seqs: True  # type: ignore[method-assign]
         engine.controller.keeps_plain = lambda seqs, offers: True  # type: ignore[method-assign]
@@ -189,7 +189,7 @@ def test_device_drafts_that_are_lost_enter_no_output(rule: str, monkeypatch: pyt
         raise RuntimeError("planted")
 
     monkeypatch.setattr(Left, "wait", lost)
-    engine, _ = outrunning(World(), LeavesUnseen(DRAFTERS["oracle"](truth_for("greedy"))))
+    engine, _ = async_engine(World(), LeavesUnseen(DRAFTERS["oracle"](truth_for("greedy"))))
     states = [add(engine, str(i), p, SpeculationChoice(rule=rule))[0] for i, p in enumerate(PROMPTS)]
     while engine.busy:
         engine.step()
@@ -267,7 +267,7 @@ def test_the_tokens_of_a_step_arrive_before_they_are_verified(
     clock = ManualClock(monkeypatch)
     for module in ("verifier", "engine"):
         monkeypatch.setattr(f"foretell.engine.{module}.perf_counter", lambda: clock.now)
-    engine, _ = outrunning(World(), DRAFTERS["oracle"](truth_for("greedy")))
+    engine, _ = async_engine(World(), DRAFTERS["oracle"](truth_for("greedy")))
     seen: list[StepTimes] = []
     verify, observe = engine.verifier.verify, engine.observe
 

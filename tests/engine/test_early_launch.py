@@ -1,4 +1,4 @@
-"""The next step begins as soon as it is known what one wrote; that is told while a device works."""
+"""The next step is launched right after a commit, and deltas are emitted while the device runs it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.outruns import LeavesUnseen, Outruns
 from tests.tiny import PROMPTS, VOCAB, World, add, check_pages, model_drafter, run
 
 
-def guessing(drafter: Drafter, nodes: int = 3, world: World = World()) -> tuple[Engine, Outruns]:
-    """An engine that guesses in every step, on a device that works beside it."""
+def drafting(drafter: Drafter, nodes: int = 3, world: World = World()) -> tuple[Engine, Outruns]:
+    """Return an engine that drafts in every step, on a device with async scheduling."""
     engine = world.engine(drafter)
     executor = engine.runner.executor = Outruns(engine.runner.executor)
     engine.controller = FixedController(nodes)
@@ -30,34 +30,34 @@ def guessing(drafter: Drafter, nodes: int = 3, world: World = World()) -> tuple[
 
 
 def oracle() -> OracleDrafter:
-    texts = dict(zip(map(tuple, PROMPTS), truth_for("greedy"), strict=True))
-    return OracleDrafter(texts, VOCAB, 0.3)
+    outputs = dict(zip(map(tuple, PROMPTS), truth_for("greedy"), strict=True))
+    return OracleDrafter(outputs, VOCAB, 0.3)
 
 
-def written(tracks: list[Any]) -> list[list[int]]:
-    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+def outputs_of(states: list[Any]) -> list[list[int]]:
+    return [state.seq.tokens[len(state.seq.request.prompt) :] for state in states]
 
 
-def test_the_device_has_the_next_step_before_words_are_told() -> None:
-    engine, executor = guessing(oracle())
-    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
-    order: list[str] = []
-    for track in tracks:
-        note = track.make_delta
-        track.make_delta = lambda *given, note=note: (order.append(f"told {executor.num_steps}"), note(*given))[1]  # type: ignore[method-assign]
+def test_the_next_step_is_launched_before_deltas_are_emitted() -> None:
+    engine, executor = drafting(oracle())
+    states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+    order: list[int] = []
+    for state in states:
+        make = state.make_delta
+        state.make_delta = lambda *args, make=make: (order.append(executor.num_steps), make(*args))[1]  # type: ignore[method-assign]
     while engine.busy:
         before = executor.num_steps
         deltas = engine.step()
         if deltas and engine.busy and before > 2:
             assert executor.num_steps == before + 1 and engine.async_scheduler.in_flight is not None
-            assert set(order) == {f"told {executor.num_steps}"}, "all of it behind the next step's beginning"
+            assert set(order) == {executor.num_steps}, "all deltas are made after the next launch"
         order.clear()
-    assert written(tracks) == truth_for("greedy")
+    assert outputs_of(states) == truth_for("greedy")
     assert not engine.stats.drafter_failures and engine.runner.pool.num_held == 0
 
 
-def test_first_words_do_not_wait_for_a_guess() -> None:
-    engine, executor = guessing(model_drafter(seed=5))
+def test_first_tokens_do_not_wait_for_a_draft() -> None:
+    engine, executor = drafting(model_drafter(seed=5))
     add(engine, "0", PROMPTS[0])
     (delta,) = engine.step()
     assert delta.tokens and executor.num_steps == 1 and engine.async_scheduler.in_flight is None
@@ -69,7 +69,7 @@ def test_first_words_do_not_wait_for_a_guess() -> None:
     run(engine)
 
 
-def test_where_nothing_runs_beside_the_host_steps_come_one_by_one() -> None:
+def test_without_async_scheduling_no_step_is_in_flight() -> None:
     engine = World().engine(oracle())
     add(engine, "0", PROMPTS[0])
     for _ in range(3):
@@ -79,16 +79,16 @@ def test_where_nothing_runs_beside_the_host_steps_come_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), ValueError("planted")])
-def test_a_step_that_cannot_begin_costs_nothing_of_the_one_before(error: Exception) -> None:
-    """It fails where it is asked for, if it fails again."""
-    engine, _ = guessing(oracle())
-    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+def test_a_failed_early_launch_costs_nothing_of_the_committed_step(error: Exception) -> None:
+    """The next call of `step` tries again and raises."""
+    engine, _ = drafting(oracle())
+    states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     forward, failures = engine.runner.forward, iter([False, False, False, True, False, True, True])
 
-    def broken(*given: Any) -> Any:
+    def broken(*args: Any) -> Any:
         if next(failures, False):
             raise error
-        return forward(*given)
+        return forward(*args)
 
     engine.runner.forward = broken  # type: ignore[method-assign]
     raised = 0
@@ -98,45 +98,47 @@ def test_a_step_that_cannot_begin_costs_nothing_of_the_one_before(error: Excepti
         except type(error):
             raised += 1
         check_pages(engine)
-    assert raised == 1 and written(tracks) == truth_for("greedy")
-    told = [[token for delta in track.outbox for token in delta.tokens] for track in tracks]
-    assert told == written(tracks)
+    assert raised == 1 and outputs_of(states) == truth_for("greedy")
+    emitted = [[token for delta in state.outbox for token in delta.tokens] for state in states]
+    assert emitted == outputs_of(states)
 
 
-def test_one_for_which_memory_does_not_suffice_is_made_smaller() -> None:
-    engine, _ = guessing(oracle())
-    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+def test_an_early_launch_that_runs_out_of_memory_is_made_smaller() -> None:
+    engine, _ = drafting(oracle())
+    states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     forward, failures = engine.runner.forward, iter([False, False, False, True])
 
-    def broken(*given: Any) -> Any:
+    def broken(*args: Any) -> Any:
         if next(failures, False):
             raise torch.OutOfMemoryError("planted")
-        return forward(*given)
+        return forward(*args)
 
     engine.runner.forward = broken  # type: ignore[method-assign]
     run(engine)
-    assert engine.oom_backoff.num_ooms == 1 and written(tracks) == truth_for("greedy")
+    assert engine.oom_backoff.num_ooms == 1 and outputs_of(states) == truth_for("greedy")
 
 
 @pytest.mark.parametrize("moment", range(3, 7))
-def test_guesses_of_a_text_that_goes_meanwhile_cost_nobody_elses(moment: int) -> None:
-    """They were made, nobody has seen them, and their text is no more."""
+def test_aborting_a_sequence_with_device_drafts_affects_no_other(moment: int) -> None:
+    """Its draft tokens are on the device, unknown to the host, when it is aborted."""
     truth = truth_for("greedy")
-    engine, executor = guessing(LeavesUnseen(DRAFTERS["oracle"](truth)), world=World(max_num_seqs=5))
-    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+    engine, executor = drafting(LeavesUnseen(DRAFTERS["oracle"](truth)), world=World(max_num_seqs=5))
+    states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(moment):
         engine.step()
     assert engine.async_scheduler.in_flight is not None and executor.unseen
     engine.abort("1")
     check_pages(engine)
     run(engine)
-    assert [text for i, text in enumerate(written(tracks)) if i != 1] == [t for i, t in enumerate(truth) if i != 1]
+    assert [output for i, output in enumerate(outputs_of(states)) if i != 1] == [
+        t for i, t in enumerate(truth) if i != 1
+    ]
     assert engine.runner.pool.num_held == 0
 
 
-def test_one_that_asked_for_more_rows_and_goes_meanwhile_shifts_nobodys() -> None:
-    """Of a prompt whose likelihoods are wanted every row is there, also when nobody wants them any more."""
-    engine, _ = guessing(NGramDrafter(), world=World(prefix_cache=False))
+def test_aborting_a_request_with_prompt_logprobs_shifts_no_rows() -> None:
+    """Every row of its prompt has logits in the step, also after it was aborted."""
+    engine, _ = drafting(NGramDrafter(), world=World(prefix_cache=False))
     add(engine, "0", PROMPTS[0], ignore_eos=True, max_tokens=30)
     for _ in range(3):
         engine.step()
@@ -146,11 +148,11 @@ def test_one_that_asked_for_more_rows_and_goes_meanwhile_shifts_nobodys() -> Non
     assert engine.async_scheduler.in_flight is not None and len(engine.async_scheduler.in_flight.scheduled) == 3
     engine.abort("1")
     run(engine)
-    assert written([late]) == [truth_for("greedy")[4]]
+    assert outputs_of([late]) == [truth_for("greedy")[4]]
 
 
-def test_a_text_that_comes_meanwhile_is_in_the_step_after_the_next() -> None:
-    engine, _ = guessing(oracle())
+def test_a_new_sequence_is_in_the_step_after_the_one_in_flight() -> None:
+    engine, _ = drafting(oracle())
     add(engine, "0", PROMPTS[0], ignore_eos=True, max_tokens=40)
     for _ in range(3):
         engine.step()
@@ -159,64 +161,64 @@ def test_a_text_that_comes_meanwhile_is_in_the_step_after_the_next() -> None:
     engine.step()
     assert late.seq.num_output_tokens == 0 and len(engine.async_scheduler.in_flight.scheduled) == 2
     run(engine)
-    assert written([late]) == [truth_for("greedy")[1]]
+    assert outputs_of([late]) == [truth_for("greedy")[1]]
 
 
-class Asked(NGramDrafter):
-    """Notes what it was to read, and which steps had been sent then."""
+class PreparedDrafter(NGramDrafter):
+    """Records which sequences it was to prepare."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__()
-        self.fails, self.asked = fails, list[list[int]]()
+        self.fails, self.prepared = fails, list[list[int]]()
 
     def prepare(self, seqs: list[Sequence]) -> None:
-        self.asked.append([seq.id for seq in seqs])
+        self.prepared.append([seq.id for seq in seqs])
         if self.fails:
             raise RuntimeError("planted")
         super().prepare(seqs)
 
 
-def test_drafters_read_new_texts_while_the_device_does() -> None:
-    engine, _ = guessing(drafter := Asked())
-    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS[:2])]
+def test_drafters_prepare_new_prompts_while_the_device_prefills_them() -> None:
+    engine, _ = drafting(drafter := PreparedDrafter())
+    states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS[:2])]
     run(engine)
     (late,) = add(engine, "2", PROMPTS[2])
     run(engine)
-    assert drafter.asked == [[tracks[0].seq.id, tracks[1].seq.id], [late.seq.id]]
-    assert written([*tracks, late]) == truth_for("greedy")[:3]
+    assert drafter.prepared == [[states[0].seq.id, states[1].seq.id], [late.seq.id]]
+    assert outputs_of([*states, late]) == truth_for("greedy")[:3]
 
 
-def test_one_that_cannot_read_loses_its_guesses_and_no_text() -> None:
-    engine, _ = guessing(Asked(fails=True))
-    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+def test_a_drafter_that_fails_to_prepare_loses_drafts_and_no_output() -> None:
+    engine, _ = drafting(PreparedDrafter(fails=True))
+    states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     while engine.busy:
         engine.step()
-    assert written(tracks) == truth_for("greedy") and engine.stats.drafter_failures
+    assert outputs_of(states) == truth_for("greedy") and engine.stats.drafter_failures
 
 
 @pytest.mark.parametrize("make", [NGramDrafter, SuffixDrafter, lambda: TokenRecyclingDrafter(VOCAB)])
-def test_what_is_read_before_is_guessed_as_if_it_were_read_when_it_is_asked_for(make: Any) -> None:
-    """And nothing is kept of a text that has gone."""
-    texts = []
-    for reads in (False, True):
+def test_preparing_changes_no_draft(make: Any) -> None:
+    """And no state is left of a finished sequence."""
+    results = []
+    for prepares in (False, True):
         engine = World().engine(drafter := make())
-        tracks = [add(engine, str(i), prompt, max_tokens=40, ignore_eos=True)[0] for i, prompt in enumerate(PROMPTS)]
-        if reads:
-            drafter.prepare([track.seq for track in tracks])
-            drafter.prepare([track.seq for track in tracks])
+        states = [add(engine, str(i), prompt, max_tokens=40, ignore_eos=True)[0] for i, prompt in enumerate(PROMPTS)]
+        if prepares:
+            drafter.prepare([state.seq for state in states])
+            drafter.prepare([state.seq for state in states])
         run(engine)
-        learns = isinstance(drafter, TokenRecyclingDrafter)  # from all texts, in the order in which it reads them
-        texts.append((written(tracks), 0 if learns else engine.stats.speculation.drafted))
+        learns = isinstance(drafter, TokenRecyclingDrafter)  # from all sequences, in the order in which it sees them
+        results.append((outputs_of(states), 0 if learns else engine.stats.speculation.drafted))
         kept = (getattr(drafter, name, {}) for name in ("_kept", "_read", "_unread"))
         assert not any(kept)
-    assert texts[0] == texts[1]
+    assert results[0] == results[1]
 
 
-def test_of_several_only_those_read_that_may_guess() -> None:
-    first, second = Asked(), Asked()
+def test_in_a_mix_only_the_drafters_of_a_request_prepare() -> None:
+    first, second = PreparedDrafter(), PreparedDrafter()
     first.name, second.name = "first", "second"
     mix = MixDrafter([first, second], ("second",))
-    engine, _ = guessing(mix)
+    engine, _ = drafting(mix)
     add(engine, "0", PROMPTS[0])
     run(engine)
-    assert not first.asked and second.asked
+    assert not first.prepared and second.prepared

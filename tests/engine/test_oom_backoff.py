@@ -1,4 +1,4 @@
-"""A step that runs out of memory is planned anew, smaller; the texts do not change."""
+"""A step that runs out of memory is scheduled again, smaller; the output does not change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foretell.engine.scheduler import STEPS_TO_RESTORE
 from foretell.errors import is_oom
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run
 
-SHORTAGES = [
+OOM_ERRORS = [
     torch.OutOfMemoryError("planted"),
     RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to"),
@@ -22,66 +22,66 @@ SHORTAGES = [
 ]
 
 
-def short_of_memory(engine: Engine, most: Callable[[], int], error: Exception | None = None) -> None:
-    """Let steps of more than so many rows fail."""
+def limit_memory(engine: Engine, max_rows: Callable[[], int], error: Exception | None = None) -> None:
+    """Let steps of more than `max_rows()` rows fail."""
     forward = engine.runner.forward
 
-    def tight(shares, drafts):  # type: ignore[no-untyped-def]
-        if sum(share.num_new_tokens + len(draft) for share, draft in zip(shares, drafts, strict=True)) > most():
+    def limited(scheduled, drafts):  # type: ignore[no-untyped-def]
+        if sum(each.num_new_tokens + len(draft) for each, draft in zip(scheduled, drafts, strict=True)) > max_rows():
             raise error or torch.OutOfMemoryError("planted")
-        return forward(shares, drafts)
+        return forward(scheduled, drafts)
 
-    engine.runner.forward = tight  # type: ignore[method-assign]
+    engine.runner.forward = limited  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("most", [1, 3, 20])
-def test_texts_go_on_in_smaller_steps(most: int) -> None:
+@pytest.mark.parametrize("max_rows", [1, 3, 20])
+def test_sequences_continue_in_smaller_steps(max_rows: int) -> None:
     truth = generate()
     engine = World().engine(model_drafter(seed=5))
-    short_of_memory(engine, lambda: most)
-    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
+    limit_memory(engine, lambda: max_rows)
+    states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt)]
     run(engine)
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
     assert engine.oom_backoff.num_ooms > 0
     assert engine.runner.pool.num_held == 0
 
 
-def test_larger_steps_come_back() -> None:
+def test_the_limits_are_restored() -> None:
     engine = World().engine()
     scheduler = engine.scheduler
-    whole = (scheduler.max_num_seqs, scheduler.max_step_tokens)
+    limits = (scheduler.max_num_seqs, scheduler.max_step_tokens)
     memory = [2]
-    short_of_memory(engine, lambda: memory[0])
+    limit_memory(engine, lambda: memory[0])
     for i, prompt in enumerate(PROMPTS):
         add(engine, str(i), prompt)
     run(engine)
-    assert (scheduler.max_num_seqs, scheduler.max_step_tokens) < whole
+    assert (scheduler.max_num_seqs, scheduler.max_step_tokens) < limits
     memory[0] = 10**6
     for _ in range(STEPS_TO_RESTORE * 8):
         engine.oom_backoff.record_success()
-    assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole
+    assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == limits
 
 
-@pytest.mark.parametrize("error", SHORTAGES, ids=str)
+@pytest.mark.parametrize("error", OOM_ERRORS, ids=str)
 def test_a_long_prompt_runs_in_smaller_steps(error: Exception) -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 7
     (truth,) = generate(prompts=[prompt])
     engine = World().engine()
-    short_of_memory(engine, lambda: 8, error)
-    (track,) = add(engine, "1", prompt)
+    limit_memory(engine, lambda: 8, error)
+    (state,) = add(engine, "1", prompt)
     run(engine)
-    assert track.seq.tokens[len(prompt) :] == truth
+    assert state.seq.tokens[len(prompt) :] == truth
     assert engine.oom_backoff.num_ooms == 3, "56 tokens, then 28, 14 and 7 of them"
 
 
-def test_a_shortage_of_this_machine_is_recognised() -> None:
+def test_an_out_of_memory_error_of_this_machine_is_recognized() -> None:
     with pytest.raises(RuntimeError) as failed:
         torch.empty(2**52, dtype=torch.uint8)
     assert is_oom(failed.value)
 
 
-@pytest.mark.parametrize("error", SHORTAGES, ids=str)
-def test_without_memory_to_judge_a_step_it_is_run_again(error: Exception) -> None:
+@pytest.mark.parametrize("error", OOM_ERRORS, ids=str)
+def test_a_step_is_run_again_if_verification_runs_out_of_memory(error: Exception) -> None:
     engine = World().engine(model_drafter(seed=5))
     sequence_verifier, failing = engine.verifier.sequence_verifier, iter([False, False, True, False, True])
     verify_cases = sequence_verifier.verify_cases
@@ -92,18 +92,18 @@ def test_without_memory_to_judge_a_step_it_is_run_again(error: Exception) -> Non
         return verify_cases(*args)
 
     sequence_verifier.verify_cases = failing_verify  # type: ignore[method-assign]
-    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
+    states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt, temperature=1.0)]
     run(engine)
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == generate(temperature=1.0)
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == generate(temperature=1.0)
     assert engine.oom_backoff.num_ooms == 2
 
 
-def test_what_a_failed_step_worked_with_is_let_go_before_smaller_ones_are_planned() -> None:
+def test_the_tensors_of_a_failed_step_are_freed_before_smaller_ones_are_scheduled() -> None:
     engine, left = World().engine(), []
 
-    def fails(shares, drafts):  # type: ignore[no-untyped-def]
-        worked_with = torch.zeros(9)
-        left.append(weakref.ref(worked_with))
+    def fails(scheduled, drafts):  # type: ignore[no-untyped-def]
+        workspace = torch.zeros(9)
+        left.append(weakref.ref(workspace))
         raise torch.OutOfMemoryError("planted")
 
     engine.runner.forward = fails  # type: ignore[method-assign]
@@ -114,10 +114,10 @@ def test_what_a_failed_step_worked_with_is_let_go_before_smaller_ones_are_planne
     assert left[1:] == [None]
 
 
-def test_another_failure_is_no_lack_of_memory() -> None:
+def test_other_errors_are_not_out_of_memory() -> None:
     engine = World().engine()
 
-    def fails(shares, drafts):  # type: ignore[no-untyped-def]
+    def fails(scheduled, drafts):  # type: ignore[no-untyped-def]
         raise RuntimeError("an illegal memory access was encountered")
 
     engine.runner.forward = fails  # type: ignore[method-assign]
@@ -126,9 +126,9 @@ def test_another_failure_is_no_lack_of_memory() -> None:
         engine.step()
 
 
-def test_a_single_row_without_memory_is_a_failure() -> None:
+def test_running_out_of_memory_with_one_row_is_an_error() -> None:
     engine = World().engine()
-    short_of_memory(engine, lambda: 0)
+    limit_memory(engine, lambda: 0)
     add(engine, "1", PROMPTS[2])
     with pytest.raises(torch.OutOfMemoryError):
         run(engine)

@@ -25,9 +25,9 @@ def prompt(tokens: int) -> list[int]:
 
 def running(engine: Engine, name: str, tokens: list[int]) -> Sequence:
     """Add a request and prefill it."""
-    (track,) = add(engine, name, tokens, ignore_eos=True)
+    (state,) = add(engine, name, tokens, ignore_eos=True)
     engine.step()
-    return track.seq
+    return state.seq
 
 
 def swapping(world: World) -> tuple[Engine, Swap]:
@@ -36,27 +36,27 @@ def swapping(world: World) -> tuple[Engine, Swap]:
     return engine, swap
 
 
-def stashed_bytes(swap: Swap) -> int:
-    return sum(stash.nbytes for stash in swap._swapped.values())
+def swapped_bytes(swap: Swap) -> int:
+    return sum(pages.nbytes for pages in swap._swapped.values())
 
 
-def test_a_second_stash_replaces_the_first_one() -> None:
+def test_a_second_swap_out_replaces_the_first_one() -> None:
     engine, swap = swapping(World(page_size=PAGE))
     seq = running(engine, "0", prompt(9))
     for _ in range(3):
         swap.swap_out(seq)
-        assert swap.used == stashed_bytes(swap) > 0
+        assert swap.used == swapped_bytes(swap) > 0
     swap.forget(seq)
     assert swap.used == 0
 
 
-def test_a_stash_that_the_prefix_cache_covers_is_freed_on_return() -> None:
+def test_a_host_copy_that_the_prefix_cache_covers_is_freed_on_admission() -> None:
     engine, swap = swapping(World(page_size=PAGE))
     seq = running(engine, "0", prompt(2 * PAGE))
-    assert seq.cached == 2 * PAGE, "only full pages, which stay in the prefix index"
+    assert seq.cached == 2 * PAGE, "only full pages, which stay in the prefix cache"
     for _ in range(3):
         engine.scheduler.preempt(seq)
-        assert swap.used == stashed_bytes(swap)
+        assert swap.used == swapped_bytes(swap)
         engine.scheduler.schedule([])
         assert seq.cached == 2 * PAGE and swap.used == 0
     assert swap.swapped_in == 0
@@ -64,16 +64,16 @@ def test_a_stash_that_the_prefix_cache_covers_is_freed_on_return() -> None:
 
 def test_swap_space_is_all_free_after_many_preemptions() -> None:
     engine, swap = swapping(World(page_size=PAGE, pages=14, max_num_seqs=5))
-    tracks = [track for i, each in enumerate(PROMPTS * 2) for track in add(engine, str(i), each, ignore_eos=True)]
+    states = [state for i, each in enumerate(PROMPTS * 2) for state in add(engine, str(i), each, ignore_eos=True)]
 
     def preempt_often(engine: Engine) -> None:
-        assert swap.used == stashed_bytes(swap)
+        assert swap.used == swapped_bytes(swap)
         if engine.stats.forwards % 2 and len(engine.scheduler.running) > 1:
             engine.scheduler.preempt(engine.scheduler.running[-1])
 
     run(engine, preempt_often)
     assert swap.swapped_out > 10 and swap.used == 0
-    assert all(track.seq.finish_reason for track in tracks)
+    assert all(state.seq.finish_reason for state in states)
 
 
 def blocked() -> tuple[Engine, Sequence]:
@@ -123,9 +123,9 @@ def test_a_copy_that_fails_costs_a_second_prefill_only(
     truth = generate(None, World())
     engine, swap = swapping(World(page_size=PAGE, pages=14, max_num_seqs=5))
     monkeypatch.setattr(swap_module, failing, fails)
-    tracks = [track for i, each in enumerate(PROMPTS) for track in add(engine, str(i), each)]
+    states = [state for i, each in enumerate(PROMPTS) for state in add(engine, str(i), each)]
     run(engine)
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
     assert engine.scheduler.preemptions > 0 and swap.swapped_in == swap.used == 0
 
 
@@ -143,8 +143,8 @@ def test_budgets_are_never_negative() -> None:
     engine = decoding()
     engine.scheduler.max_step_tokens = 1
     add(engine, "9", [1, 2, 3])
-    plan = engine.scheduler.schedule([Budget(4)] * 5)
-    assert [(share.num_new_tokens, share.budget.nodes) for share in plan] == [(1, 0)] * 5
+    scheduled = engine.scheduler.schedule([Budget(4)] * 5)
+    assert [(each.num_new_tokens, each.budget.nodes) for each in scheduled] == [(1, 0)] * 5
 
 
 def test_a_draft_cut_to_less_than_nothing_is_empty() -> None:
@@ -153,17 +153,17 @@ def test_a_draft_cut_to_less_than_nothing_is_empty() -> None:
 
 def out_of_memory_alone(engine: Engine) -> Callable[[], None]:
     """Let the next step fail, then every step of more than one row run out of memory, until called."""
-    forward, state = engine.runner.forward, {"calls": 0, "off": False}
+    forward, memory = engine.runner.forward, {"calls": 0, "off": False}
 
-    def tight(shares, drafts):  # type: ignore[no-untyped-def]
-        state["calls"] += 1
-        rows = sum(share.num_new_tokens + len(draft) for share, draft in zip(shares, drafts, strict=True))
-        if not state["off"] and (state["calls"] == 1 or rows > 1):
-            raise ValueError("planted") if state["calls"] == 1 else torch.OutOfMemoryError("planted")
-        return forward(shares, drafts)
+    def limited(scheduled, drafts):  # type: ignore[no-untyped-def]
+        memory["calls"] += 1
+        rows = sum(each.num_new_tokens + len(draft) for each, draft in zip(scheduled, drafts, strict=True))
+        if not memory["off"] and (memory["calls"] == 1 or rows > 1):
+            raise ValueError("planted") if memory["calls"] == 1 else torch.OutOfMemoryError("planted")
+        return forward(scheduled, drafts)
 
-    engine.runner.forward = tight  # type: ignore[method-assign]
-    return lambda: state.update(off=True)
+    engine.runner.forward = limited  # type: ignore[method-assign]
+    return lambda: memory.update(off=True)
 
 
 def test_isolation_leaves_no_more_running_than_the_limits_allow() -> None:

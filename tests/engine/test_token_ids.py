@@ -40,18 +40,18 @@ def made(tokenizer: Any = None, **params: Any) -> Request:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_end_ids_outside_the_vocabulary_cost_nothing(temperature: float) -> None:
     engine = World().engine(NGramDrafter())
-    track = engine.add(made(min_tokens=20, temperature=temperature))
+    state = engine.add(made(min_tokens=20, temperature=temperature))
     run(engine)
-    assert 20 <= track.seq.num_output_tokens <= 24 and track.seq.finish_reason in ("stop", "length")
+    assert 20 <= state.seq.num_output_tokens <= 24 and state.seq.finish_reason in ("stop", "length")
 
 
 def test_banned_ids_outside_the_vocabulary_cost_nothing() -> None:
     request = made(LargerTokenizer(), bad_words=["a", "b", "c"], logit_bias={5: 50.0})
     assert request.bad_words == {1: {(): (5,)}}, "the others are never generated"
     engine = World().engine(NGramDrafter())
-    track = engine.add(request)
+    state = engine.add(request)
     run(engine)
-    assert track.seq.num_output_tokens and 5 not in track.seq.tokens
+    assert state.seq.num_output_tokens and 5 not in state.seq.tokens
 
 
 def test_a_thinking_budget_needs_its_end_in_the_vocabulary() -> None:
@@ -61,4 +61,4 @@ def test_a_thinking_budget_needs_its_end_in_the_vocabulary() -> None:
 
 def test_training_samples_with_end_ids_outside_the_vocabulary() -> None:
     sampler = Sampler(tiny_decoder(), 1, CONTEXT, ENDS, seed=0)
-    assert torch.equal(sampler.ends.nonzero().flatten(), torch.tensor([0]))
+    assert torch.equal(sampler.stop_token_ids.nonzero().flatten(), torch.tensor([0]))

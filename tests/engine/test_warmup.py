@@ -1,4 +1,4 @@
-"""What is done before the first request: it covers that request, and nobody can tell that it was."""
+"""The warm-up covers the first request and leaves no trace in engine or drafters."""
 
 from __future__ import annotations
 
@@ -40,55 +40,55 @@ from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, gener
 CONTEXT, NODES = 2048, 16
 
 
-def pieces(rehearsal: Warmup, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
-    return warmup_tasks(rehearsal, names, NODES, 64)
+def tasks(warmup: Warmup, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
+    return warmup_tasks(warmup, names, NODES, 64)
 
 
 def long_engine(drafter: Drafter, device: str = "cpu") -> Engine:
-    """One whose texts are long enough for all that is rehearsed."""
+    """Return an engine whose context is long enough for all warm-up tasks."""
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT)).to(device)
     runner = ModelRunner(model, 2 * CONTEXT // 16, 16, CONTEXT)
     return Engine(runner, drafter, FixedController(NODES), Scheduler(runner, None, 4, CONTEXT))
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
+def test_the_warmup_changes_no_output(config: HeadConfig) -> None:
     world = World(pages=128)
     truth = generate(OwnHead(config, whole=True), world)
     engine = world.engine(drafter := OwnHead(config, whole=True))
     drafter.grows = True
-    some = partial(pieces, names=(drafter.name,))
-    rehearsal = Warmup(engine, lambda rehearsal: islice(some(rehearsal), 0, None, 9))  # of each kind one
-    while rehearsal.run_one():
+    some = partial(tasks, names=(drafter.name,))
+    warmup = Warmup(engine, lambda warmup: islice(some(warmup), 0, None, 9))  # one of each kind
+    while warmup.run_one():
         pass
     head = drafter.inner
-    assert rehearsal.num_done and engine.runner.pool.num_held == engine.stats.forwards == 0
+    assert warmup.num_done and engine.runner.pool.num_held == engine.stats.forwards == 0
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None and not head._trails
-    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+    states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
-    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_head_has_recorded_drafts_of_all_depths_and_all_readings(config: HeadConfig) -> None:
+def test_drafts_of_all_depths_and_prefills_of_a_head_are_captured(config: HeadConfig) -> None:
     engine = World(pages=128).engine(drafter := OwnHead(config, whole=True))
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None
     drafter.grows = True
     engine.runner.executor = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
     play(engine, head)
-    drafts, readings = (recorder.graphs for recorder in make_up(head, VOCAB))
-    Warmup(engine, partial(pieces, names=(drafter.name,))).run(60)
-    assert None not in [*drafts.values(), *readings.values()]
+    drafts, prefills = (recorder.graphs for recorder in make_up(head, VOCAB))
+    Warmup(engine, partial(tasks, names=(drafter.name,))).run(60)
+    assert None not in [*drafts.values(), *prefills.values()]
     depths = {min(each.budget.depth, head.deepest) for each in chains(NODES)}
-    for drawn in (False, True):
-        assert {each.depth for each in drafts if each.sampled == drawn and not each.width} >= depths
-        assert any(each.width for each in drafts if each.sampled == drawn)
-    assert {each.rows for each in readings} >= {1, 2, 4, 8, 16, 128}
+    for sampled in (False, True):
+        assert {each.depth for each in drafts if each.sampled == sampled and not each.width} >= depths
+        assert any(each.width for each in drafts if each.sampled == sampled)
+    assert {each.rows for each in prefills} >= {1, 2, 4, 8, 16, 128}
 
 
-class Chaining(Executor):
-    """An executor that notes which chains it was asked for, and makes them up."""
+class ChainExecutor(Executor):
+    """An executor that records the sizes of draft chains and returns dummy ones."""
 
     supports_draft_chain = True
 
@@ -101,97 +101,99 @@ class Chaining(Executor):
     def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None) -> PendingChains:
         first, _ = step_shape(packed, self.share)
         self.asked[chain_shape(packed, first, self.share, steps, vocab, draws is not None)] += 1
-        texts = len(packed.spans)
-        return PendingChains(torch.zeros(2, steps, texts), steps, texts, lambda: None)
+        batch_size = len(packed.spans)
+        return PendingChains(torch.zeros(2, steps, batch_size), steps, batch_size, lambda: None)
 
 
-def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
-    helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
-    made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
-    helper.executor = executor = Chaining(made_up, helper.layout.queries_per_kv_head)
-    engine = long_engine(GraphModelDrafter(helper, VOCAB, "model"))
-    engine.runner.executor = made_up
-    Warmup(engine, partial(pieces, names=("model",))).run(60)
-    greedy, drawn = (
-        {replace(each, sampled=False) for each in executor.asked if each.sampled is way} for way in (False, True)
+def test_a_draft_model_has_chains_of_all_depths_greedy_and_sampled() -> None:
+    draft_runner = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
+    dummy_steps = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
+    draft_runner.executor = executor = ChainExecutor(dummy_steps, draft_runner.layout.queries_per_kv_head)
+    engine = long_engine(GraphModelDrafter(draft_runner, VOCAB, "model"))
+    engine.runner.executor = dummy_steps
+    Warmup(engine, partial(tasks, names=("model",))).run(60)
+    greedy, sampled = (
+        {replace(each, sampled=False) for each in executor.asked if each.sampled is mode} for mode in (False, True)
     )
-    assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and drawn == greedy
-    assert helper.pool.num_held == 0
+    assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and sampled == greedy
+    assert draft_runner.pool.num_held == 0
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_a_draft_model_that_is_asked_now_and_then_waits_for_no_recording(heat: float) -> None:
-    """Others guess meanwhile, and the text goes on by any number of tokens before it is asked again."""
-    helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
-    made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
-    helper.executor = executor = Chaining(made_up, helper.layout.queries_per_kv_head)
-    engine = long_engine(drafter := GraphModelDrafter(helper, VOCAB, "model"))
-    engine.runner.executor = made_up
-    Warmup(engine, partial(pieces, names=("model",))).run(60)
-    recorded = set(executor.asked)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_that_is_used_irregularly_waits_for_no_capture(temperature: float) -> None:
+    """Other drafters draft in between, so that it has to prefill any number of tokens before it drafts again."""
+    draft_runner = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
+    dummy_steps = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
+    draft_runner.executor = executor = ChainExecutor(dummy_steps, draft_runner.layout.queries_per_kv_head)
+    engine = long_engine(drafter := GraphModelDrafter(draft_runner, VOCAB, "model"))
+    engine.runner.executor = dummy_steps
+    Warmup(engine, partial(tasks, names=("model",))).run(60)
+    captured = set(executor.asked)
     executor.asked.clear()
-    request = Request("0", (1,) * 40, SamplingParams(temperature=heat), 0, 400, rule="match", drafters=("model",))
+    request = Request(
+        "0", (1,) * 40, SamplingParams(temperature=temperature), 0, 400, rule="match", drafters=("model",)
+    )
     seq = Sequence(0, request, [1] * 40)
-    for behind in range(1, 24):
+    for lag in range(1, 24):
         for depth in range(1, NODES + 1):
-            seq.tokens += [1 + (behind + depth) % 30] * behind
+            seq.tokens += [1 + (lag + depth) % 30] * lag
             if len(seq.tokens) > 400:
                 drafter.forget(seq)
                 del seq.tokens[40:]
             drafter.propose([seq], [Budget(depth, "model")])
     assert len(executor.asked) > 3
     for sizes in executor.asked:
-        served = [each.steps for each in recorded if each.covers(sizes)]
+        served = [each.steps for each in captured if each.covers(sizes)]
         assert served and min(served) <= max(8, 1.34 * sizes.steps), sizes
 
 
 def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
     nodes = 1 + seq.num_output_tokens % NODES
     make = (dummy_chain, dummy_tree, dummy_long_tree)[seq.num_output_tokens // NODES % 3] if nodes > 1 else dummy_chain
-    return replace(make(nodes), tokens=tuple(range(nodes)))  # siblings of one token would not be run
+    return replace(make(nodes), tokens=tuple(range(nodes)))  # equal siblings would be merged
 
 
-def write(engine: Engine, prompt: int) -> None:
-    """A text of 64 tokens behind a prompt of so many."""
+def generate_after(engine: Engine, prompt_length: int) -> None:
+    """Generate 64 tokens for a prompt of this length."""
     maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=64, temperature=0.0, seed=0)
-    (request,) = maker.make("0", [1 + i % 30 for i in range(prompt)], params)
+    (request,) = maker.make("0", [1 + i % 30 for i in range(prompt_length)], params)
     engine.add(request)
     run(engine)
 
 
-@pytest.mark.parametrize("prompt", [256, 200, 40, 20])
-def test_a_first_request_records_nothing(prompt: int) -> None:
+@pytest.mark.parametrize("prompt_length", [256, 200, 40, 20])
+def test_the_first_request_captures_nothing(prompt_length: int) -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes))
     tape = play(engine)
-    Warmup(engine, pieces).run(60)
-    executor, recorded = engine.runner.executor, tape.count
-    assert isinstance(executor, Filled) and recorded
+    Warmup(engine, tasks).run(60)
+    executor, captured = engine.runner.executor, tape.count
+    assert isinstance(executor, Filled) and captured
     executor.asked.clear()
-    write(engine, prompt)
-    assert len(executor.asked) > 8 and tape.count == recorded
+    generate_after(engine, prompt_length)
+    assert len(executor.asked) > 8 and tape.count == captured
 
 
-def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:
+def test_learning_drafters_see_nothing_and_unnamed_drafters_are_not_called() -> None:
     def refuse(seq: Sequence, budget: Budget) -> Draft:
-        raise AssertionError("nobody named it")
+        raise AssertionError("it was not named")
 
     recycle = TokenRecyclingDrafter()
     engine = long_engine(MixDrafter([recycle, ScriptedDrafter(refuse)]))
-    rehearsal = Warmup(engine, partial(pieces, names=("recycle",)))
-    while rehearsal.run_one():
+    warmup = Warmup(engine, partial(tasks, names=("recycle",)))
+    while warmup.run_one():
         pass
-    assert rehearsal.num_done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.num_held == 0
+    assert warmup.num_done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.num_held == 0
 
 
-def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
+def test_it_stops_at_its_time_limit_and_continues_while_idle() -> None:
     done: list[int] = []
-    rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: (partial(done.append, i) for i in range(3)))
-    rehearsal.run(0)
+    warmup = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: (partial(done.append, i) for i in range(3)))
+    warmup.run(0)
     assert not done
-    assert rehearsal.run_one() and done == [0]
-    rehearsal.run(60)
-    assert done == [0, 1, 2] and rehearsal.num_done == 3 and not rehearsal.run_one()
+    assert warmup.run_one() and done == [0]
+    warmup.run(60)
+    assert done == [0, 1, 2] and warmup.num_done == 3 and not warmup.run_one()
 
 
 def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,15 +201,15 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("planted")
 
     done: list[int] = []
-    pieces = [fails, partial(done.append, 1), *[fails] * (MAX_FAILURES - 1), partial(done.append, 2)]
-    rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: pieces)
+    some_tasks = [fails, partial(done.append, 1), *[fails] * (MAX_FAILURES - 1), partial(done.append, 2)]
+    warmup = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: some_tasks)
     with caplog.at_level(logging.ERROR):
-        rehearsal.run(60)
-    assert done == [1] and rehearsal.num_done == 1 and not rehearsal.run_one()
+        warmup.run(60)
+    assert done == [1] and warmup.num_done == 1 and not warmup.run_one()
     assert caplog.text.count("the first requests wait") == MAX_FAILURES
 
 
-def test_pages_come_back_from_a_step_that_fails() -> None:
+def test_a_failed_step_frees_its_pages() -> None:
     engine = long_engine(TokenRecyclingDrafter())
 
     tried: list[BatchLayout] = []
@@ -217,5 +219,5 @@ def test_pages_come_back_from_a_step_that_fails() -> None:
         raise RuntimeError("planted")
 
     engine.runner.executor.forward = fails  # type: ignore[method-assign]
-    Warmup(engine, pieces).run(60)
+    Warmup(engine, tasks).run(60)
     assert tried and engine.runner.pool.num_held == 0

@@ -1,4 +1,4 @@
-"""After a rehearsal no text waits for a recording, whatever a controller lets be guessed."""
+"""After the warm-up no request waits for a CUDA graph capture, whatever the controller drafts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foretell.control.acceptance_model import WIDTHS
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
+from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings, DrafterTraits
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
@@ -29,15 +29,15 @@ from tests.tiny import CONFIG, HEADS, VOCAB, OwnHead, run, tiny_decoder
 CONTEXT, LONGEST, NODES = 2048, 16, 64
 
 
-class Anything(Controller):
-    """Asks for all that an adaptive one may ask for, in no order."""
+class RandomBudgets(Controller):
+    """Chooses all budgets that an adaptive controller may choose, in random order."""
 
     def __init__(self) -> None:
         self.rng = random.Random(0)
         self.asked: set[tuple[int, int]] = set()
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
-        return [self._budget(seq, min(NODES, TREE_ROWS // len(seqs))) for seq in seqs]
+        return [self._budget(seq, min(NODES, MAX_TREE_ROWS // len(seqs))) for seq in seqs]
 
     def _budget(self, seq: Sequence, most: int) -> Budget:
         longest = min(LONGEST, seq.remaining_tokens - 1)
@@ -50,101 +50,107 @@ class Anything(Controller):
             wide * depth + farther, "eagle", self.rng.choice((0.0, 0.01, 0.1)), max_depth=levels if wide > 1 else 0
         )
         budget = budget if wide > 1 else replace(budget, nodes=levels)
-        if budget.is_tree and most == NODES and self.rng.random() < 0.5:  # alone, a step is filled up
-            filled = next(size for size in CAPTURE_ROWS if size > budget.nodes) - 1
-            budget = replace(budget, nodes=min(NODES, filled))
+        if budget.is_tree and most == NODES and self.rng.random() < 0.5:  # a step of one sequence is padded
+            padded = next(size for size in CAPTURE_ROWS if size > budget.nodes) - 1
+            budget = replace(budget, nodes=min(NODES, padded))
         self.asked.add((budget.nodes, budget.max_depth))
         return budget
 
 
 class Priced(AdaptiveController):
-    """One to which steps and drafts cost what they cost on a large model's GPU."""
+    """An adaptive controller that observes the step and draft times of a large model on a GPU."""
 
     asked: set[tuple[int, int]]
 
-    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
+    def observe(self, results: list[StepResult], times: StepTimes) -> None:
         assert not times.is_outlier
-        rows = sum(outcome.scheduled.num_new_tokens + len(outcome.draft) for outcome in outcomes)
-        budgets = [outcome.scheduled.budget for outcome in outcomes]
+        rows = sum(result.scheduled.num_new_tokens + len(result.draft) for result in results)
+        budgets = [result.scheduled.budget for result in results]
         self.asked |= {(budget.nodes, budget.max_depth) for budget in budgets}
         proposing = 4e-4 + 2e-4 * max(budget.depth for budget in budgets)
-        super().observe(outcomes, StepTimes(proposing, 3.5e-3 * (1 + 0.004 * rows), proposing))
+        super().observe(results, StepTimes(proposing, 3.5e-3 * (1 + 0.004 * rows), proposing))
 
 
 def adaptive() -> Priced:
-    arms = {"eagle": DrafterTraits(share=0.1, prior=0.9, grows=True)}
-    found = Priced(arms, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), CAPTURE_ROWS))
+    drafters = {"eagle": DrafterTraits(share=0.1, prior=0.9, grows=True)}
+    found = Priced(
+        drafters,
+        ControllerSettings(max_draft_tokens=LONGEST, max_tree_nodes=NODES),
+        StepCosts(CostPrior(row=0.002), CAPTURE_ROWS),
+    )
     found.asked = set()
     return found
 
 
 @pytest.fixture(scope="module")
-def rehearsed() -> tuple[Engine, Tape]:
+def warmed_up() -> tuple[Engine, Tape]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
     drafter, lender = OwnHead(HEADS["eagle"], whole=True), TargetWeights.of(model)
-    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.hidden_layers, drafter.beside)
+    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.hidden_layers, drafter.head_layer_shapes)
     drafter.bind(runner, lender, CONFIG.layers)
     head: Any = drafter.inner
     head.head.prepare(CONTEXT)
-    engine = Engine(runner, head, Anything(), Scheduler(runner, None, 8, 512))
+    engine = Engine(runner, head, RandomBudgets(), Scheduler(runner, None, 8, 512))
     runner.executor = MadeUpSteps(VOCAB, CONFIG.width, random.Random(0))
     tape = play(engine, head)
     make_up(head, VOCAB)
-    rehearsal = Warmup(engine, partial(warmup_tasks, names=("eagle",), max_draft=LONGEST, max_tree=NODES))
-    while rehearsal.run_one():
+    warmup = Warmup(engine, partial(warmup_tasks, names=("eagle",), max_draft=LONGEST, max_tree=NODES))
+    while warmup.run_one():
         pass
-    assert rehearsal.num_done and engine.runner.pool.num_held == 0
+    assert warmup.num_done and engine.runner.pool.num_held == 0
     return engine, tape
 
 
-def write(engine: Engine, prompts: list[int], temperature: float, tokens: int = 40) -> None:
-    """Texts behind prompts of so many tokens, all at once."""
+def generate(engine: Engine, prompt_lengths: list[int], temperature: float, tokens: int = 40) -> None:
+    """Generate for prompts of these lengths in one batch."""
     maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=0, ignore_eos=True)
-    for number, prompt in enumerate(prompts):
-        (request,) = maker.make(str(number), [1 + (i * i + number) % 30 for i in range(prompt)], params)
+    for number, length in enumerate(prompt_lengths):
+        (request,) = maker.make(str(number), [1 + (i * i + number) % 30 for i in range(length)], params)
         engine.add(request)
     run(engine)
 
 
 BATCHES = {
-    "one text": [[256], [30], [490], [1000], [1900]],
+    "one sequence": [[256], [30], [490], [1000], [1900]],
     "several": [[100, 300], [20, 100, 700, 90, 600], [64] * 8],
 }
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("batches", BATCHES.values(), ids=BATCHES)
-def test_whatever_is_guessed(batches: list[list[int]], temperature: float, rehearsed: tuple[Engine, Tape]) -> None:
-    engine, tape = rehearsed
-    engine.controller, before = (controller := Anything()), tape.count
+def test_random_budgets_capture_nothing(
+    batches: list[list[int]], temperature: float, warmed_up: tuple[Engine, Tape]
+) -> None:
+    engine, tape = warmed_up
+    engine.controller, before = (controller := RandomBudgets()), tape.count
     for prompts in batches:
-        write(engine, prompts, temperature)
+        generate(engine, prompts, temperature)
     assert tape.count == before and len(controller.asked) > 40
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_with_a_controller_that_learns(temperature: float, rehearsed: tuple[Engine, Tape]) -> None:
-    engine, tape = rehearsed
+def test_an_adaptive_controller_captures_nothing(temperature: float, warmed_up: tuple[Engine, Tape]) -> None:
+    engine, tape = warmed_up
     engine.controller, before = (controller := adaptive()), tape.count
     for prompt in (256, 40, 700):
-        write(engine, [prompt], temperature)
-    assert tape.count == before and any(levels for _, levels in controller.asked), "it asked for trees"
+        generate(engine, [prompt], temperature)
+    assert tape.count == before and any(levels for _, levels in controller.asked), "it chose trees"
 
 
-def test_a_step_in_which_something_was_recorded_is_told(rehearsed: tuple[Engine, Tape]) -> None:
-    class Listening(Anything):
-        odd: list[bool]
+def test_a_step_that_captures_a_graph_is_an_outlier(warmed_up: tuple[Engine, Tape]) -> None:
+    class Recording(RandomBudgets):
+        outliers: list[bool]
 
-        def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-            self.odd.append(times.is_outlier)
+        def observe(self, results: list[StepResult], times: StepTimes) -> None:
+            self.outliers.append(times.is_outlier)
 
-    engine, tape = rehearsed
+    engine, tape = warmed_up
     executor: Any = engine.runner.executor
-    engine.controller, before = (controller := Listening()), executor.recorder
-    controller.odd, executor.recorder = [], tape.recorder()
+    engine.controller, before = (controller := Recording()), executor.recorder
+    controller.outliers, executor.recorder = [], tape.recorder()
     try:
-        write(engine, [200], 0.0)
+        generate(engine, [200], 0.0)
     finally:
         executor.recorder = before
-    assert controller.odd[:2] == [True, True] and not controller.odd[-1]
+    assert controller.outliers[:2] == [True, True] and not controller.outliers[-1]

@@ -12,7 +12,7 @@ from foretell.engine.engine import Engine
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.executor import AsyncStep
 from tests.gpu.test_same_text import DRAFTERS, SAMPLING
-from tests.laws.test_async_scheduling import written
+from tests.laws.test_async_scheduling import generated
 from tests.outruns import Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run
 
@@ -51,7 +51,7 @@ def test_the_text_is_the_same(make: Callable[[list[list[int]]], Drafter | None],
     if drafter is not None:
         engine.controller = Sometimes(world.budget)
     sent = counted(engine)
-    assert written(engine, **SAMPLING[sampling]) == truth
+    assert generated(engine, **SAMPLING[sampling]) == truth
     assert bool(sent) == (sampling != "penalties")
 
 

@@ -25,10 +25,10 @@ from foretell.runner.cuda.graphs import CAPTURE_BACKOFF, GraphCapture
 from foretell.runner.memory_plan import GIB, MemoryPlan
 from tests.engine.test_swap import (
     DRAFTERS,
-    READING,
+    PREFILLS,
     TIGHT,
-    comes_back_as_it_was,
     measures_and_chooses,
+    restores_kv,
     swaps_and_changes_nothing,
 )
 from tests.memory_folder import PARAMS, PROMPTS, write_model_and_head
@@ -125,11 +125,11 @@ def test_a_copied_text_goes_on_as_if_it_had_stayed(make: Callable[[str], Drafter
 
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
 def test_pages_come_back_as_they_were(make: Callable[[str], Drafter]) -> None:
-    comes_back_as_it_was(make, "cuda")
+    restores_kv(make, "cuda")
 
 
 def test_whether_copying_pays_is_measured() -> None:
-    print("copying pays" if measures_and_chooses(replace(READING, device="cuda")) else "reading again pays")
+    print("copying pays" if measures_and_chooses(replace(PREFILLS, device="cuda")) else "reading again pays")
 
 
 def fill(most: int) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.cuda.warmup import dummy_tree
 from foretell.types import Draft
-from tests.engine.test_warmup import long_engine, of_all_sizes, pieces, write
+from tests.engine.test_warmup import generate_after, long_engine, of_all_sizes, tasks
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, run
 
@@ -30,10 +30,10 @@ def test_a_first_request_is_recorded_already() -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes), "cuda")
     executor = engine.runner.executor
     assert isinstance(executor, CudaExecutor)
-    Warmup(engine, pieces).run(120)
+    Warmup(engine, tasks).run(120)
     recorded = dict(executor.graph_cache().graphs)
     assert recorded and None not in recorded.values() and engine.runner.pool.num_held == 0
-    write(engine, 256)
+    generate_after(engine, 256)
     assert executor.graph_cache().graphs == recorded
 
 
@@ -42,7 +42,7 @@ def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig, mon
     monkeypatch.setattr(stock, "CAPTURE_AFTER", 1_000_000)  # what serves well enough is not recorded at leisure
     engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))
     drafter.grows = True
-    Warmup(engine, partial(pieces, names=(drafter.name,))).run(120)
+    Warmup(engine, partial(tasks, names=(drafter.name,))).run(120)
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None
     readings, drafts = head._whole_reader.graphs.graphs, head._whole.graphs.graphs  # type: ignore[attr-defined]

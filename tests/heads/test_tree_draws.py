@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.certify.toy import Context, Make, bias, world
-from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import without
+from foretell.certify.toy import Context, ToyDrafter, bias, toy_language, without
+from foretell.certify.toy import ToyLanguage as Toy
 from foretell.draft.heads.sampling import ChildSampler, TreeInProgress
 from foretell.draft.heads.tree import FixedTree, RankAcceptance
 from foretell.draft.tree_merge import merged
@@ -35,14 +34,14 @@ def races(shares: Tensor, count: int, chance: RandomSource) -> Tensor:
     """Noise with which so many come in first, in one of their orders: as likely as draws without replacement."""
     order, row = [], shares.double()
     while len(order) < count and row.sum() > 0:
-        order.append(chance.pick(row))
+        order.append(chance.sample(row))
         row = without(row, order[-1])
     found = torch.full_like(shares, torch.inf)
     found[order] = shares[order] * torch.arange(1.0, len(order) + 1)
     return found[None]
 
 
-def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Make:
+def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> ToyDrafter:
     """A head's tree of this shape, by the code that serves; `chance` is its noise."""
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
@@ -69,13 +68,13 @@ def path(tree: FixedTree, node: int) -> Context:
 def test_they_do_where_every_token_may_come(
     rule: Rule, shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert bias(world("random", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
+    assert bias(toy_language("random", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
 
 
 @rules
 @shapes
 def test_drawn_trees_keep_the_law(rule: Rule, shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bias(world("zeros", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
+    assert bias(toy_language("zeros", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
 
 
 @rules
@@ -86,7 +85,7 @@ def test_so_do_another_drafters_guesses_behind_them(rule: Rule, monkeypatch: pyt
         fixed = Draft((2, 1), (-1, 0), "fixed")
         return merged([fixed, mine(here, context, chance)], 7, "both", drawn=True)
 
-    assert bias(world("zeros", 3, 6, seed=3), make, rule, 2) < NEARLY
+    assert bias(toy_language("zeros", 3, 6, seed=3), make, rule, 2) < NEARLY
 
 
 @rules
@@ -99,7 +98,7 @@ def test_rows_that_keep_who_is_out_are_seen(rule: Rule, monkeypatch: pytest.Monk
         assert draft.probs is not None
         return Draft(draft.tokens, draft.parents, "", draft.sampled, None, draft.probs[[0] * len(draft)])
 
-    assert bias(world("random", 3, 6, seed=2), make, rule, 2) > CLEARLY
+    assert bias(toy_language("random", 3, 6, seed=2), make, rule, 2) > CLEARLY
 
 
 @rules
@@ -113,4 +112,4 @@ def test_a_tree_cut_by_what_was_drawn_is_seen(rule: Rule, monkeypatch: pytest.Mo
         likely = [node for node, token in enumerate(draft.tokens) if float(draft.probs[0, token]) > 0.3]
         return draft.subset(likely)
 
-    assert bias(world("random", 3, 6, seed=2), make, rule, 2) > CLEARLY
+    assert bias(toy_language("random", 3, 6, seed=2), make, rule, 2) > CLEARLY

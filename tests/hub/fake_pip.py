@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def wait_for_sign() -> None:
-    """Until a file is there, where one is named; not for ever, for nobody may be left to write it."""
+    """Wait for a file, if one is named, but not forever: its writer may be gone."""
     sign, until = os.environ.get("FAKE_PIP_WAITS_FOR"), time.monotonic() + 120
     while sign and not os.path.exists(sign) and time.monotonic() < until:
         time.sleep(0.01)

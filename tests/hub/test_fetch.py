@@ -1,4 +1,4 @@
-"""Fetching: whole or not at all, once, whoever else is at it and whoever dies."""
+"""Downloads are atomic and happen once, with concurrent and with killed processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ import pytest
 
 from foretell.errors import CapacityError, ModelError
 from foretell.hub import DEFAULT_MODEL, fetch, open_checkpoint, pull
-from foretell.hub.catalog import BUILTINS, Builtin, Part
-from foretell.hub.home import model_file
+from foretell.hub.catalog import BUILTINS, BuiltinModel, WheelPart, model_file
 from foretell.utils.system import home
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 CONTENT = bytes(range(256)) * 9000
-PARTS = (Part("tiny-one", "1.0", "tiny_one/data/part0"), Part("tiny-two", "2.0", "tiny_two/data/part1"))
-ENTRY = Builtin("tiny", "a test", "none", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), PARTS)
+PARTS = (WheelPart("tiny-one", "1.0", "tiny_one/data/part0"), WheelPart("tiny-two", "2.0", "tiny_two/data/part1"))
+ENTRY = BuiltinModel("tiny", "a test", "none", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), PARTS)
 REPO = Path(__file__).parents[2]
 # A child fetches the same entry; it must mind Ctrl-C even where the tests run in the background.
 CHILD = """
@@ -83,11 +82,11 @@ def refused(kind: type[Exception] = ModelError) -> str:
     return str(caught.value)
 
 
-def test_a_model_is_fetched_once_and_its_size_is_said_first(world: Path) -> None:
+def test_a_model_is_downloaded_once_and_its_size_is_logged_first(world: Path) -> None:
     said: list[str] = []
     assert fetch(ENTRY, lambda words: said.append(f"{words} after {len(calls(world))} calls")) == model_file(ENTRY)
     folder = world / "home" / "models" / "tiny"
-    assert said == [f"fetching tiny: 2 MB, once, into {folder} (licence: none) after 0 calls"]
+    assert said == [f"downloading tiny: 2 MB, once, into {folder} (licence: none) after 0 calls"]
     assert_clean()
     assert fetch(ENTRY, said.append) == model_file(ENTRY)
     assert len(said) == len(calls(world)) == 1
@@ -101,7 +100,7 @@ def test_pip_is_asked_for_pinned_wheels_and_works_on_the_same_disk(world: Path) 
 
 
 @pytest.mark.parametrize("content", [b"x" * len(CONTENT), CONTENT[:-1]])
-def test_a_file_written_since_it_was_marked_is_fetched_anew(world: Path, content: bytes) -> None:
+def test_a_file_modified_after_verification_is_downloaded_again(world: Path, content: bytes) -> None:
     fetch(ENTRY, quiet)
     model_file(ENTRY).write_bytes(content)
     fetch(ENTRY, quiet)
@@ -136,7 +135,7 @@ def test_a_right_file_of_another_time_is_hashed_once(world: Path, hashed: list[s
     assert_clean()
 
 
-def test_a_cache_that_may_only_be_read_still_serves(world: Path) -> None:
+def test_a_read_only_cache_works(world: Path) -> None:
     fetch(ENTRY, quiet)
     os.utime(model_file(ENTRY), (1, 1))
     lock = model_file(ENTRY).parent / ".lock"
@@ -144,7 +143,7 @@ def test_a_cache_that_may_only_be_read_still_serves(world: Path) -> None:
     lock.mkdir()  # not even root can open that to write
     assert fetch(ENTRY, quiet) == model_file(ENTRY)
     model_file(ENTRY).write_bytes(b"x" * len(CONTENT))
-    assert "FORETELL_HOME can name another folder" in refused()
+    assert "set FORETELL_HOME to another folder" in refused()
 
 
 def test_an_unmarked_file_is_hashed_once(world: Path) -> None:
@@ -170,7 +169,7 @@ def test_a_whole_cache_needs_no_writing(world: Path) -> None:
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", CONTENT[:100]])
 def test_other_content_is_refused_and_leaves_nothing(world: Path, content: bytes) -> None:
     write_wheels(world / "wheels", content)
-    assert "not what was published" in refused()
+    assert "the download of tiny has" in refused()
     assert_clean(present=False)
 
 
@@ -222,18 +221,18 @@ def test_a_small_disk_is_refused_before_fetching(world: Path, monkeypatch: pytes
     assert calls(world) == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    assert "filled up" in refused(CapacityError)
+    assert "is full" in refused(CapacityError)
     assert_clean(present=False)
 
 
 def test_a_home_that_cannot_be_written_is_named(world: Path) -> None:
     (world / "home").write_text("a file")
-    assert "FORETELL_HOME can name another folder" in refused()
+    assert "set FORETELL_HOME to another folder" in refused()
 
 
 def test_the_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +267,7 @@ def first_words(child: subprocess.Popen[str]) -> str:
 
 
 def rest(child: subprocess.Popen[str]) -> str:
-    """What it says behind its first words, until its end. It says little, so that no pipe fills up."""
+    """Return the rest of its output. It is short, so that no pipe blocks."""
     wait_for(lambda: child.poll() is not None)
     assert child.stdout is not None and child.stderr is not None
     with child.stdout as said, child.stderr:
@@ -281,12 +280,12 @@ def test_two_at_once_fetch_once(world: Path) -> None:
     (world / "sign").touch()
     outputs = [begin + rest(child) for begin, child in zip(begun, children, strict=True)]
     assert all(output.splitlines()[-1] == str(model_file(ENTRY)) for output in outputs)
-    assert sum("fetching tiny" in output for output in outputs) == len(calls(world)) == 1
+    assert sum("downloading tiny" in output for output in outputs) == len(calls(world)) == 1
     assert sum("waiting for another process" in output for output in outputs) == 1
     assert_clean()
 
 
-def test_a_killed_fetch_is_swept_and_done_anew(world: Path) -> None:
+def test_a_killed_download_is_cleaned_up_and_repeated(world: Path) -> None:
     killed = start(FAKE_PIP_WAITS_FOR=str(world / "sign"))
     wait_for(half_wheels)
     waiting = start()
@@ -299,14 +298,14 @@ def test_a_killed_fetch_is_swept_and_done_anew(world: Path) -> None:
     assert not left.exists()
     assert_clean()
     assert fetch(ENTRY, quiet) == model_file(ENTRY) and len(calls(world)) == 2
-    (world / "sign").touch()  # for the pip that was left behind
+    (world / "sign").touch()  # releases the orphaned pip
 
 
 def test_an_interrupt_leaves_nothing(world: Path) -> None:
     child = start(FAKE_PIP_WAITS_FOR=str(world / "sign"))
     wait_for(half_wheels)
     child.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in child.communicate(timeout=PATIENCE)[1]
+    assert "KeyboardInterrupt" in child.communicate(timeout=TIMEOUT)[1]
     assert_clean(present=False)
 
 

@@ -79,7 +79,7 @@ def test_a_tensor_that_only_the_index_has_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../model-1.safetensors", "sub/x.safetensors", "model.bin", "", ".."])
 def test_an_index_may_only_name_files_of_its_folder(tmp_path: Path, name: str) -> None:
-    assert "no safetensors file of this folder" in refusal(write_folder(tmp_path, {}, {"a": name}))
+    assert "not a safetensors file of this folder" in refusal(write_folder(tmp_path, {}, {"a": name}))
 
 
 @pytest.mark.parametrize("content", ['{"weight_map": 3}', '{"weight_map": {"a": 3}}', "{}", "[]", "{", "\xff"])
@@ -114,7 +114,7 @@ def test_pickles_are_refused_unread(tmp_path: Path) -> None:
 def test_an_adapter_is_refused_as_one(tmp_path: Path, shards: dict[str, dict[str, torch.Tensor]]) -> None:
     folder = write_folder(tmp_path, shards)
     (folder / "config.json").rename(folder / "adapter_config.json")
-    assert "an adapter, no whole model; merge it into its base model" in refusal(folder)
+    assert "an adapter, not a full model; merge it into its base model" in refusal(folder)
     with pytest.raises(UnsupportedModelError):
         open_checkpoint(folder)
 
@@ -130,14 +130,14 @@ def test_gguf_files_in_a_folder_are_pointed_at(tmp_path: Path) -> None:
     assert "name the GGUF file itself: m.gguf" in refusal(tmp_path)
 
 
-def test_texts_beside_the_weights_are_read(tmp_path: Path) -> None:
+def test_tokenizer_files_are_read(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {"model.safetensors": some_tensors("a")})
     assert open_checkpoint(folder).generation == {} and open_checkpoint(folder).tokenizer_files == {}
-    texts = {"tokenizer.json": '{"é": 1}', "chat_template.jinja": "{{ messages }}", "special_tokens_map.json": "{}"}
-    for name, text in texts.items():
+    contents = {"tokenizer.json": '{"é": 1}', "chat_template.jinja": "{{ messages }}", "special_tokens_map.json": "{}"}
+    for name, text in contents.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert open_checkpoint(folder).tokenizer_files == texts
+    assert open_checkpoint(folder).tokenizer_files == contents
     assert open_checkpoint(folder).generation == {"temperature": 0.6}
 
 

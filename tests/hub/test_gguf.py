@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from foretell.errors import ForetellError, ModelError, UnsupportedModelError
 from foretell.hub import LazyTensor, open_checkpoint
-from foretell.hub.gguf_dequant import can_decode, decode
+from foretell.hub.gguf_dequant import can_dequantize, dequantize
 from tests.hub.files import COLUMNS, QUANTIZED, RAW, ROWS, STORED, TOKENS, encoded, small_gguf, write_gguf
 
 SOUND_KINDS = (*STORED, *QUANTIZED, *RAW)
@@ -49,7 +49,7 @@ def test_a_tensor_equals_what_gguf_makes_of_it(tmp_path: Path, kind: Kind) -> No
 @pytest.mark.parametrize("seed", range(5))
 def test_the_fast_path_equals_gguf_bit_for_bit(kind: Kind, seed: int) -> None:
     data = encoded(kind, seed, rows=65, columns=96) if seed else np.zeros_like(encoded(kind, rows=65, columns=96))
-    fast = decode(data.ravel(), kind.name, (65, 96))
+    fast = dequantize(data.ravel(), kind.name, (65, 96))
     assert np.array_equal(fast.numpy().view(np.int32), gguf.quants.dequantize(data, kind).view(np.int32))
 
 
@@ -59,7 +59,7 @@ def test_the_fast_path_equals_gguf_on_any_bytes(kind: Kind) -> None:
     data = np.random.default_rng(1).integers(0, 256, (4096, size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         wanted = gguf.quants.dequantize(data, kind)
-    np.testing.assert_array_equal(decode(data.ravel(), kind.name, (4096, 32)).numpy(), wanted)
+    np.testing.assert_array_equal(dequantize(data.ravel(), kind.name, (4096, 32)).numpy(), wanted)
 
 
 def test_metadata_are_plain_values(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_another_version_or_byte_order_is_not_supported(tmp_path: Path, version:
 
 
 def test_a_kind_gguf_cannot_decode_is_refused_by_name(tmp_path: Path) -> None:
-    assert not can_decode("Q8_K")
-    path = write_gguf(tmp_path / "m.gguf", {"odd": (encoded(Kind.Q8_K), Kind.Q8_K)})
-    with pytest.raises(UnsupportedModelError, match=r"'odd' is of type Q8_K"):
+    assert not can_dequantize("Q8_K")
+    path = write_gguf(tmp_path / "m.gguf", {"rare": (encoded(Kind.Q8_K), Kind.Q8_K)})
+    with pytest.raises(UnsupportedModelError, match=r"'rare' is of type Q8_K"):
         open_checkpoint(path)
 
 
@@ -185,7 +185,7 @@ def test_one_file_of_several_is_refused(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
-def test_a_missing_tail_is_told_by_the_tensor_it_belongs_to(tmp_path: Path) -> None:
+def test_a_truncated_file_names_the_tensor(tmp_path: Path) -> None:
     path = small_gguf(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes()[:-64])
     assert "tensor 'blk.Q8_0' ends at byte" in refusal(path)

@@ -25,9 +25,8 @@ from foretell.errors import (
     UnsupportedModelError,
 )
 from foretell.hub import DEFAULT_MODEL, local_models, open_checkpoint, pull, resolve
-from foretell.hub.catalog import BUILTINS
-from foretell.hub.fetch import finding, marker
-from foretell.hub.home import model_file
+from foretell.hub.catalog import BUILTINS, model_file
+from foretell.hub.fetch import marker, marker_content
 from foretell.hub.huggingface import explain
 from tests.hub.files import small_gguf, some_tensors, write_folder
 
@@ -86,7 +85,7 @@ def test_a_builtin_name_goes_before_a_path(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     with file.open("wb") as content:
         content.truncate(entry.size)
-    marker(file).write_text(finding(file.stat(), entry))
+    marker(file).write_text(marker_content(file.stat(), entry))
     assert resolve(DEFAULT_MODEL) == file
 
 
@@ -98,7 +97,7 @@ def test_an_empty_name_is_a_bad_request(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["smollm", "/no/such", "./x", "../x/y", "a/b/c", "x.gguf", "dir/x.gguf", "a\0b", "x" * 9999, "a/../b.gguf"]
 )
-def test_an_unknown_name_is_told_every_form(name: str) -> None:
+def test_an_unknown_name_lists_every_form(name: str) -> None:
     message = refusal(name, UnknownModelError)
     assert "owner/repo" in message and ".gguf file" in message
 
@@ -149,7 +148,7 @@ def test_a_repository_of_gguf_files_lists_them(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path / "empty"))
     monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: ["b.gguf", "README.md", "a.gguf"])
-    assert refusal("own/x") == "own/x: holds GGUF files; name one, as own/x/FILE: a.gguf, b.gguf"
+    assert refusal("own/x") == "own/x: has GGUF files; name one, as own/x/FILE: a.gguf, b.gguf"
 
 
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"
@@ -183,14 +182,18 @@ def test_a_revision_reaches_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_only_a_repository_has_revisions(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "own" / "model", {"model.safetensors": some_tensors("a")})
     file = small_gguf(tmp_path / "m.gguf")
-    for name, words in ((str(folder), "on this disk"), (str(file), "on this disk"), (DEFAULT_MODEL, "is built in")):
+    for name, words in (
+        (str(folder), "is a local path"),
+        (str(file), "is a local path"),
+        (DEFAULT_MODEL, "is built in"),
+    ):
         with pytest.raises(RequestError, match=words) as caught:
             resolve(name, revision="main")
         assert caught.value.field == "revision"
 
 
 @pytest.mark.parametrize("revision", ["", " ", "../x", "a..b", "-x", "a b", "x" * 300, "a\nb"])
-def test_an_odd_revision_is_refused(revision: str) -> None:
+def test_a_malformed_revision_is_refused(revision: str) -> None:
     with pytest.raises(RequestError, match="must be a branch, a tag or a commit"):
         resolve("own/tiny", revision=revision)
 
@@ -210,15 +213,15 @@ def answered(kind: Callable[..., Exception], status: int) -> Exception:
         (answered(errors.RepositoryNotFoundError, 404), "no such repository", 2),
         (answered(errors.RevisionNotFoundError, 404), "no such revision", 1),
         (answered(errors.RemoteEntryNotFoundError, 404), "no such file in the repository", 2),
-        (errors.HFValidationError("odd"), "one looks like owner/repo", 2),
-        (answered(errors.HfHubHTTPError, 500), "did not answer", 1),
+        (errors.HFValidationError("invalid"), "one looks like owner/repo", 2),
+        (answered(errors.HfHubHTTPError, 500), "unexpected answer", 1),
         (HTTPError("slow"), "check the network", 1),
-        (errors.LocalEntryNotFoundError("gone"), "out of reach", 1),
+        (errors.LocalEntryNotFoundError("gone"), "cannot be reached", 1),
         (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE", 1),
         (RuntimeError("two\nlines"), "two lines", 1),
     ],
 )
-def test_troubles_at_hugging_face_are_said_plainly(
+def test_hugging_face_errors_have_a_remedy(
     monkeypatch: pytest.MonkeyPatch, error: Exception, words: str, code: int
 ) -> None:
     def fail(*_: Any, **__: Any) -> str:
@@ -239,14 +242,14 @@ def test_troubles_at_hugging_face_are_said_plainly(
         errors.OfflineModeIsEnabled("off"),
     ],
 )
-def test_what_may_have_been_meant_for_a_path_is_told_that_there_is_none(
+def test_an_unknown_name_that_could_be_a_path_is_reported_as_missing(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    assert refusal("models/nope").startswith("models/nope: no such folder or file here, ")
+    assert refusal("models/nope").startswith("models/nope: no such local folder or file, ")
 
 
 def test_a_repository_of_an_adapter_is_refused_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -267,7 +270,7 @@ def test_a_full_disk_is_a_want_of_capacity(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_offline_is_honoured_by_the_real_library() -> None:
     for name in ("own/none", "own/none/x.gguf"):
-        assert "HF_HUB_OFFLINE forbids fetching" in refusal(name)
+        assert "HF_HUB_OFFLINE forbids downloads" in refusal(name)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

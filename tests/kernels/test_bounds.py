@@ -9,7 +9,7 @@ import pytest
 
 from foretell.kernels.bounds import BoundsError
 from foretell.kernels.native.library import library
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 from .overflows import OVERFLOWS
 
@@ -24,6 +24,6 @@ def test_an_overflow_is_refused(name: str) -> None:
 
 def test_an_overflow_is_refused_under_python_o() -> None:
     done = subprocess.run(
-        [sys.executable, "-O", "-m", "tests.kernels.overflows"], capture_output=True, text=True, timeout=4 * PATIENCE
+        [sys.executable, "-O", "-m", "tests.kernels.overflows"], capture_output=True, text=True, timeout=4 * TIMEOUT
     )
     assert (done.stdout.split(), done.returncode) == ([*OVERFLOWS], 0), done.stderr

@@ -19,7 +19,7 @@ import pytest
 
 from foretell.kernels.native import build
 from foretell.kernels.native.library import library
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 load = library.__wrapped__  # as a fresh process would
 
@@ -208,7 +208,7 @@ def test_half_a_library_does_not_end_the_process(tmp_path: Path) -> None:
     """Loaded as it is, it would end with SIGBUS. The stand-in for a compiler copies a library that is whole."""
     compiler = write_compiler(tmp_path / "cxx", f"cp {build.build_library()} $out")
     env = os.environ | {"CXX": str(compiler), "FORETELL_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", HALF], env=env, timeout=PATIENCE, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", HALF], env=env, timeout=TIMEOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -233,5 +233,5 @@ assert torch.equal(packed(x), expected)
 def test_a_child_of_fork_has_threads_of_its_own_and_exit_does_not_wait_for_them() -> None:
     if library() is None or not Path("/proc/self/task").exists():
         pytest.skip("no C++ compiler is here, or no list of threads")
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=4 * PATIENCE)
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=4 * TIMEOUT)
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.train.losses import Rows, _fused_slope, _slope
+from foretell.train.losses import LossRows, _fused_loss_and_gradient, _loss_and_gradient
 from tests.kernels_triton.test_forward import DEVICE
 from tests.train.test_losses import MIXES
 
@@ -21,8 +21,8 @@ def test_one_launch_is_the_definition(name: str, spread: float) -> None:
     goals = torch.randn(5, 400, device=DEVICE).mul(2).softmax(-1)[:, :300].contiguous()
     goals[2, 7:] = 0.0  # some of which never come
     which, label = torch.randint(5, (9,), device=DEVICE), torch.randint(-1, 300, (9,), device=DEVICE)
-    rows = Rows(goals, which, label, torch.rand(9, device=DEVICE))
-    wanted = _slope(logits.clone(), rows, MIXES[name])
-    found = _fused_slope(logits.clone(), rows, MIXES[name])
+    rows = LossRows(goals, which, label, torch.rand(9, device=DEVICE))
+    wanted = _loss_and_gradient(logits.clone(), rows, MIXES[name])
+    found = _fused_loss_and_gradient(logits.clone(), rows, MIXES[name])
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

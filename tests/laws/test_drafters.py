@@ -1,4 +1,4 @@
-"""The second law: a guess depends on the tokens and on what was observed. The first cannot see a drafter gone stale."""
+"""The second law: a draft depends only on the tokens and on what was observed, so that no drafter is out of sync."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ LEARNERS: dict[str, Callable[[], Drafter]] = {
     "lookahead": LookaheadDrafter,
     "translated tokens": lambda: token_translator(),
     "translated strings": lambda: string_translator(),
-    "sure translation": lambda: token_translator(min_confidence=0.05),
-    "sure model": lambda: model_drafter(seed=5, min_confidence=0.05),
+    "confident translation": lambda: token_translator(min_confidence=0.05),
+    "confident model": lambda: model_drafter(seed=5, min_confidence=0.05),
     "sharp model": lambda: model_drafter(seed=5, draft_temperature="entropy"),
 }
 
 
 class Rotated(MixDrafter):
-    """A mix asked by a controller that knows no arms: which one guesses follows from the text's length."""
+    """A mix whose drafter is chosen by the length of the sequence, for controllers that name none."""
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         names = list(self.drafters)
-        self.free_drafts(seqs[::2], 2)  # of fewer nodes than are asked for next: they must not stand in for the guess
-        arms = [names[len(seq.tokens) % len(names)] for seq in seqs]
-        return super().propose(seqs, [replace(b, drafter=arm) for b, arm in zip(budgets, arms, strict=True)])
+        self.free_drafts(seqs[::2], 2)  # fewer nodes than are proposed next: they must not replace the draft
+        chosen = [names[len(seq.tokens) % len(names)] for seq in seqs]
+        return super().propose(seqs, [replace(b, drafter=name) for b, name in zip(budgets, chosen, strict=True)])
 
 
 class Compared(Drafter):
-    """Takes turns with another drafter, and compares the kept one's guesses with those of a fresh one."""
+    """Alternates with another drafter, and compares the drafts of a used drafter with those of a fresh one."""
 
     def __init__(self, make: Callable[[], Drafter], truth: list[list[int]]) -> None:
         self.make, self.kept, self.other = make, make(), tree_around(truth)
@@ -64,9 +64,9 @@ class Compared(Drafter):
         self.compared += sum(len(draft) for draft in drafts)
         return drafts
 
-    def observe(self, outcomes: list[StepResult]) -> None:
-        self.seen.append(lambda drafter: drafter.observe(outcomes))
-        self.kept.observe(outcomes)
+    def observe(self, results: list[StepResult]) -> None:
+        self.seen.append(lambda drafter: drafter.observe(results))
+        self.kept.observe(results)
 
     def forget(self, seq: Sequence) -> None:
         self.seen.append(lambda drafter: drafter.forget(seq))
@@ -75,7 +75,7 @@ class Compared(Drafter):
 
 @pytest.mark.parametrize("preempts", [False, True])
 @pytest.mark.parametrize("make", LEARNERS.values(), ids=LEARNERS)
-def test_a_guess_depends_on_the_tokens_and_what_was_observed(make: Callable[[], Drafter], preempts: bool) -> None:
+def test_a_draft_depends_on_the_tokens_and_what_was_observed(make: Callable[[], Drafter], preempts: bool) -> None:
     truth = generate(temperature=0.5)
     compared = Compared(make, truth)
 
@@ -88,7 +88,7 @@ def test_a_guess_depends_on_the_tokens_and_what_was_observed(make: Callable[[], 
 
 
 @pytest.mark.parametrize("make", LEARNERS.values(), ids=LEARNERS)
-def test_a_drafter_forgets_who_has_left(make: Callable[[], Drafter]) -> None:
+def test_a_drafter_forgets_finished_sequences(make: Callable[[], Drafter]) -> None:
     drafter = make()
     engine = World().engine(drafter)
     for i, prompt in enumerate(PROMPTS):
@@ -97,25 +97,25 @@ def test_a_drafter_forgets_who_has_left(make: Callable[[], Drafter]) -> None:
     engine.step()
     engine.abort("1")
     run(engine)
-    arms = drafter.drafters if isinstance(drafter, MixDrafter) else {"": drafter}
-    assert all(not kept for arm in arms.values() for kept in vars(arm).values() if isinstance(kept, dict))
+    drafters = drafter.drafters if isinstance(drafter, MixDrafter) else {"": drafter}
+    assert all(not kept for each in drafters.values() for kept in vars(each).values() if isinstance(kept, dict))
     if isinstance(drafter, MixDrafter):
         assert not drafter._shown
 
 
 def test_ngram_copies_what_followed_the_most_recent_longest_match() -> None:
     drafter = NGramDrafter(1, 3)
-    assert _guess(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 5, 1, 2, 3], 3) == (8, 5, 1)
-    assert _guess(NGramDrafter(1, 3), [7, 2, 4, 3, 2, 9, 7, 2], 2) == (4, 3), "a longer match beats a later one"
-    assert _guess(NGramDrafter(2, 3), [1, 2, 3, 4], 2) == ()
-    assert _guess(NGramDrafter(1, 2), [5], 2) == ()
+    assert _draft(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 5, 1, 2, 3], 3) == (8, 5, 1)
+    assert _draft(NGramDrafter(1, 3), [7, 2, 4, 3, 2, 9, 7, 2], 2) == (4, 3), "a longer match beats a later one"
+    assert _draft(NGramDrafter(2, 3), [1, 2, 3, 4], 2) == ()
+    assert _draft(NGramDrafter(1, 2), [5], 2) == ()
 
 
-def test_ngram_goes_on_with_a_repetition() -> None:
-    assert _guess(NGramDrafter(1, 3), [1, 2, 1, 2], 5) == (1, 2, 1, 2, 1)
+def test_ngram_continues_a_repetition() -> None:
+    assert _draft(NGramDrafter(1, 3), [1, 2, 1, 2], 5) == (1, 2, 1, 2, 1)
 
 
-def _guess(drafter: Drafter, tokens: list[int], nodes: int) -> tuple[int, ...]:
+def _draft(drafter: Drafter, tokens: list[int], nodes: int) -> tuple[int, ...]:
     engine = World().engine()
-    (track,) = add(engine, "0", tokens)
-    return drafter.propose([track.seq], [Budget(nodes)])[0].tokens
+    (state,) = add(engine, "0", tokens)
+    return drafter.propose([state.seq], [Budget(nodes)])[0].tokens

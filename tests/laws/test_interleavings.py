@@ -1,5 +1,4 @@
-"""On a device that works beside the host: whatever comes, goes, makes way or is asked for between any two steps, every
-caller is told its own text, token for token."""
+"""With async scheduling, arrivals, aborts and preemptions between any two steps change no token of any output."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tests.tiny import VOCAB, World, add, check_pages, model_drafter, random_tre
 
 Key = tuple[str, int]  # a request and one of its choices
 
-WISHES: tuple[dict[str, Any], ...] = (
+PARAMS: tuple[dict[str, Any], ...] = (
     {},
     {"logprobs": 2},
     {"prompt_logprobs": 1},
@@ -33,7 +32,7 @@ WISHES: tuple[dict[str, Any], ...] = (
     {"n": 2, "temperature": 0.8},
     {"temperature": 1.0, "logprobs": 1},
 )
-PLAIN_WISHES: tuple[dict[str, Any], ...] = ({}, {"prompt_logprobs": 1})  # all of whose tokens are the likeliest
+GREEDY_PARAMS: tuple[dict[str, Any], ...] = ({}, {"prompt_logprobs": 1})  # greedy
 WORLDS = (
     World(),
     World(page_size=4, pages=24, max_num_seqs=4),
@@ -44,63 +43,63 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
     "recycle": TokenRecyclingDrafter,
-    "unseen": lambda: LeavesUnseen(NGramDrafter()),
+    "device": lambda: LeavesUnseen(NGramDrafter()),
     "model": lambda: model_drafter(seed=5),
     "tree": lambda: ScriptedDrafter(random_tree),
 }
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arrival:
     name: str
     prompt: list[int]
     tokens: int
-    wishes: dict[str, Any]
+    params: dict[str, Any]
 
-    def of(self, engine: Engine) -> list[SequenceState]:
-        return add(engine, self.name, self.prompt, max_tokens=self.tokens, **self.wishes)
+    def add_to(self, engine: Engine) -> list[SequenceState]:
+        return add(engine, self.name, self.prompt, max_tokens=self.tokens, **self.params)
 
 
 @cache
-def asked(seed: int) -> tuple[list[Asked], dict[Key, list[int]]]:
-    """Texts that come one after the other, and what each is without drafts and by itself."""
+def arrivals(seed: int) -> tuple[list[Arrival], dict[Key, list[int]]]:
+    """Return requests that arrive one after the other, and the output of each alone and without drafts."""
     rng, found, truth = random.Random(seed), [], {}
-    wishes = PLAIN_WISHES if seed % 2 else WISHES
+    params = GREEDY_PARAMS if seed % 2 else PARAMS
     for i in range(12):
         prompt = [rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 14))]
-        found.append(Asked(str(i), prompt, rng.randrange(2, 20), rng.choice(wishes)))
-        tracks = found[-1].of(engine := World().engine())
+        found.append(Arrival(str(i), prompt, rng.randrange(2, 20), rng.choice(params)))
+        states = found[-1].add_to(engine := World().engine())
         run(engine)
-        truth |= {(str(i), track.seq.request.choice): track.seq.tokens[len(prompt) :] for track in tracks}
+        truth |= {(str(i), state.seq.request.choice): state.seq.tokens[len(prompt) :] for state in states}
     return found, truth
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("seed", range(12))
-def test_everybody_hears_the_own_text(seed: int, drafter: str) -> None:
-    coming, truth = list(asked(seed)[0]), asked(seed)[1]
+def test_every_request_gets_its_own_output(seed: int, drafter: str) -> None:
+    coming, truth = list(arrivals(seed)[0]), arrivals(seed)[1]
     rng = random.Random(f"{seed} {drafter}")
     engine = rng.choice(WORLDS).engine(DRAFTERS[drafter]())
     engine.runner.executor = Outruns(engine.runner.executor)
     engine.controller = rng.choice([FixedController(3), Sometimes(3, 0, seed)])
-    tracks: dict[Key, SequenceState] = {}
-    told: dict[Key, list[int]] = {}
-    gone: set[str] = set()
+    states: dict[Key, SequenceState] = {}
+    emitted: dict[Key, list[int]] = {}
+    aborted: set[str] = set()
     while coming or engine.busy:
         while coming and rng.random() < 0.6:
-            tracks |= {(track.seq.request.id, track.seq.request.choice): track for track in coming.pop().of(engine)}
-        if engine.states and rng.random() < 0.25:  # the latest, whose prompt may just be read
+            states |= {(state.seq.request.id, state.seq.request.choice): state for state in coming.pop().add_to(engine)}
+        if engine.states and rng.random() < 0.25:  # one of the latest, which may be in prefill
             name = rng.choice(list(engine.states.values())[-3:]).seq.request.id
-            gone.add(name)
+            aborted.add(name)
             engine.abort(name)
         if engine.scheduler.running and rng.random() < 0.05:
             engine.scheduler.preempt(engine.scheduler.running[-1])
         for delta in engine.step():
-            told.setdefault((delta.request_id, delta.choice), []).extend(delta.tokens)
+            emitted.setdefault((delta.request_id, delta.choice), []).extend(delta.tokens)
         check_pages(engine)
     assert engine.runner.pool.num_held == 0 and not engine.safe_drafter.failures
-    for key, track in tracks.items():
-        heard, text = told.get(key, []), truth[key]
-        assert heard == text[: len(heard)] and (key[0] in gone or heard == text)
-        if track.seq.request.params.logprobs is not None:
-            assert len(track.logprobs) == len(heard)
+    for key, state in states.items():
+        tokens, expected = emitted.get(key, []), truth[key]
+        assert tokens == expected[: len(tokens)] and (key[0] in aborted or tokens == expected)
+        if state.seq.request.params.logprobs is not None:
+            assert len(state.logprobs) == len(tokens)

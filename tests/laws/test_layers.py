@@ -1,4 +1,4 @@
-"""Imports only point down: the layers are a table, and the table is a test."""
+"""Imports only point down: the table of allowed imports between layers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def layer(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """The layers a file imports from."""
+    """Return the layers a file imports from."""
     names: set[str] = set()
     depth = len(path.relative_to(PACKAGE).parts)
     for node in ast.walk(ast.parse(path.read_text())):

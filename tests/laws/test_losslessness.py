@@ -1,4 +1,4 @@
-"""The law of the house: a draft may change how fast text comes, never which text comes."""
+"""The first law, losslessness: a draft may change how fast tokens come, never which."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def oracle(truth: Truth, error_rate: float) -> OracleDrafter:
     return OracleDrafter({tuple(p): t for p, t in zip(PROMPTS, truth, strict=True)}, VOCAB, error_rate)
 
 
-# One row a drafter: given the right text, for those who want to know it.
+# One row per drafter, made from the correct outputs, which oracles need.
 DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "the same model": lambda truth: model_drafter(),
     "another model": lambda truth: model_drafter(seed=5),
@@ -49,8 +49,8 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "suffix": lambda truth: SuffixDrafter(offset=2),
     "early exit": lambda truth: early_exit(),
-    "itself in 8 bits": lambda truth: quantized_self(8),
-    "itself in 4 bits": lambda truth: quantized_self(4),
+    "self int8": lambda truth: quantized_self(8),
+    "self int4": lambda truth: quantized_self(4),
     "recycle": lambda truth: TokenRecyclingDrafter(),
     "lookahead": lambda truth: LookaheadDrafter(),
     "translated tokens": lambda truth: token_translator(),
@@ -60,7 +60,7 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "oracle that errs": lambda truth: oracle(truth, 0.3),
     "always wrong": lambda truth: oracle(truth, 1.0),
     "random tree": lambda truth: ScriptedDrafter(random_tree),
-    "tree around the text": tree_around,
+    "tree around the output": tree_around,
 }
 SAMPLING: dict[str, dict[str, object]] = {
     "greedy": {},
@@ -82,7 +82,7 @@ _truths: dict[str, Truth] = {}
 
 
 def truth_for(sampling: str) -> Truth:
-    """The text without a drafter, in the plainest world: one sequence at a time."""
+    """Return the outputs without a drafter, one sequence at a time."""
     if sampling not in _truths:
         _truths[sampling] = [_alone(i, prompt, SAMPLING[sampling]) for i, prompt in enumerate(PROMPTS)]
     return _truths[sampling]
@@ -90,21 +90,21 @@ def truth_for(sampling: str) -> Truth:
 
 def _alone(i: int, prompt: list[int], params: dict[str, object]) -> list[int]:
     engine = World(prefix_cache=False).engine()
-    (track,) = add(engine, str(i), prompt, **params)
+    (state,) = add(engine, str(i), prompt, **params)
     run(engine)
-    return track.seq.tokens[len(prompt) :]
+    return state.seq.tokens[len(prompt) :]
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
-def test_a_draft_never_changes_the_text(make: Callable[[Truth], Drafter], sampling: str, world: World) -> None:
+def test_a_draft_never_changes_the_output(make: Callable[[Truth], Drafter], sampling: str, world: World) -> None:
     truth = truth_for(sampling)
     assert generate(make(truth), world, **SAMPLING[sampling]) == truth
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_a_batch_changes_nothing_without_a_draft_either(sampling: str) -> None:
+def test_batching_never_changes_the_output(sampling: str) -> None:
     assert generate(NoDrafter(), **SAMPLING[sampling]) == truth_for(sampling)
 
 
@@ -124,41 +124,41 @@ def test_preemption_at_any_moment_changes_nothing(make: Callable[[Truth], Drafte
 
 
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
-def test_an_abort_touches_nobody_else(make: Callable[[Truth], Drafter]) -> None:
+def test_an_abort_affects_no_other_sequence(make: Callable[[Truth], Drafter]) -> None:
     truth = truth_for("sampled")
-    for moment in range(6):
+    for num_steps in range(6):
         engine = World().engine(make(truth))
-        tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
-        for _ in range(moment):
+        states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt, temperature=1.0)]
+        for _ in range(num_steps):
             engine.step()
-        for gone in ("1", "3"):
-            engine.abort(gone)
+        for aborted in ("1", "3"):
+            engine.abort(aborted)
         run(engine)
         assert engine.runner.pool.num_held == 0
         for i in (0, 2, 4):
-            assert tracks[i].seq.tokens[len(PROMPTS[i]) :] == truth[i]
+            assert states[i].seq.tokens[len(PROMPTS[i]) :] == truth[i]
 
 
-def test_good_guesses_save_steps() -> None:
+def test_good_drafts_save_steps() -> None:
     truth = truth_for("sampled")
     for make in (lambda: oracle(truth, 0.0), lambda: tree_around(truth)):
-        plain, guessed = World().engine(), World().engine(make())
-        for engine in (plain, guessed):
+        plain, drafted = World().engine(), World().engine(make())
+        for engine in (plain, drafted):
             for i, prompt in enumerate(PROMPTS):
                 add(engine, str(i), prompt, temperature=1.0)
             run(engine)
-        assert guessed.stats.forwards <= plain.stats.forwards / 2
+        assert drafted.stats.forwards <= plain.stats.forwards / 2
 
 
-def test_the_prefix_cache_never_changes_the_text() -> None:
+def test_the_prefix_cache_never_changes_the_output() -> None:
     prompts = [[*range(1, 18), i] for i in range(1, 4)]
     cold = generate(NoDrafter(), World(prefix_cache=False), prompts=prompts, temperature=1.0)
     engine = World().engine(NGramDrafter(1, 3))
     for _ in range(2):
-        warm = [track for i, prompt in enumerate(prompts) for track in add(engine, str(i), prompt, temperature=1.0)]
+        warm = [state for i, prompt in enumerate(prompts) for state in add(engine, str(i), prompt, temperature=1.0)]
         run(engine)
-        assert [track.seq.tokens[18:] for track in warm] == cold
-    assert all(track.cached_prompt_tokens == 16 for track in warm), "the second time every full page was found"
+        assert [state.seq.tokens[18:] for state in warm] == cold
+    assert all(state.cached_prompt_tokens == 16 for state in warm), "the second time every full page was found"
 
 
 def test_tenants_do_not_share_a_prefix() -> None:
@@ -170,7 +170,7 @@ def test_tenants_do_not_share_a_prefix() -> None:
     pages = prefix.match(list(range(1, 20)), "")
     assert len(pages) == 4
     engine.runner.pool.release(pages)
-    assert prefix.match(list(range(1, 20)), "somebody else") == []
+    assert prefix.match(list(range(1, 20)), "another tenant") == []
 
 
 def test_speculation_can_be_switched_off_for_one_request() -> None:
@@ -184,14 +184,14 @@ def test_speculation_can_be_switched_off_for_one_request() -> None:
     assert 0 < short.speculation.accepted_per_step <= 3
 
 
-def test_choices_of_one_request_differ_by_their_noise_alone() -> None:
+def test_choices_of_one_request_differ_only_in_their_noise() -> None:
     engine = World().engine(NGramDrafter(1, 3))
-    tracks = add(engine, "5", list(range(1, 20)), temperature=1.0, n=3)
+    states = add(engine, "5", list(range(1, 20)), temperature=1.0, n=3)
     run(engine)
-    texts = [track.seq.tokens[19:] for track in tracks]
-    assert len({tuple(text) for text in texts}) == 3
-    assert texts[0] == _alone(5, list(range(1, 20)), {"temperature": 1.0}), "choice 0 draws with the seed itself"
-    assert [track.cached_prompt_tokens for track in tracks] == [0, 16, 16], "the prompt ran once"
+    outputs = [state.seq.tokens[19:] for state in states]
+    assert len({tuple(output) for output in outputs}) == 3
+    assert outputs[0] == _alone(5, list(range(1, 20)), {"temperature": 1.0}), "choice 0 samples with the seed itself"
+    assert [state.cached_prompt_tokens for state in states] == [0, 16, 16], "the prompt ran once"
 
 
 def preempt_youngest(engine: Engine) -> None:
@@ -201,24 +201,24 @@ def preempt_youngest(engine: Engine) -> None:
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_a_prediction_never_changes_the_text(sampling: str, world: World) -> None:
-    """Foretold right, with every fifth token wrong, and entirely wrong; pre-empted on the way."""
+def test_a_prediction_never_changes_the_output(sampling: str, world: World) -> None:
+    """Correct, with every fifth token wrong, and entirely wrong; with preemption."""
     truth = truth_for(sampling)
     for spoil in (lambda i: False, lambda i: i % 5 == 2, lambda i: True):
         engine = world.engine(PredictedOutputDrafter())
-        tracks = [
-            track
-            for i, (prompt, text) in enumerate(zip(PROMPTS, truth, strict=True))
-            for track in add(
+        states = [
+            state
+            for i, (prompt, output) in enumerate(zip(PROMPTS, truth, strict=True))
+            for state in add(
                 engine,
                 str(i),
                 prompt,
-                prediction=[(token + spoil(at)) % VOCAB for at, token in enumerate(text)],
+                prediction=[(token + spoil(at)) % VOCAB for at, token in enumerate(output)],
                 **SAMPLING[sampling],
             )
         ]
         run(engine, preempt_youngest)
-        assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+        assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
         assert engine.runner.pool.num_held == 0
 
 
@@ -234,7 +234,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_every_kind_of_decoder_obeys(config: ModelConfig) -> None:
+def test_every_kind_of_decoder_is_lossless(config: ModelConfig) -> None:
     truth = generate(NoDrafter(), World(config=config), temperature=1.0)
     assert truth != generate(NoDrafter(), World(config=CONFIG), temperature=1.0)
     for make in DRAFTERS.values():

@@ -23,7 +23,7 @@ from tests.tiny import PROMPTS, VOCAB, World, add, generate, random_tree, run, t
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def branch_not_moved(patch: pytest.MonkeyPatch) -> None:
+def branch_not_compacted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ModelRunner, "compact_kv", lambda self, seq, root, path: None)
 
 
@@ -55,16 +55,16 @@ def cached_one_too_far(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ModelRunner, "compact_kv", too_far)
 
 
-def accepts_without_asking(patch: pytest.MonkeyPatch) -> None:
-    def gullible(draft: Draft, chosen: tuple[int, ...]) -> VerifyResult:
-        return VerifyResult((0,), chosen[1]) if len(draft) else VerifyResult((), chosen[0])
+def accepts_without_verifying(patch: pytest.MonkeyPatch) -> None:
+    def accept_first(draft: Draft, tokens: tuple[int, ...]) -> VerifyResult:
+        return VerifyResult((0,), tokens[1]) if len(draft) else VerifyResult((), tokens[0])
 
-    patch.setattr(verifier, "walk", gullible)
+    patch.setattr(verifier, "walk", accept_first)
 
 
 def page_shared_while_written(patch: pytest.MonkeyPatch) -> None:
-    take = PagePool._allocate_one
-    patch.setattr(PagePool, "_allocate_one", lambda self: take(self) if len(self._free) % 3 else self._free[0])
+    allocate = PagePool._allocate_one
+    patch.setattr(PagePool, "_allocate_one", lambda self: allocate(self) if len(self._free) % 3 else self._free[0])
 
 
 def prefix_ignores_what_precedes(patch: pytest.MonkeyPatch) -> None:
@@ -87,13 +87,13 @@ def slots_off_by_one_page(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: list[Plant] = [
-    branch_not_moved,
+    branch_not_compacted,
     siblings_see_each_other,
     positions_by_node,
     noise_by_row,
     pages_leak,
     cached_one_too_far,
-    accepts_without_asking,
+    accepts_without_verifying,
     page_shared_while_written,
     prefix_ignores_what_precedes,
     slots_off_by_one_page,
@@ -108,10 +108,10 @@ def truth() -> list[list[int]]:
 
 
 def the_laws(truth: list[list[int]]) -> None:
-    texts = {tuple(prompt): text for prompt, text in zip(PROMPTS, truth, strict=True)}
+    outputs = {tuple(prompt): tokens for prompt, tokens in zip(PROMPTS, truth, strict=True)}
     for drafter in (
         NGramDrafter(1, 3),
-        OracleDrafter(texts, VOCAB, 0.3),
+        OracleDrafter(outputs, VOCAB, 0.3),
         ScriptedDrafter(random_tree),
         tree_around(truth),
     ):

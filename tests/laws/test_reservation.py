@@ -43,37 +43,37 @@ class EveryBudget:
             running = engine.scheduler.running
             if not all(seq.is_decoding for seq in running):
                 return
-            wishes = []
+            budgets = []
             for at, seq in enumerate(running):
                 number = (shift + 3 * at) % len(self.budgets)  # sequences of one batch differ in their budgets
-                wishes.append(replace(self.budgets[number], drafter=seq.request.drafters[0]))
+                budgets.append(replace(self.budgets[number], drafter=seq.request.drafters[0]))
                 self.asked.add((len(seq.tokens) % engine.runner.pool.page_size, number))
-            self._ask(engine, wishes)
+            self._draft(engine, budgets)
 
-    def _ask(self, engine: Engine, wishes: list[Budget]) -> None:
-        plan = engine.scheduler.schedule(wishes)
-        own = {page for share in plan for page in share.seq.pages[share.seq.published :]}
+    def _draft(self, engine: Engine, budgets: list[Budget]) -> None:
+        scheduled = engine.scheduler.schedule(budgets)
+        own = {page for each in scheduled for page in each.seq.pages[each.seq.published :]}
         others = [page for page in range(engine.runner.pool.count) if page not in own]
         before = [tensor[others].clone() for tensor in engine.runner.cache.tensors]
-        drafts = engine.safe_drafter.propose(plan, [share.budget for share in plan])
+        drafts = engine.safe_drafter.propose(scheduled, [each.budget for each in scheduled])
         assert engine.safe_drafter.failures == 0, "the drafter asked for more than the scheduler reserved"
         for was, tensor in zip(before, engine.runner.cache.tensors, strict=True):
             assert torch.equal(was, tensor[others]), "the drafter wrote to a page of another sequence"
-        for share, draft in zip(plan, drafts, strict=True):
-            assert len(draft) <= share.budget.nodes
-            assert max(draft.depths(), default=0) <= share.budget.depth
-            engine.scheduler.release_unused(share.seq)
+        for each, draft in zip(scheduled, drafts, strict=True):
+            assert len(draft) <= each.budget.nodes
+            assert max(draft.depths(), default=0) <= each.budget.depth
+            engine.scheduler.release_unused(each.seq)
 
 
 def generated(
     drafter: Drafter, world: World, after_step: Callable[[Engine], None], sampling: str, max_tokens: int
 ) -> list[list[int]]:
     engine = world.engine(drafter)
-    wishes = {"max_tokens": max_tokens, "ignore_eos": True, **SAMPLING[sampling]}
-    tracks = [add(engine, str(i), prompt, **wishes)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
+    params = {"max_tokens": max_tokens, "ignore_eos": True, **SAMPLING[sampling]}
+    states = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     run(engine, after_step)
     assert engine.runner.pool.num_held == 0
-    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+    return [state.seq.tokens[len(state.seq.request.prompt) :] for state in states]
 
 
 def check(make: Callable[[], Drafter], sampling: str, page_size: int, budgets: list[Budget]) -> None:

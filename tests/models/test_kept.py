@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from foretell.build.model_source import CacheSize, ModelSource, no_progress, open_model
 from foretell.config import EngineConfig
-from foretell.hub.folder import CONFIG as CONFIG_FILE
-from foretell.hub.folder import WEIGHTS
-from foretell.hub.home import packed_folder
+from foretell.hub.catalog import packed_folder
+from foretell.hub.checkpoint import CONFIG as CONFIG_FILE
+from foretell.hub.checkpoint import WEIGHTS
 from foretell.hub.mapped_file import read_mapped, write_mapped
 from foretell.kernels.native.huge_pages import in_huge_pages
 from foretell.kernels.native.library import library

@@ -10,9 +10,10 @@ import pytest
 
 from foretell.errors import RequestError
 from foretell.plan.bench_reader import Observation, read_observations
-from foretell.plan.calibrate import calibrate, foretold, least_squares, solve
-from foretell.plan.drafter_cost import DrafterCost, expected_tokens
-from foretell.plan.efficiency import GPU
+from foretell.plan.calibrate import calibrate, least_squares, predicted_seconds, solve
+from foretell.plan.drafter_cost import DrafterCost
+from foretell.plan.steps import GPU
+from foretell.utils.speculation_math import expected_tokens
 from tests.plan.worlds import DATA, measured, placed
 
 WITHIN = 0.2
@@ -23,7 +24,7 @@ def told(seen: list[Observation], length: int) -> list[Observation]:
     return [
         each
         for each in seen
-        if each.texts == 1
+        if each.batch == 1
         and each.context == 512
         and each.length in (0, length)
         and each.drafter != "model"
@@ -38,14 +39,16 @@ def errors(name: str, length: int) -> dict[Observation, float]:
     known = told(seen, length)
     assert len(known) == 4, "two steps, on the device and by the wall clock"
     reached = calibrate(target, guesser, known).efficiency
-    return {each: foretold(target, guesser, reached, each) / each.seconds - 1 for each in seen if each not in known}
+    return {
+        each: predicted_seconds(target, guesser, reached, each) / each.seconds - 1 for each in seen if each not in known
+    }
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 8])
 def test_batch_1_and_one_length_foretell_the_rest_of_an_h200(length: int) -> None:
     """Other lengths, batch 8 and 32, 8k context, a draft model: every one of 63 steps within a fifth."""
     found = errors("h200-5.9b", length)
-    assert {each.texts for each in found} == {1, 8, 32} and {each.context for each in found} == {512, 8192}
+    assert {each.batch for each in found} == {1, 8, 32} and {each.context for each in found} == {512, 8192}
     assert len(found) == 63
     worst = max(found, key=lambda each: abs(found[each]))
     assert abs(found[worst]) <= WITHIN, (worst, found[worst])
@@ -65,14 +68,14 @@ def test_ratios_are_foretold_as_well(name: str) -> None:
     path, target, _ = measured(name)
     seen, guesser = read_observations(path), DrafterCost("oracle")
     reached = calibrate(target, guesser, told(seen, 4)).efficiency
-    walls = {(e.texts, e.context, e.length): e for e in seen if e.wall and e.drafter != "model"}
+    walls = {(e.batch, e.context, e.length): e for e in seen if e.wall and e.drafter != "model"}
     checked = 0
     for (texts, context, length), guessed in walls.items():
         plain = walls[texts, context, 0]
         if not length:
             continue
         real = guessed.accepted * plain.seconds / guessed.seconds
-        times = [foretold(target, guesser, reached, each) for each in (plain, guessed)]
+        times = [predicted_seconds(target, guesser, reached, each) for each in (plain, guessed)]
         assert guessed.accepted * times[0] / times[1] == pytest.approx(real, rel=WITHIN), guessed
         if texts > 1:  # where much was written; texts that end cut the last drafts
             assert guessed.accepted == pytest.approx(expected_tokens(0.8, length), rel=0.1), guessed
@@ -84,16 +87,16 @@ def test_without_a_measurement_the_usual_values_are_near() -> None:
     path, target, draft = measured("h200-5.9b")
     guesser = DrafterCost("draft", draft)
     for each in read_observations(path):
-        assert foretold(target, guesser, GPU, each) == pytest.approx(each.seconds, rel=0.25), each
+        assert predicted_seconds(target, guesser, GPU, each) == pytest.approx(each.seconds, rel=0.25), each
 
 
 def test_many_steps_find_a_planted_machine() -> None:
     target = placed("llama-3.1-8b", "h100")
-    truth = replace(GPU, weights=0.7, cache=0.6, products=0.5, layer=20e-6, host=1e-3, guess=0.05e-3)
+    truth = replace(GPU, weights=0.7, cache=0.6, products=0.5, layer=20e-6, host=1e-3, draft_host=0.05e-3)
     guesser = DrafterCost("oracle")
     places = [(texts, ctx, k) for texts in (1, 8, 32, 128) for ctx in (128, 4096, 32768) for k in (0, 2, 8)]
     seen = [
-        replace(blank, seconds=foretold(target, guesser, truth, blank))
+        replace(blank, seconds=predicted_seconds(target, guesser, truth, blank))
         for texts, ctx, k in places
         for wall in (False, True)
         for blank in [Observation(texts, ctx, k, 1.0, wall, "oracle" if k else "none")]
@@ -107,7 +110,11 @@ def test_many_steps_find_a_planted_machine() -> None:
 def test_what_a_step_says_nothing_of_stays_as_believed() -> None:
     target = placed("llama-3.1-8b", "h100")
     found = calibrate(target, DrafterCost("ngram"), [Observation(1, 512, 0, 12e-3, wall=False)]).efficiency
-    assert found.weights < GPU.weights and (found.host, found.guess, found.link) == (GPU.host, GPU.guess, GPU.link)
+    assert found.weights < GPU.weights and (found.host, found.draft_host, found.link) == (
+        GPU.host,
+        GPU.draft_host,
+        GPU.link,
+    )
     assert calibrate(target, DrafterCost("ngram"), []).efficiency == GPU
 
 
@@ -133,7 +140,7 @@ def test_a_bench_run_tells_plain_steps_and_those_of_fixed_lengths(tmp_path: Path
 def test_the_figures_of_a_gpu_run_by_their_names(tmp_path: Path) -> None:
     seen = read_observations(DATA / "h200-gpu.json")
     run = json.loads((DATA / "h200-gpu.json").read_text())
-    places = {(each.texts, each.context, each.length, each.wall, each.of_draft): each.seconds for each in seen}
+    places = {(each.batch, each.context, each.length, each.wall, each.of_draft): each.seconds for each in seen}
     assert places[1, 512, 0, False, False] == run["step, 1 row, context 512"] / 1e3
     assert places[32, 512, 4, False, False] == run["step, 32 texts of 5 rows"] / 1e3
     assert places[8, 512, 0, True, False] == run["plain, batch 8: wall a step"] / 1e3

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from foretell.cli.main import main
+from foretell.plan.bench_reader import BenchProvenance
 from foretell.plan.devices import find_device
-from foretell.plan.provenance import Origin
-from foretell.plan.specs import find_shape
+from foretell.plan.model_shape import find_model_shape
 from tests.docs_check import ROOT, commands
 from tests.laws.test_layers import loaded_by
 from tests.plan.worlds import DATA, LLAMA
@@ -120,7 +120,7 @@ def test_names_are_compared_as_people_write_them(
 ) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(run))
-    assert len(Origin.of(path).doubts(find_shape(target, "target"), find_device(gpu))) == doubts
+    assert len(BenchProvenance.from_file(path).warnings(find_model_shape(target, "target"), find_device(gpu))) == doubts
 
 
 def test_drawings_stand_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

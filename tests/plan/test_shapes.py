@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from foretell.errors import ForetellError
-from foretell.plan.catalog import known
-from foretell.plan.shapes import Experts, from_hf
-from foretell.plan.specs import find_shape, plain_name
+from foretell.plan.devices import catalog
+from foretell.plan.model_shape import ExpertShape, find_model_shape, from_hf, plain_name
 from tests.plan.worlds import LLAMA
 
 PUBLISHED = {  # billions of weights, as their makers say
@@ -50,7 +49,7 @@ PUBLISHED = {  # billions of weights, as their makers say
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weights_are_as_many_as_published(name: str) -> None:
-    assert find_shape(name, "target").weights / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
+    assert find_model_shape(name, "target").weights / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -58,37 +57,39 @@ def test_weights_are_as_many_as_published(name: str) -> None:
     [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22.2), ("deepseek-v3", 37.6)],
 )
 def test_a_row_of_a_mixture_needs_a_part_of_it(name: str, active: float) -> None:
-    shape = find_shape(name, "target")
-    assert (shape.row_weights + shape.head_weights) / 1e9 == pytest.approx(active, rel=0.02)  # embeddings counted, too
-    assert shape.read_weights(1) == pytest.approx(shape.row_weights)
-    assert shape.read_weights(1) < shape.read_weights(8) < shape.read_weights(512) < shape.weights
+    shape = find_model_shape(name, "target")
+    assert (shape.active_weights + shape.head_weights) / 1e9 == pytest.approx(
+        active, rel=0.02
+    )  # embeddings counted, too
+    assert shape.weights_read(1) == pytest.approx(shape.active_weights)
+    assert shape.weights_read(1) < shape.weights_read(8) < shape.weights_read(512) < shape.weights
 
 
 def test_experts_that_rows_need() -> None:
-    experts = Experts(count=8, used=2, ffn=1)
-    assert experts.touched(1) == pytest.approx(2)
-    assert experts.touched(2) == pytest.approx(2 + 2 * 6 / 8)
-    assert experts.touched(1000) == pytest.approx(8)
+    experts = ExpertShape(count=8, used=2, ffn=1)
+    assert experts.active_experts(1) == pytest.approx(2)
+    assert experts.active_experts(2) == pytest.approx(2 + 2 * 6 / 8)
+    assert experts.active_experts(1000) == pytest.approx(8)
 
 
 def test_cached_values() -> None:
-    assert find_shape("llama-3-8b", "target").cached_values == 32 * 2 * 8 * 128
-    assert find_shape("deepseek-v3", "target").cached_values == 61 * (512 + 64)
-    gemma = find_shape("gemma-3-1b", "target")  # 22 of 26 layers see 512 tokens
-    assert gemma.seen_tokens(8192) == 4 * 8192 + 22 * 512 and gemma.seen_tokens(100) == 26 * 100
+    assert find_model_shape("llama-3-8b", "target").kv_values_per_token == 32 * 2 * 8 * 128
+    assert find_model_shape("deepseek-v3", "target").kv_values_per_token == 61 * (512 + 64)
+    gemma = find_model_shape("gemma-3-1b", "target")  # 22 of 26 layers see 512 tokens
+    assert gemma.attended_tokens(8192) == 4 * 8192 + 22 * 512 and gemma.attended_tokens(100) == 26 * 100
 
 
 def test_every_known_entry_is_whole() -> None:
-    for name in known()["models"]:
-        assert find_shape(name, "target").weights > 1e8, name
+    for name in catalog()["models"]:
+        assert find_model_shape(name, "target").weights > 1e8, name
 
 
 def test_a_config_says_what_the_table_says(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     for spec in (path, tmp_path):
-        shape = find_shape(str(spec), "target")
-        assert shape.weights == find_shape("llama-3.1-8b", "target").weights and shape.bits is None
+        shape = find_model_shape(str(spec), "target")
+        assert shape.weights == find_model_shape("llama-3.1-8b", "target").weights and shape.bits is None
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], float]] = {
@@ -141,14 +142,14 @@ def test_windows_and_bits_of_a_config() -> None:
     ],
 )
 def test_names_as_a_hub_has_them(spec: str, name: str) -> None:
-    assert plain_name(spec) == name and find_shape(spec, "target").name == name
+    assert plain_name(spec) == name and find_model_shape(spec, "target").name == name
 
 
 def test_our_own_names_and_a_gguf_file(tmp_path: Path) -> None:
     import gguf
     import numpy as np
 
-    assert find_shape("gemma3-270m", "draft").name == "gemma-3-270m"
+    assert find_model_shape("gemma3-270m", "draft").name == "gemma-3-270m"
     path = tmp_path / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
@@ -162,7 +163,7 @@ def test_our_own_names_and_a_gguf_file(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    shape = find_shape(str(path), "target")
+    shape = find_model_shape(str(path), "target")
     assert (shape.vocab, shape.layers, shape.kv_heads, shape.head_dim, shape.tied) == (48, 2, 2, 4, True)
     assert shape.bits == 16
 
@@ -187,7 +188,7 @@ def test_what_is_no_language_model_is_refused(values: Any, words: str, tmp_path:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
     with pytest.raises(ForetellError) as refused:
-        find_shape(str(path), "target")
+        find_model_shape(str(path), "target")
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -202,7 +203,7 @@ def test_what_is_no_language_model_is_refused(values: Any, words: str, tmp_path:
 )
 def test_unknown_models_are_refused_with_the_nearest(spec: str, words: str) -> None:
     with pytest.raises(ForetellError) as refused:
-        find_shape(spec, "target")
+        find_model_shape(spec, "target")
     assert words in str(refused.value) and "target" in str(refused.value)
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from foretell.errors import RequestError
-from foretell.plan.catalog import known
-from foretell.plan.devices import find_device
-from foretell.plan.drafter_cost import best_round, break_even, expected_tokens, find_guesser, round_of
-from foretell.plan.memory import memory_of
-from foretell.plan.precision import Precision, precision_of
-from foretell.plan.specs import find_shape
+from foretell.plan.devices import catalog, find_device
+from foretell.plan.drafter_cost import best_step, break_even, estimate_step, find_drafter
+from foretell.plan.memory import plan_memory
+from foretell.plan.model_shape import find_model_shape
+from foretell.plan.steps import Precision, precision_of
+from foretell.utils.speculation_math import expected_tokens
 from tests.plan.worlds import placed
 
-DEVICES = list(known()["gpus"])
+DEVICES = list(catalog()["gpus"])
 
 
 @pytest.mark.parametrize("gpu", DEVICES)
@@ -23,16 +23,18 @@ def test_more_never_takes_less(gpu: str) -> None:
     model = placed("llama-3.2-1b", gpu)
     for one, other in [((1, 1, 512), (1, 5, 512)), ((1, 5, 512), (8, 5, 512)), ((8, 5, 512), (8, 5, 4096))]:
         assert model.step(*one).total <= model.step(*other).total
-    assert model.step(1, 1, 512).total > model.shape.row_weights * model.precision.weight_bytes / model.device.bandwidth
+    assert (
+        model.step(1, 1, 512).total > model.shape.active_weights * model.precision.weight_bytes / model.device.bandwidth
+    )
 
 
 def test_a_step_is_bound_by_bytes_and_later_by_operations() -> None:
     model = placed("llama-3.1-70b", "h100")
     one, many = model.step(1, 1, 512), model.step(256, 1, 512)
     assert one.weights > 20 * one.products and many.products > 0.9 * many.weights
-    faster = replace(model, device=model.device.but(bandwidth_gb_s=2 * 3350))
+    faster = replace(model, device=model.device.with_overrides(bandwidth_gb_s=2 * 3350))
     assert faster.step(1, 1, 512).weights == pytest.approx(one.weights / 2)
-    quicker = replace(model, device=model.device.but(tflops=2 * 989))
+    quicker = replace(model, device=model.device.with_overrides(tflops=2 * 989))
     assert quicker.step(256, 1, 512).products == pytest.approx(many.products / 2)
 
 
@@ -41,7 +43,7 @@ def test_rows_are_filled_up_and_large_steps_run_in_passes() -> None:
     assert model.step(1, 5, 1).products == model.step(1, 8, 1).products
     whole, more = model.step(1, 256, 1), model.step(1, 257, 1)
     assert more.weights == pytest.approx(2 * whole.weights) and more.layers == 2 * whole.layers
-    assert model.prompt(2048) < model.step(1, 2048, 1024).total, "prompts are read in one go"
+    assert model.prefill_seconds(2048) < model.step(1, 2048, 1024).total, "prompts are read in one go"
 
 
 def test_fewer_bits_are_read_sooner() -> None:
@@ -61,7 +63,7 @@ def test_splitting_shares_the_work_and_costs_sums() -> None:
     assert together.total < alone.total
     slow = placed("llama-3.1-70b", "l40s", split=4)  # over PCIe
     assert slow.step(64, 1, 4096).exchange > four.step(64, 1, 4096).exchange
-    assert placed("llama-3.1-70b", split=16).cache_split == 8, "there are 8 key heads"
+    assert placed("llama-3.1-70b", split=16).kv_split == 8, "there are 8 key heads"
 
 
 def test_expected_tokens() -> None:
@@ -74,51 +76,56 @@ def test_expected_tokens() -> None:
 def test_the_best_length_is_the_best() -> None:
     target = placed("llama-3.1-8b")
     for draft in ("ngram", "eagle", "llama-3.2-1b", "self:int4"):
-        guesser = find_guesser(draft, target)
+        guesser = find_drafter(draft, target)
         for texts in (1, 32):
-            best = best_round(target, guesser, texts, 2048, 16, 0.7)
-            others = [round_of(target, guesser, texts, 2048, length, 0.7).rate for length in range(17)]
-            assert best.rate == max(others)
-        assert best_round(target, guesser, 1, 2048, 16, 0.0).length == 0, "guesses that never stand do not pay"
+            best = best_step(target, guesser, texts, 2048, 16, 0.7)
+            others = [
+                estimate_step(target, guesser, texts, 2048, length, 0.7).tokens_per_second for length in range(17)
+            ]
+            assert best.tokens_per_second == max(others)
+        assert best_step(target, guesser, 1, 2048, 16, 0.0).length == 0, "guesses that never stand do not pay"
 
 
 def test_at_break_even_nothing_is_won_or_lost() -> None:
     target = placed("llama-3.1-8b")
-    guesser = find_guesser("llama-3.2-1b", target)
+    guesser = find_drafter("llama-3.2-1b", target)
     for texts, length in [(1, 4), (32, 2), (64, 8)]:
-        plain, guessed = (round_of(target, guesser, texts, 2048, k, 0.5) for k in (0, length))
+        plain, guessed = (estimate_step(target, guesser, texts, 2048, k, 0.5) for k in (0, length))
         rate = break_even(plain, guessed)
         assert rate is not None
-        again = round_of(target, guesser, texts, 2048, length, rate)
-        assert again.rate == pytest.approx(plain.rate, rel=1e-4)
-    twin = find_guesser("llama-3.1-70b", target)  # dearer than the target itself
-    plain, guessed = (round_of(target, twin, 1, 2048, k) for k in (0, 4))
+        again = estimate_step(target, guesser, texts, 2048, length, rate)
+        assert again.tokens_per_second == pytest.approx(plain.tokens_per_second, rel=1e-4)
+    twin = find_drafter("llama-3.1-70b", target)  # dearer than the target itself
+    plain, guessed = (estimate_step(target, twin, 1, 2048, k) for k in (0, 4))
     assert break_even(plain, guessed) is None
 
 
 def test_drafts_cost_their_steps() -> None:
     target = placed("llama-3.1-70b", split=4)
-    small = find_guesser("llama-3.2-1b", target)
-    assert small.model is not None and small.model.split == 1
+    small = find_drafter("llama-3.2-1b", target)
+    assert small.model is not None and small.model.tensor_parallel == 1
     assert small.seconds(1, 4, 512) == pytest.approx(4 * small.model.step(1, 1, 512).total)
-    assert find_guesser("ngram", target).seconds(1, 4, 512) == 0
-    head, copy = find_guesser("eagle", target), find_guesser("self:int4", target)
+    assert find_drafter("ngram", target).seconds(1, 4, 512) == 0
+    head, copy = find_drafter("eagle", target), find_drafter("self:int4", target)
     assert head.seconds(1, 4, 512) < small.seconds(1, 4, 512) < copy.seconds(1, 4, 512)
-    assert copy.token_bytes == 0 and copy.weight_bytes < target.weight_bytes / 3
+    assert copy.kv_bytes_per_token == 0 and copy.weight_bytes < target.weight_bytes / 3
     with pytest.raises(RequestError, match="self:int8 or self:int4"):
-        find_guesser("self:int3", target)
+        find_drafter("self:int3", target)
 
 
 def test_memory_is_full_where_it_says() -> None:
     target = placed("llama-3.1-8b")
-    guesser = find_guesser("llama-3.2-1b", target)
-    most = memory_of(target, guesser, 1, 8192, 4).most_texts
+    guesser = find_drafter("llama-3.2-1b", target)
+    most = plan_memory(target, guesser, 1, 8192, 4).max_batch
     assert 30 < most < 60
     # Logits of more texts take room as well, so the boundary is one text wide.
-    assert memory_of(target, guesser, most - 1, 8192, 4).fits and not memory_of(target, guesser, most + 1, 8192, 4).fits
-    one = memory_of(target, guesser, 1, 8192, 4)
+    assert (
+        plan_memory(target, guesser, most - 1, 8192, 4).fits
+        and not plan_memory(target, guesser, most + 1, 8192, 4).fits
+    )
+    one = plan_memory(target, guesser, 1, 8192, 4)
     pages = -(-(8192 + 5) // 16)
-    assert one.cache == pytest.approx(pages * 16 * 2 * (target.shape.cached_values + 16 * 2 * 8 * 64))
+    assert one.kv_cache == pytest.approx(pages * 16 * 2 * (target.shape.kv_values_per_token + 16 * 2 * 8 * 64))
     assert one.weights == pytest.approx(2 * target.shape.weights)
 
 
@@ -126,5 +133,5 @@ def test_unknown_devices_and_types() -> None:
     with pytest.raises(RequestError, match="did you mean 'h100'"):
         find_device("h10")
     with pytest.raises(RequestError, match="did you mean 'bfloat16'"):
-        precision_of("bfloat", find_shape("phi-4", "target"), "dtype")
+        precision_of("bfloat", find_model_shape("phi-4", "target"), "dtype")
     assert find_device("H100").name == "h100"

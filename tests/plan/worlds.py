@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.plan.devices import find_device
-from foretell.plan.efficiency import Efficiency, usual
-from foretell.plan.precision import cache_bytes, precision_of
-from foretell.plan.shapes import Shape, from_hf
-from foretell.plan.specs import find_shape
-from foretell.plan.steps import Placed
+from foretell.plan.model_shape import ModelShape, find_model_shape, from_hf
+from foretell.plan.steps import DeployedModel, Efficiency, cache_bytes, default_efficiency, precision_of
 
 DATA = Path(__file__).parent / "data"
 LLAMA: dict[str, Any] = {
@@ -28,16 +25,18 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def placed(model: str | Shape, gpu: str = "h100", split: int = 1, efficiency: Efficiency | None = None) -> Placed:
-    shape = find_shape(model, "target") if isinstance(model, str) else model
+def placed(
+    model: str | ModelShape, gpu: str = "h100", split: int = 1, efficiency: Efficiency | None = None
+) -> DeployedModel:
+    shape = find_model_shape(model, "target") if isinstance(model, str) else model
     device = find_device(gpu)
-    reached = efficiency or usual(device.family)
-    return Placed(
+    reached = efficiency or default_efficiency(device.family)
+    return DeployedModel(
         shape, precision_of("auto", shape, "dtype"), cache_bytes("auto", device.family), device, reached, split
     )
 
 
-def measured(name: str) -> tuple[Path, Placed, Placed]:
+def measured(name: str) -> tuple[Path, DeployedModel, DeployedModel]:
     """A run's file, its target and its draft model."""
     path = DATA / f"{name}.json"
     run = json.loads(path.read_text())

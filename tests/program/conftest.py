@@ -13,27 +13,27 @@ from tests.waiting import wait_for
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with room for a program."""
+    """Return a tiny model with a context long enough for programs."""
     return write_server_folder(tmp_path_factory.mktemp("models") / "program")
 
 
 @pytest.fixture(scope="session")
 def engine(folder: Path) -> Iterator[fp.Engine]:
-    """Without a drafter, so that forwards can be counted."""
+    """Return an engine without a drafter, so that forwards can be counted."""
     with fp.Engine(folder, drafter="none", quiet=True) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
-def guessing(folder: Path) -> Iterator[fp.Engine]:
-    """With one that always guesses."""
+def speculating(folder: Path) -> Iterator[fp.Engine]:
+    """Return an engine that always drafts."""
     with fp.Engine(folder, drafter="ngram", num_speculative_tokens=4, quiet=True) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def llm(folder: Path) -> LLM:
-    """The same model, to be called by hand."""
+    """Return an LLM of the same model."""
     return LLM(folder, drafter="none", quiet=True)
 
 
@@ -50,12 +50,12 @@ def endpoint(server: ServerProcess) -> Iterator[fp.RuntimeEndpoint]:
 
 
 @pytest.fixture(autouse=True)
-def pages_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test does, nothing is left behind."""
+def all_pages_are_freed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check that no test leaks KV pages."""
     yield
-    for name in ("engine", "guessing"):
+    for name in ("engine", "speculating"):
         if name in request.fixturenames:
             inner = request.getfixturevalue(name).llm.engine
-            # What was given up ends with its step.
+            # A cancelled generation ends with its step.
             wait_for(lambda inner=inner: not inner.busy and inner.runner.pool.held == 0)
             inner.runner.pool.check()

@@ -1,4 +1,4 @@
-"""How many forwards an engine made, with all texts in its inbox before the first."""
+"""Counting of an engine's forwards, with all requests queued before the first."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from foretell import program as fp
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 
 @dataclass
 class Count:
-    """What was counted, once that is over."""
+    """The number of forwards, set when the context ends."""
 
     made: int = 0
 
 
 @contextmanager
 def forwards(engine: fp.Engine) -> Iterator[Count]:
-    """Those made in between."""
+    """Count the forwards made inside the context."""
     stats, count = engine.llm.engine.stats, Count()
     before = stats.forwards
     yield count
@@ -28,22 +28,22 @@ def forwards(engine: fp.Engine) -> Iterator[Count]:
 
 
 @contextmanager
-def all_at_once(engine: fp.Engine, texts: int) -> Iterator[None]:
-    """Holds the engine's thread until so many texts were asked for: then nothing depends on who is quicker."""
+def all_at_once(engine: fp.Engine, requests: int) -> Iterator[None]:
+    """Hold the engine's thread until this many requests are queued, so that nothing depends on timing."""
     inner, held, gate = engine._engine, threading.Event(), threading.Event()
 
     def hold() -> None:
         held.set()
-        gate.wait(PATIENCE)
+        gate.wait(TIMEOUT)
 
     def open_gate() -> None:
-        try:  # a text that is counted may not lie in the inbox yet
-            wait_for(lambda: inner._inbox.qsize() >= texts)
+        try:  # a submitted request may not be in the inbox yet
+            wait_for(lambda: inner._inbox.qsize() >= requests)
         finally:
             gate.set()
 
     inner._inbox.put(hold)
-    assert held.wait(PATIENCE)
+    assert held.wait(TIMEOUT)
     watcher = threading.Thread(target=open_gate)
     watcher.start()
     try:

@@ -1,4 +1,4 @@
-"""A server that answers what it is told to, for what a real one does rarely."""
+"""A stub server with scripted responses, for what a real one does rarely."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ COMPLETION = {
     "usage": {"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}},
     "speculation": {"seeds": [7]},
 }
-RIGHT = (200, json.dumps(COMPLETION))
-FULL = (429, json.dumps({"error": {"message": "too many texts wait"}}))
-BREAKS = (0, "")  # closes the connection instead
+COMPLETED = (200, json.dumps(COMPLETION))
+TOO_MANY_REQUESTS = (429, json.dumps({"error": {"message": "too many requests are waiting"}}))
+CLOSES = (0, "")  # closes the connection without a response
 
 
 @dataclass
 class Stub:
-    """Its answers, in turn; the last one again and again. It keeps the keys it was shown."""
+    """The scripted responses, of which the last repeats, and the API keys received."""
 
-    answers: list[tuple[int, str]]
+    responses: list[tuple[int, str]]
     url: str = ""
     keys: list[str | None] = field(default_factory=list)
 
 
 @contextmanager
-def stub(*answers: tuple[int, str]) -> Iterator[Stub]:
-    found = Stub(list(answers))
+def stub(*responses: tuple[int, str]) -> Iterator[Stub]:
+    found = Stub(list(responses))
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             found.keys.append(self.headers["Authorization"])
             self.rfile.read(int(self.headers["Content-Length"]))
-            status, body = found.answers.pop(0) if len(found.answers) > 1 else found.answers[0]
-            if (status, body) == BREAKS:
+            status, body = found.responses.pop(0) if len(found.responses) > 1 else found.responses[0]
+            if (status, body) == CLOSES:
                 self.close_connection = True
                 return
             self.send_response(status)

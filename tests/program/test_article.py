@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretell import program as fp
-from foretell.program.default import DEFAULT
+from foretell.program.backend import DEFAULT
 from tests.program.article import ADDRESS, FIRST, OURS, SECOND, THEIRS
 from tests.program.counting import all_at_once, forwards
 from tests.server.process import ServerProcess
@@ -18,7 +18,7 @@ PROMPTS = ["Write a sort function.", "Write a hash function.", "Write a search f
 
 @pytest.fixture
 def their_address(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's server answers where the program expects one."""
+    """Serve at the address that the program expects."""
     port, connect = int(server.url.rsplit(":", 1)[1]), socket.socket.connect
 
     def elsewhere(self: socket.socket, address: Any) -> None:

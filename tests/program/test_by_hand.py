@@ -1,4 +1,4 @@
-"""A program gives what the same calls give that are made by hand with the same seeds."""
+"""A program gives the same outputs as the equivalent LLM calls with the same seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretell.sampling.noise import derive_seed
 from foretell.structured_output import GrammarSpec
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
-DRAWN = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "ignore_eos": True}
+SAMPLED = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "ignore_eos": True}
 
 
 def by_hand(llm: LLM, text: str, **params: object) -> str:
@@ -21,37 +21,37 @@ def by_hand(llm: LLM, text: str, **params: object) -> str:
 
 @fp.function
 def story(s: fp.ProgramState) -> None:
-    s += PROMPT + fp.gen("one", max_tokens=12, **DRAWN)
-    s += " She sells" + fp.gen("two", max_tokens=9, seed=5, **DRAWN)
+    s += PROMPT + fp.gen("one", max_tokens=12, **SAMPLED)
+    s += " She sells" + fp.gen("two", max_tokens=9, seed=5, **SAMPLED)
     forks = s.fork(2)
-    forks += " sea" + fp.gen("three", max_tokens=7, **DRAWN)
+    forks += " sea" + fp.gen("three", max_tokens=7, **SAMPLED)
     forks.join()
 
 
-@pytest.fixture(params=["engine", "guessing", "endpoint"])
+@pytest.fixture(params=["engine", "speculating", "endpoint"])
 def backend(request: pytest.FixtureRequest) -> fp.Backend:
-    """The same program everywhere: plain, with guesses, and over HTTP."""
+    """Return each backend: without and with speculation, and over HTTP."""
     found: fp.Backend = request.getfixturevalue(request.param)
     return found
 
 
-def test_sampled_texts(backend: fp.Backend, llm: LLM) -> None:
+def test_sampled_outputs(backend: fp.Backend, llm: LLM) -> None:
     state = story(backend=backend, seed=11)
-    text = PROMPT + (one := by_hand(llm, PROMPT, max_tokens=12, seed=11, **DRAWN))
-    text += " She sells" + (two := by_hand(llm, text + " She sells", max_tokens=9, seed=5, **DRAWN))
-    three = [by_hand(llm, text + " sea", max_tokens=7, seed=derive_seed(11, i), **DRAWN) for i in (1, 2)]
+    text = PROMPT + (one := by_hand(llm, PROMPT, max_tokens=12, seed=11, **SAMPLED))
+    text += " She sells" + (two := by_hand(llm, text + " She sells", max_tokens=9, seed=5, **SAMPLED))
+    three = [by_hand(llm, text + " sea", max_tokens=7, seed=derive_seed(11, i), **SAMPLED) for i in (1, 2)]
     assert (state["one"], state["two"], state["three"]) == (one, two, three)
     assert len({one, two, *three}) == 4
     assert [meta["seed"] for meta in state.get_meta_info("three")] == [derive_seed(11, 1), derive_seed(11, 2)]
 
 
-def test_the_seed_that_was_drawn_is_told(backend: fp.Backend, llm: LLM) -> None:
+def test_the_random_seed_is_reported(backend: fp.Backend, llm: LLM) -> None:
     state = story(backend=backend)
     seed = state.get_meta_info("one")["seed"]
-    assert state["one"] == by_hand(llm, PROMPT, max_tokens=12, seed=seed, **DRAWN)
+    assert state["one"] == by_hand(llm, PROMPT, max_tokens=12, seed=seed, **SAMPLED)
 
 
-def test_what_is_not_said_is_the_models_own(backend: fp.Backend, llm: LLM) -> None:
+def test_defaults_are_the_models_own(backend: fp.Backend, llm: LLM) -> None:
     """The folder recommends temperature 0.9 and top_k 40."""
 
     @fp.function
@@ -64,12 +64,12 @@ def test_what_is_not_said_is_the_models_own(backend: fp.Backend, llm: LLM) -> No
 def test_batches(backend: fp.Backend, llm: LLM) -> None:
     @fp.function
     def tell(s: fp.ProgramState, of: str) -> None:
-        s += f"The quick brown {of}" + fp.gen("x", max_tokens=10, **DRAWN)
+        s += f"The quick brown {of}" + fp.gen("x", max_tokens=10, **SAMPLED)
 
     states = tell.run_batch([{"of": str(i)} for i in range(6)], backend=backend, seed=4)
-    texts = [f"The quick brown {i}" for i in range(6)]
-    wanted = [by_hand(llm, text, max_tokens=10, seed=derive_seed(4, i), **DRAWN) for i, text in enumerate(texts)]
-    assert [state["x"] for state in states] == wanted
+    prompts = [f"The quick brown {i}" for i in range(6)]
+    expected = [by_hand(llm, text, max_tokens=10, seed=derive_seed(4, i), **SAMPLED) for i, text in enumerate(prompts)]
+    assert [state["x"] for state in states] == expected
     assert tell.run_batch([], backend=backend) == []
 
 
@@ -77,19 +77,19 @@ def test_chats(backend: fp.Backend, llm: LLM) -> None:
     @fp.function
     def ask(s: fp.ProgramState) -> None:
         s += fp.user("Who sells sea shells?")
-        s += fp.assistant(fp.gen("x", max_tokens=10, seed=2, **DRAWN))
-        s += fp.user("Where?") + fp.assistant("By" + fp.gen("y", max_tokens=10, seed=2, **DRAWN))
+        s += fp.assistant(fp.gen("x", max_tokens=10, seed=2, **SAMPLED))
+        s += fp.user("Where?") + fp.assistant("By" + fp.gen("y", max_tokens=10, seed=2, **SAMPLED))
 
     state = ask(backend=backend)
-    params = SamplingParams(max_tokens=10, seed=2, **DRAWN)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=10, seed=2, **SAMPLED)  # type: ignore[arg-type]
     messages = [{"role": "user", "content": "Who sells sea shells?"}]
     (first,) = llm.chat(messages, params)
     assert state["x"] == first.outputs[0].text
     messages += [{"role": "assistant", "content": state["x"]}, {"role": "user", "content": "Where?"}]
-    prompt = llm.tokenizer.encode(llm.tokenizer.render_chat(messages) + "By", add_special=False)
+    prompt = llm.tokenizer.encode(llm.tokenizer.apply_chat_template(messages) + "By", add_special=False)
     assert state["y"] == llm.generate(prompt, params)[0].outputs[0].text
     closed = [*messages, {"role": "assistant", "content": "By" + state["y"]}]
-    assert state.text() == llm.tokenizer.render_chat(closed, add_generation_prompt=False)
+    assert state.text() == llm.tokenizer.apply_chat_template(closed, add_generation_prompt=False)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_forms(backend: fp.Backend, llm: LLM, form: dict[str, object], spec: Gra
 
 
 def mean_logprob(llm: LLM, text: str, start: int) -> float:
-    """Of the tokens from `start` on, read off the prompt's own log-probabilities."""
+    """Return the mean log-probability of the tokens from `start` on, from prompt_logprobs."""
     tokens = llm.tokenizer.encode(text)
     (scored,) = llm.generate(tokens, SamplingParams(max_tokens=1, prompt_logprobs=0))
     assert scored.prompt_logprobs is not None
@@ -127,7 +127,7 @@ def mean_logprob(llm: LLM, text: str, start: int) -> float:
     ("text", "choices", "healed"),
     [
         (PROMPT, [" fox", " dog", " sells sea shells"], 0),
-        (PROMPT[:-2], ["ck brown", "etly", "z"], 1),  # spelt together with what stands before
+        (PROMPT[:-2], ["ck brown", "etly", "z"], 1),  # the tokenizer merges the choice with the prompt
         (PROMPT, ["<|im_end|>", " the"], 0),
     ],
 )

@@ -1,4 +1,4 @@
-"""What goes wrong in a program: where, for whom, and what it leaves behind."""
+"""Errors in programs: their line, which branches fail, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from foretell import program as fp
 from foretell.errors import ForetellError, RequestError
 from foretell.types import Delta
 from tests.program.counting import forwards
-from tests.program.test_one_batch import tell
-from tests.waiting import PATIENCE, wait_for
+from tests.program.test_one_batch import continue_text
+from tests.waiting import TIMEOUT, wait_for
 
 LONG_GEN = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
-BROKEN = 'start: "a" nothing'  # names a rule that is not there
+BROKEN = 'start: "a" nothing'  # refers to a missing rule
 
 
 def line(program: fp.Function, offset: int) -> str:
-    """A line of a program, counted from its decorator."""
+    """Return a line of a program, counted from its decorator."""
     return f"{Path(__file__).name}:{program.program.__code__.co_firstlineno + offset} in {program.__name__}:"
 
 
@@ -40,7 +40,7 @@ def test_a_generation_that_fails_names_its_line(engine: fp.Engine) -> None:
     assert isinstance(caught.value.__cause__, RequestError)
 
 
-def test_so_does_one_that_is_refused_when_it_is_written(engine: fp.Engine) -> None:
+def test_an_invalid_setting_names_its_line(engine: fp.Engine) -> None:
     @fp.function
     def wrong(s: fp.ProgramState) -> None:
         s += "The"
@@ -51,7 +51,7 @@ def test_so_does_one_that_is_refused_when_it_is_written(engine: fp.Engine) -> No
     assert line(wrong, 3) in str(caught.value)
 
 
-def test_a_text_that_gets_too_long_says_so(engine: fp.Engine) -> None:
+def test_a_prompt_beyond_the_context_is_refused(engine: fp.Engine) -> None:
     @fp.function
     def long(s: fp.ProgramState) -> None:
         s += "The quick" * 2000
@@ -62,7 +62,7 @@ def test_a_text_that_gets_too_long_says_so(engine: fp.Engine) -> None:
     assert line(long, 3) in str(caught.value)
 
 
-def test_an_error_of_the_programs_own_stays_what_it_is(engine: fp.Engine) -> None:
+def test_the_programs_own_exceptions_keep_their_type(engine: fp.Engine) -> None:
     @fp.function
     def wrong(s: fp.ProgramState) -> None:
         s += "The" + fp.gen("x", **LONG_GEN)
@@ -77,7 +77,7 @@ def test_an_error_of_the_programs_own_stays_what_it_is(engine: fp.Engine) -> Non
         state["x"]
 
 
-def test_a_branch_that_fails_loses_nothing_of_the_others(engine: fp.Engine) -> None:
+def test_a_failing_branch_does_not_affect_the_others(engine: fp.Engine) -> None:
     @fp.function
     def branches(s: fp.ProgramState) -> list[Exception | None]:
         s += "The quick"
@@ -99,11 +99,11 @@ def test_a_branch_that_fails_loses_nothing_of_the_others(engine: fp.Engine) -> N
     assert [error is None for error in state.ret_value] == [True, False, True]
 
 
-def test_a_failed_text_takes_along_what_waits_for_it(engine: fp.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_state_fails_its_queued_branches(engine: fp.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
     async def fail(*_: object) -> None:
-        await asyncio.to_thread(asked.wait, PATIENCE)
+        await asyncio.to_thread(asked.wait, TIMEOUT)
         raise ForetellError("not today")
 
     @fp.function
@@ -119,12 +119,12 @@ def test_a_failed_text_takes_along_what_waits_for_it(engine: fp.Engine, monkeypa
             with pytest.raises(fp.ProgramError, match=line(program, 2) + " not today"):
                 read()
 
-    monkeypatch.setattr(engine, "write", fail)
+    monkeypatch.setattr(engine, "generate", fail)
     with pytest.raises(fp.ProgramError, match="not today"):
         program(backend=engine)
 
 
-def test_a_run_that_fails_loses_nothing_of_the_others(engine: fp.Engine) -> None:
+def test_a_failing_run_does_not_affect_the_others(engine: fp.Engine) -> None:
     @fp.function
     def odd(s: fp.ProgramState, i: int) -> int:
         s += f"The {i}" + fp.gen("x", max_tokens=5, ignore_eos=True)
@@ -150,9 +150,9 @@ def test_cancelling_frees_the_pages(engine: fp.Engine, monkeypatch: pytest.Monke
     step = inner.step
 
     def held() -> list[Delta]:
-        """No text comes to its end before it is given up."""
+        """Slow down, so that no generation ends before it is cancelled."""
         if len(inner.scheduler.running) == 4:
-            release.wait(PATIENCE)
+            release.wait(TIMEOUT)
         return step()
 
     monkeypatch.setattr(inner, "step", held)
@@ -166,12 +166,12 @@ def test_cancelling_frees_the_pages(engine: fp.Engine, monkeypatch: pytest.Monke
     assert count.made < LONG_GEN["max_tokens"] * 0.8
     with pytest.raises(fp.Cancelled):
         list(state.text_iter())
-    state.cancel()  # and again, to no effect
+    state.cancel()  # a second time has no effect
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Whoever runs the tests may have switched the signal off."""
+    """Restore the signal, which the parent process may ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -185,7 +185,7 @@ def test_an_interrupted_batch_ends_at_once(engine: fp.Engine) -> None:
     def long(s: fp.ProgramState, i: int) -> None:
         s += f"The {i}" + fp.gen("x", **LONG_GEN)
         if i < 4:
-            began.wait(PATIENCE)
+            began.wait(TIMEOUT)
         if i == 0:
             _thread.interrupt_main()
         s["x"]
@@ -195,7 +195,7 @@ def test_an_interrupted_batch_ends_at_once(engine: fp.Engine) -> None:
     wait_for(lambda: not engine.llm.engine.busy)
 
 
-def test_a_program_without_end_is_ended(engine: fp.Engine) -> None:
+def test_an_endless_program_is_stopped(engine: fp.Engine) -> None:
     rounds = []
 
     @fp.function
@@ -246,25 +246,25 @@ def test_many_threads_get_what_each_gets_alone(engine: fp.Engine) -> None:
 def test_a_closed_engine_ends_its_programs(folder: Path) -> None:
     engine = fp.Engine(folder, drafter="none", quiet=True)
     inner = engine.llm.engine
-    state = tell.run("fox", backend=engine, stream=True, max_tokens=900)
+    state = continue_text.run("fox", backend=engine, stream=True, max_tokens=900)
     wait_for(lambda: inner.busy or "x" in state)
     engine.close()
     assert state.error() is None or isinstance(state.error(), fp.Cancelled | fp.ProgramError)
     assert not inner.busy and inner.runner.pool.num_held == 0
-    with pytest.raises(ForetellError, match="was closed"):
-        tell("fox", backend=engine)
+    with pytest.raises(ForetellError, match="is closed"):
+        continue_text("fox", backend=engine)
     engine.close()
 
 
 def test_the_bar_counts_runs(engine: fp.Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    tell.run_batch([{"of": "fox"}] * 3, backend=engine, progress_bar=True)
-    assert "tell: 100%" in capsys.readouterr().err
-    tell.run_batch([{"of": "fox"}], backend=engine)
+    continue_text.run_batch([{"of": "fox"}] * 3, backend=engine, progress_bar=True)
+    assert "continue_text: 100%" in capsys.readouterr().err
+    continue_text.run_batch([{"of": "fox"}], backend=engine)
     assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "reason"),
     [
         ({"num_threads": 0}, "num_threads: must be"),
         ({"max_generations": 0}, "max_generations: must be"),
@@ -272,8 +272,8 @@ def test_the_bar_counts_runs(engine: fp.Engine, capsys: pytest.CaptureFixture[st
         ({"of": "fox"}, "no option 'of'"),
     ],
 )
-def test_wrong_options_of_a_batch_are_refused(engine: fp.Engine, options: dict[str, object], words: str) -> None:
-    with pytest.raises((RequestError, TypeError), match=words):
-        tell.run_batch([{"of": "fox"}], backend=engine, **options)  # type: ignore[arg-type]
+def test_wrong_options_of_a_batch_are_refused(engine: fp.Engine, options: dict[str, object], reason: str) -> None:
+    with pytest.raises((RequestError, TypeError), match=reason):
+        continue_text.run_batch([{"of": "fox"}], backend=engine, **options)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="list of arguments by name"):
-        tell.run_batch(["fox"], backend=engine)  # type: ignore[list-item]
+        continue_text.run_batch(["fox"], backend=engine)  # type: ignore[list-item]

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from foretell import program as fp
-from foretell.program.default import DEFAULT
+from foretell.program.backend import DEFAULT
 from tests.docs_check import ROOT, snippets
 
 EXAMPLES = ROOT / "examples" / "programs"
@@ -31,7 +31,7 @@ def real() -> Iterator[fp.Engine]:
 
 @pytest.fixture(params=["engine", pytest.param("real", marks=pytest.mark.weights)])
 def backend(request: pytest.FixtureRequest) -> fp.Engine:
-    """The tiny model, which says nothing of sense, and the default one."""
+    """Return the tiny model, whose output is noise, and the default one."""
     found: fp.Engine = request.getfixturevalue(request.param)
     return found
 

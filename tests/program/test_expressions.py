@@ -1,4 +1,4 @@
-"""What may be added to a state, and what is refused where it is written."""
+"""Expressions: what a state accepts, and what is refused at its line."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import pytest
 from foretell import SpeculationChoice
 from foretell import program as fp
 from foretell.errors import RequestError
-from foretell.program.expressions import Begin, End, Gen, Select, Text, expression
-from foretell.program.settings import Settings
+from foretell.program.expressions import BeginRole, EndRole, GenPart, SelectPart, TextPart, as_expression
+from foretell.program.settings import GenSettings
 from foretell.structured_output import GrammarSpec
 
 
-def settings(**given: object) -> Settings:
+def settings(**given: object) -> GenSettings:
     (part,) = fp.gen("x", **given).parts  # type: ignore[arg-type]
-    assert isinstance(part, Gen)
+    assert isinstance(part, GenPart)
     return part.settings
 
 
-def test_texts_and_generations_are_joined_in_order() -> None:
+def test_text_and_generations_are_joined_in_order() -> None:
     joined = "a" + fp.gen("x") + "b" + fp.select("y", ["1", "2"]) + ""
-    assert [type(part) for part in joined.parts] == [Text, Gen, Text, Select]
-    assert expression("").parts == ()
+    assert [type(part) for part in joined.parts] == [TextPart, GenPart, TextPart, SelectPart]
+    assert as_expression("").parts == ()
 
 
 def test_a_turn_holds_its_content() -> None:
     turn = fp.assistant("So" + fp.gen("x"))
-    assert turn.parts[0] == Begin("assistant") and turn.parts[-1] == End() and len(turn.parts) == 4
+    assert turn.parts[0] == BeginRole("assistant") and turn.parts[-1] == EndRole() and len(turn.parts) == 4
 
 
-def test_what_was_said_is_kept_and_nothing_else() -> None:
+def test_only_given_settings_are_stored() -> None:
     assert settings().sampling == {}
     assert settings(max_tokens=3, temperature=0).sampling == {"max_tokens": 3, "temperature": 0}
     assert settings(max_new_tokens=3, stop="x").sampling == {"stop": "x", "max_tokens": 3}
@@ -42,35 +42,35 @@ def test_what_was_said_is_kept_and_nothing_else() -> None:
     assert settings(prediction="abc").speculation == SpeculationChoice(prediction="abc")
 
 
-def test_settings_of_a_run_lie_below_those_of_a_generation() -> None:
-    run = Settings.read({"temperature": 0.5, "stop": "a", "regex": "b"})
-    found = Settings.read({"temperature": 0.0, "seed": 3}).over(run)
+def test_settings_of_a_generation_override_those_of_a_run() -> None:
+    run = GenSettings.read({"temperature": 0.5, "stop": "a", "regex": "b"})
+    found = GenSettings.read({"temperature": 0.0, "seed": 3}).over(run)
     assert found.sampling == {"temperature": 0.0, "stop": "a", "seed": 3} and found.grammar == run.grammar
     assert found.seeded(7).sampling["seed"] == 3 and run.seeded(7).sampling["seed"] == 7
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "reason"),
     [
         (lambda: fp.gen("x", temperature=-1), "temperature: must be 0"),
         (lambda: fp.gen("x", max_tokens=0), "max_tokens: must be 1"),
-        (lambda: fp.gen("x", max_tokens=3, max_new_tokens=3), "another name of max_tokens"),
-        (lambda: fp.gen("x", regex="a", json_schema={}), "json_schema: and regex both say"),
-        (lambda: fp.gen("x", choices=["a"], temperature=0), "leave the other settings out"),
+        (lambda: fp.gen("x", max_tokens=3, max_new_tokens=3), "an alias of max_tokens"),
+        (lambda: fp.gen("x", regex="a", json_schema={}), "json_schema: and regex both constrain"),
+        (lambda: fp.gen("x", choices=["a"], temperature=0), "cannot be combined with other settings"),
         (lambda: fp.gen("x", speculation=False), "must be a SpeculationChoice"),
-        (lambda: fp.gen(""), "name: must be a text"),
-        (lambda: fp.select("x", "abc"), "list of texts"),
-        (lambda: fp.select("x", ["a", ""]), "at least one character"),
-        (lambda: fp.select("x", ["a", "a"]), "none of them twice"),
-        (lambda: fp.select("x", []), "at least one text"),
+        (lambda: fp.gen(""), "name: must be a string"),
+        (lambda: fp.select("x", "abc"), "list of non-empty strings"),
+        (lambda: fp.select("x", ["a", ""]), "list of non-empty strings"),
+        (lambda: fp.select("x", ["a", "a"]), "no duplicates"),
+        (lambda: fp.select("x", []), "at least one string"),
         (lambda: fp.select("x", ["a"], temperature=1), "leave it out"),
         (lambda: fp.user(fp.gen("x")), "put generations into fp.assistant"),
-        (lambda: fp.user(fp.user("x")), "cannot hold another"),
-        (lambda: fp.RuntimeEndpoint("localhost:8000"), "is no address such as http"),
+        (lambda: fp.user(fp.user("x")), "cannot contain another"),
+        (lambda: fp.RuntimeEndpoint("localhost:8000"), "is not an address such as http"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(RequestError, match=words):
+def test_invalid_expressions_are_refused(make: Callable[[], object], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
         make()
 
 
@@ -80,7 +80,7 @@ def test_unknown_arguments_get_the_nearest_right_name() -> None:
 
 
 def test_a_generation_inside_an_f_string_is_refused() -> None:
-    with pytest.raises(TypeError, match="cannot stand inside a text"):
+    with pytest.raises(TypeError, match="cannot be formatted into a string"):
         f"a {fp.gen('x')}"
 
 

@@ -1,4 +1,4 @@
-"""What programs see: values, texts, branches, turns."""
+"""Program states: values, text, branches, turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from foretell import program as fp
 from foretell.errors import ForetellError
-from foretell.program.default import DefaultBackend
+from foretell.program.backend import DefaultBackend
 
 TEN = {"max_tokens": 10, "temperature": 0, "ignore_eos": True}
 
@@ -69,13 +69,13 @@ def test_settings_of_a_run_and_arguments_of_the_same_name(engine: fp.Engine) -> 
         plain.run(backend=engine, nonsense=1)
 
 
-def test_unknown_names_are_told(engine: fp.Engine) -> None:
+def test_unknown_names_suggest_the_nearest(engine: fp.Engine) -> None:
     state = fox("dog", backend=engine)
     with pytest.raises(KeyError, match="no 'verbs'; did you mean 'verb'"):
         state["verbs"]
 
 
-def test_branches_begin_with_the_text_and_go_on_apart(engine: fp.Engine) -> None:
+def test_branches_continue_from_the_prompt_independently(engine: fp.Engine) -> None:
     @fp.function
     def split(s: fp.ProgramState) -> list[str]:
         s += "The quick" + fp.gen("start", **TEN)
@@ -98,7 +98,7 @@ def test_branches_begin_with_the_text_and_go_on_apart(engine: fp.Engine) -> None
     assert [meta["completion_tokens"] for meta in state.get_meta_info("tail")] == [10] * 3
 
 
-def test_a_second_round_of_branches_has_the_name_to_itself(engine: fp.Engine) -> None:
+def test_a_second_fork_replaces_the_values_of_a_name(engine: fp.Engine) -> None:
     @fp.function
     def rounds(s: fp.ProgramState) -> list[list[str]]:
         s += "The" + fp.gen("start", **TEN)
@@ -118,7 +118,7 @@ def test_a_second_round_of_branches_has_the_name_to_itself(engine: fp.Engine) ->
     assert isinstance(state["start"], str), "what a branch only began with is not gathered"
 
 
-def test_a_branch_that_did_not_write_a_name_has_none_of_it(engine: fp.Engine) -> None:
+def test_a_branch_that_did_not_generate_a_name_has_none(engine: fp.Engine) -> None:
     @fp.function
     def once(s: fp.ProgramState) -> None:
         s += "The" + fp.gen("x", **TEN)
@@ -130,7 +130,7 @@ def test_a_branch_that_did_not_write_a_name_has_none_of_it(engine: fp.Engine) ->
     assert none is None and own
 
 
-def test_a_join_waits_for_what_has_no_name(engine: fp.Engine) -> None:
+def test_a_join_waits_for_unnamed_generations(engine: fp.Engine) -> None:
     written = engine.llm.engine.stats.speculation
 
     @fp.function
@@ -161,7 +161,7 @@ def test_branches_of_branches_are_joined_as_lists_of_lists(engine: fp.Engine) ->
     assert [len(each) for each in leaves] == [2, 2] and set(sum(leaves, [])) <= {" fox", " dog"}
 
 
-def test_forks_keep_to_their_number(engine: fp.Engine) -> None:
+def test_the_number_of_forks_is_fixed(engine: fp.Engine) -> None:
     @fp.function
     def wrong(s: fp.ProgramState, how: str) -> None:
         s += "The"
@@ -174,12 +174,12 @@ def test_forks_keep_to_their_number(engine: fp.Engine) -> None:
         else:
             s.fork(0)
 
-    for how, words in {
-        "count": "2 branches and gets 1",
-        "swap": "keeps its branches",
-        "none": "1 branch or more",
+    for how, reason in {
+        "count": "2 branches and got 1",
+        "swap": "has fixed branches",
+        "none": "1 or more",
     }.items():
-        with pytest.raises(fp.ProgramError, match=words):
+        with pytest.raises(fp.ProgramError, match=reason):
             wrong(how, backend=engine)
 
 
@@ -203,32 +203,32 @@ def test_turns_make_a_chat(engine: fp.Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "reason"),
     [
-        (["plain", fp.user("x")], "behind a text without a role"),
-        ([fp.user("x"), "plain"], "is a chat; put texts"),
+        (["plain", fp.user("x")], "follows text without a role"),
+        ([fp.user("x"), "plain"], "is a chat; put text"),
         ([fp.user("x"), fp.gen("y")], "put generations into fp.assistant"),
         ([fp.assistant(fp.gen("y"))], "begin with fp.user"),
-        ([fp.gen("y")], "is empty; give it some text"),
-        ([fp.select("y", ["a", "b"])], "is empty; give it some text"),
+        ([fp.gen("y")], "is empty; append some text"),
+        ([fp.select("y", ["a", "b"])], "is empty; append some text"),
     ],
 )
-def test_what_is_neither_a_text_nor_a_chat_is_refused(engine: fp.Engine, parts: list[str], words: str) -> None:
+def test_mixing_plain_text_and_chat_is_refused(engine: fp.Engine, parts: list[str], reason: str) -> None:
     @fp.function
     def mixed(s: fp.ProgramState) -> None:
         for part in parts:
             s += part
 
-    with pytest.raises(fp.ProgramError, match=words):
+    with pytest.raises(fp.ProgramError, match=reason):
         mixed(backend=engine)
 
 
-def test_only_texts_and_generations_can_be_added(engine: fp.Engine) -> None:
+def test_only_strings_and_expressions_can_be_appended(engine: fp.Engine) -> None:
     @fp.function
     def wrong(s: fp.ProgramState) -> None:
         s += 3  # type: ignore[arg-type]
 
-    with pytest.raises(TypeError, match="a state takes texts") as caught:
+    with pytest.raises(TypeError, match="a state takes strings") as caught:
         wrong(backend=engine)
     assert "test_state.py" in caught.value.__notes__[0] and "in wrong" in caught.value.__notes__[0]
 

@@ -1,4 +1,4 @@
-"""Reading along while a program runs."""
+"""Streaming of a program's text."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ def backend(request: pytest.FixtureRequest) -> fp.Backend:
     return found
 
 
-def test_pieces_are_the_text(backend: fp.Backend) -> None:
+def test_chunks_are_the_text(backend: fp.Backend) -> None:
     state = speak.run(backend=backend, stream=True)
-    pieces = list(state.text_iter())
-    assert len(pieces) > 8 and "".join(pieces) == state.text()
+    chunks = list(state.text_iter())
+    assert len(chunks) > 8 and "".join(chunks) == state.text()
     assert state.text() == speak.run(backend=backend).text()
-    assert list(state.text_iter()) == pieces  # whoever comes later gets all of it too
+    assert list(state.text_iter()) == chunks  # a later reader gets all of it too
 
 
-def test_one_value_can_be_followed(backend: fp.Backend) -> None:
+def test_one_value_can_be_streamed(backend: fp.Backend) -> None:
     state = speak.run(backend=backend, stream=True)
     for name in ("two", "one", "which"):
         assert "".join(state.text_iter(name)) == state[name] != ""
     assert state.error() is None and state.ret_value == state["two"]
 
 
-def test_a_value_that_is_still_to_come_is_waited_for(backend: fp.Backend) -> None:
+def test_a_value_not_yet_generated_is_awaited(backend: fp.Backend) -> None:
     assert speak.run(backend=backend, stream=True)["two"]
 
 
 def test_on_an_event_loop(backend: fp.Backend) -> None:
     async def read() -> tuple[list[str], fp.ProgramState]:
         state = speak.run(backend=backend, stream=True)
-        return [piece async for piece in state.text_async_iter("two")], state
+        return [chunk async for chunk in state.text_async_iter("two")], state
 
-    pieces, state = asyncio.run(read())
-    assert len(pieces) > 2 and "".join(pieces) == state["two"]
+    chunks, state = asyncio.run(read())
+    assert len(chunks) > 2 and "".join(chunks) == state["two"]
 
 
-def test_an_error_comes_where_the_text_breaks_off(backend: fp.Backend) -> None:
+def test_an_error_is_raised_where_the_text_ends(backend: fp.Backend) -> None:
     @fp.function
     def wrong(s: fp.ProgramState) -> None:
         s += "The quick" + fp.gen("one", **TWENTY)
         s += fp.gen("two", grammar=BROKEN)
 
     state = wrong.run(backend=backend, stream=True)
-    pieces = []
+    chunks = []
     with pytest.raises(fp.ProgramError, match="in wrong: structured_outputs"):
-        for piece in state.text_iter():
-            pieces.append(piece)  # noqa: PERF402 - what came before the error counts
-    assert "".join(pieces) == "The quick" + state["one"]
+        for chunk in state.text_iter():
+            chunks.append(chunk)  # noqa: PERF402 - chunks before the error count
+    assert "".join(chunks) == "The quick" + state["one"]
     with pytest.raises(fp.ProgramError):
         list(state.text_iter("two"))
     with pytest.raises(fp.ProgramError):
         state["three"]
 
 
-def test_what_is_not_streamed_is_read_afterwards(backend: fp.Backend) -> None:
+def test_text_without_streaming_is_read_afterwards(backend: fp.Backend) -> None:
     state = speak.run(backend=backend)
     assert "".join(state.text_iter()) == state.text() and list(state.text_iter("one")) == [state["one"]]

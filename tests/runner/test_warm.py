@@ -29,7 +29,7 @@ from foretell.runner.cuda.warmup import (
 )
 from foretell.runner.model_runner import ModelRunner
 from tests.tiny import CONFIG, HEADS, tiny_decoder
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 TURNS, SLOW = Rope(), Rope(theta=5e5)
 
@@ -102,7 +102,7 @@ def test_a_failed_load_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPat
     go_on = Event()
 
     def slow() -> ModelRunner:
-        go_on.wait(PATIENCE)
+        go_on.wait(TIMEOUT)
         return few()
 
     def wait() -> None:

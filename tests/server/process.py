@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from tests.folder import write_tiny_folder
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 COMMAND = [sys.executable, "-m", "foretell", "serve"]
 # Each step takes a while as long as a file is there: whoever looks at a text from outside then finds it unfinished.
@@ -80,10 +80,10 @@ class ServerProcess:
         found = ADDRESS.search(self.greeting)
         if found is None:
             self.process.stdout.close()
-            raise AssertionError(f"it left with {self.process.wait(PATIENCE)}: {self.greeting} {self.log.read_text()}")
+            raise AssertionError(f"it left with {self.process.wait(TIMEOUT)}: {self.greeting} {self.log.read_text()}")
         self.url = found[0]
         each = httpx.Limits(max_keepalive_connections=0)  # one that rests may be closed the moment it is used
-        self.http = httpx.Client(base_url=self.url, timeout=2 * PATIENCE, limits=each)
+        self.http = httpx.Client(base_url=self.url, timeout=2 * TIMEOUT, limits=each)
 
     @contextmanager
     def slowly(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(sig)
         try:
-            code = self.process.wait(PATIENCE)
+            code = self.process.wait(TIMEOUT)
         finally:
             self.process.kill()  # one that does not stop is not left behind
         assert self.process.stdout is not None

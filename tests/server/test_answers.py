@@ -26,13 +26,13 @@ def answer(tokens: list[int]) -> ChoiceState:
 
 
 def test_thoughts_are_counted_up_to_their_end() -> None:
-    assert answer([1, 2, 7, 8, 3, 7, 8]).thought_tokens(CLOSES) == 4
-    assert answer([1, 2, 7, 3, 8]).thought_tokens(CLOSES) == 5
+    assert answer([1, 2, 7, 8, 3, 7, 8]).reasoning_tokens(CLOSES) == 4
+    assert answer([1, 2, 7, 3, 8]).reasoning_tokens(CLOSES) == 5
     growing = answer([])
     counts = []
     for token in (1, 7, 8, 9, 9):
         growing.tokens.append(token)
-        counts.append(growing.thought_tokens(CLOSES))
+        counts.append(growing.reasoning_tokens(CLOSES))
     assert counts == [1, 2, 3, 3, 3]
 
 
@@ -41,5 +41,5 @@ def test_however_often_one_asks_each_token_is_looked_at_once() -> None:
     growing = answer(tokens)
     for _ in range(200):
         tokens.append(1)
-        growing.thought_tokens(CLOSES)
+        growing.reasoning_tokens(CLOSES)
     assert tokens.cuts <= 200

@@ -21,7 +21,7 @@ from foretell.runner.executor import StepOutput
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence
 from tests.tiny import CONTEXT, VOCAB, World, add, run
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 PROMPT = [4, 5, 6, 7, 4, 5, 6, 7, 4, 5]
 WORLD = World(max_num_seqs=4)
@@ -52,7 +52,7 @@ def go(
         engine = AsyncEngine(world.engine(drafter or NGramDrafter()), most)
         engine.start()
         try:
-            await asyncio.wait_for(play(engine), PATIENCE)
+            await asyncio.wait_for(play(engine), TIMEOUT)
         finally:
             await engine.stop()
         return engine
@@ -141,7 +141,7 @@ def hold(engine: Engine, after: int = 0) -> threading.Event:
 
     def held() -> Any:
         if next(left, None) is None:
-            release.wait(PATIENCE)
+            release.wait(TIMEOUT)
         return step()
 
     engine.step = held  # type: ignore[method-assign]
@@ -232,7 +232,7 @@ def test_a_stuck_step_shows() -> None:
 def test_stuck_work_between_steps_shows_too() -> None:
     async def play(engine: AsyncEngine) -> None:
         release = threading.Event()
-        asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
         release.set()
         assert await asked
@@ -247,7 +247,7 @@ def test_stuck_work_between_steps_shows_too() -> None:
 
 async def fails_soon(asked: asyncio.Future[Any]) -> None:
     """Expect `Unavailable`; the limit only keeps a test that fails from waiting for ever."""
-    done, _ = await asyncio.wait([asked], timeout=PATIENCE)
+    done, _ = await asyncio.wait([asked], timeout=TIMEOUT)
     assert done, "it waits for a thread that has ended"
     with pytest.raises(Unavailable):
         asked.result()
@@ -271,7 +271,7 @@ def test_work_between_steps_fails_when_the_engine_has_failed() -> None:
 def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
     async def play(engine: AsyncEngine) -> None:
         release = threading.Event()
-        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
         stopping = asyncio.ensure_future(engine.stop())
         await asyncio.sleep(0)
@@ -280,7 +280,7 @@ def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
         release.set()
         assert await first
         await stopping
-        await asyncio.wait([left], timeout=PATIENCE)
+        await asyncio.wait([left], timeout=TIMEOUT)
         assert left.done()
         await fails_soon(asyncio.ensure_future(engine.between_steps(lambda: None)))
 
@@ -290,13 +290,13 @@ def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
 def test_a_cancelled_caller_of_between_steps_costs_nothing() -> None:
     async def play(engine: AsyncEngine) -> None:
         release, ran = threading.Event(), list[int]()
-        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
         second = asyncio.ensure_future(engine.between_steps(lambda: ran.append(1)))
         await asyncio.sleep(0)
         first.cancel()
         second.cancel()
-        await asyncio.wait([first, second], timeout=PATIENCE)
+        await asyncio.wait([first, second], timeout=TIMEOUT)
         release.set()
         assert await written(engine, "a") == alone()
         assert engine.failure is None and not ran
@@ -337,7 +337,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     async def play(engine: AsyncEngine) -> None:
         text = asyncio.ensure_future(written(engine, "a"))
         await asyncio.sleep(0)
-        draining = asyncio.ensure_future(engine.drain(PATIENCE))
+        draining = asyncio.ensure_future(engine.drain(TIMEOUT))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             engine.submit(requests(engine.engine, "b"))
@@ -386,5 +386,5 @@ def test_idle_time_is_used_for_work_that_yields_to_requests_and_may_fail() -> No
         finally:
             await engine.stop()
 
-    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+    asyncio.run(asyncio.wait_for(scene(), TIMEOUT))
     assert not any(pieces), "never while there is something to write"

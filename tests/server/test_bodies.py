@@ -18,9 +18,14 @@ from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 from foretell.server.config import ServerConfig
 from foretell.server.json_body import LARGE, parse_json, parsed_bytes
-from foretell.server.openai.chat_requests import ChatBody, DetokenizeBody, Message, TokenizeBody
-from foretell.server.openai.requests import MOST_LISTED, CompletionBody, Speculative, StructuredOutputs
-from foretell.server.preprocess import USUAL_TOKEN, RequestPreprocessor
+from foretell.server.openai.chat_requests import (
+    ChatCompletionRequest,
+    ChatMessageParam,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from foretell.server.openai.requests import MAX_LIST_ENTRIES, CompletionRequest, Speculative, StructuredOutputs
+from foretell.server.preprocess import LONG_TOKEN_CHARS, RequestPreprocessor
 from foretell.server.service import Service
 from foretell.types import SpeculationChoice
 from tests.server.process import CONTEXT
@@ -39,7 +44,15 @@ BAD: list[Any] = [
     [{"type": "function", "function": {str(i): 1 for i in range(MANY)}}] * MANY,
     {"content": [None] * MANY},
 ]
-MODELS = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, Speculative, StructuredOutputs, Message)
+MODELS = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    Speculative,
+    StructuredOutputs,
+    ChatMessageParam,
+)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -52,7 +65,9 @@ def test_what_is_wrong_is_told_once_however_often_it_is_there(model: type[BaseMo
                 assert problem.error_count() <= 20, name
 
 
-@pytest.mark.parametrize("model", (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, Speculative))
+@pytest.mark.parametrize(
+    "model", (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest, Speculative)
+)
 def test_one_name_that_nobody_knows_is_enough(model: type[BaseModel]) -> None:
     with pytest.raises(ValidationError) as problem:
         model.model_validate({f"unheard{i}": 1 for i in range(MANY)})
@@ -62,9 +77,9 @@ def test_one_name_that_nobody_knows_is_enough(model: type[BaseModel]) -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "logit_bias": {str(i): 1 for i in range(MOST_LISTED + 1)},
-    "bad_words": ["a"] * (MOST_LISTED + 1),
-    "stop_token_ids": [1] * (MOST_LISTED + 1),
+    "logit_bias": {str(i): 1 for i in range(MAX_LIST_ENTRIES + 1)},
+    "bad_words": ["a"] * (MAX_LIST_ENTRIES + 1),
+    "stop_token_ids": [1] * (MAX_LIST_ENTRIES + 1),
     "allowed_token_ids": [1] * 100_000,
     "prompt": "x" * 2_000_000,
 }
@@ -245,9 +260,9 @@ def test_a_long_prompt_is_counted_part_by_part(assembly: Assembly, monkeypatch: 
         return encode(text, **flags)
 
     monkeypatch.setattr(assembly.tokenizer, "encode", noted)
-    monkeypatch.setattr("foretell.server.preprocess.ENCODED_AT_ONCE", 1000)
+    monkeypatch.setattr("foretell.server.preprocess.COUNT_CHUNK_CHARS", 1000)
     desk = RequestPreprocessor(assembly, ServerConfig())
-    long = "1" * (CONTEXT * USUAL_TOKEN + 1)
+    long = "1" * (CONTEXT * LONG_TOKEN_CHARS + 1)
     with pytest.raises(RequestError, match="at most 1024 tokens"):
         desk.check_length("prompt", long)
     assert lengths == [1000] * 3, "up to twice the context"
@@ -270,4 +285,4 @@ def test_tokenizing_and_its_answer_are_made_in_a_worker(assembly: Assembly, monk
         assert (await client.post("/detokenize", json={"tokens": [1, 2]})).status_code == 200
 
     go(assembly, play)
-    assert [name.startswith("foretell-desk") for name in threads] == [True, True]
+    assert [name.startswith("foretell-preprocess") for name in threads] == [True, True]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from foretell import __version__
-from foretell.server.openai.requests import REFUSED
+from foretell.server.openai.requests import UNSUPPORTED_FIELDS
 from tests.server.process import CONTEXT, ServerProcess
 
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
@@ -239,7 +239,7 @@ WRONG: dict[str, Any] = {
     "structured_outputs": {}, "guided_json": "{", "guided_choice": [], "prediction": {"type": "content"},
     "thinking_budget": -1, "chat_template_kwargs": {"messages": []}, "reasoning_effort": "high",
     "speculative": {"max_draft": 1000}, "stream_options": {"foo": 1}, "allowed_token_ids": [], "bad_words": [""],
-    "stop_token_ids": [-1], "temprature": 1, "messages": [], **dict.fromkeys(REFUSED, "something"),
+    "stop_token_ids": [-1], "temprature": 1, "messages": [], **dict.fromkeys(UNSUPPORTED_FIELDS, "something"),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from foretell.cli.main import main, parse
 from foretell.cli.serve import Settings, settings
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.server.compat_flags import EITHER, SWITCHES, WITH_VALUES, CompatFlags
+from foretell.server.compat_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES, CompatFlags
 from foretell.server.config import ServerConfig
 from foretell.vllm_config import speculation_from_vllm
 from tests.server.process import ServerProcess
@@ -228,9 +228,15 @@ def test_a_drafts_ranks_by_all_their_names(flag: str) -> None:
 
 
 def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
-    words = [*SWITCHES, *(word for flag in WITH_VALUES for word in (flag, "1")), *EITHER, "--disable-flashinfer", "0"]
+    words = [
+        *SWITCHES,
+        *(word for flag in WITH_VALUES for word in (flag, "1")),
+        *OPTIONAL_VALUE,
+        "--disable-flashinfer",
+        "0",
+    ]
     server, engine, guesses, foreign = read("m", *words)
-    assert set(foreign) == {*SWITCHES, *WITH_VALUES, *EITHER}
+    assert set(foreign) == {*SWITCHES, *WITH_VALUES, *OPTIONAL_VALUE}
     assert (engine.model, guesses, server) == ("m", SpeculationConfig(), ServerConfig())
 
 

@@ -13,7 +13,7 @@ import torch
 
 from foretell.config import EngineConfig
 from foretell.runner.memory_plan import MemoryPlan
-from foretell.server.memory_report import COPIES, GIB, MemoryReport, resident, step_bytes
+from foretell.server.memory_report import GIB, LOGIT_COPIES, MemoryReport, activation_bytes, process_memory
 from foretell.utils.system import trim_memory
 from tests.tiny import CONFIG, World
 
@@ -31,9 +31,9 @@ def status(folder: Path, now: int, peak: int) -> Path:
 
 
 def test_it_is_all_that_was_taken_and_all_that_will_be(tmp_path: Path) -> None:
-    found = MemoryReport.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
-    assert found.program == 5 * GIB - PLAN.weights - PLAN.drafter, "what the process has beside the weights"
-    assert found.total == PLAN.total + found.step + found.program
+    found = MemoryReport.measure(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
+    assert found.process == 5 * GIB - PLAN.weights - PLAN.drafter, "what the process has beside the weights"
+    assert found.total == PLAN.total + found.activations + found.process
     assert str(found).startswith(
         "at most 8.00 GiB: weights 3.00 GiB, drafter 1.00 GiB"
     ) and "cache of 8 pages 2.00 GiB" in str(found)
@@ -41,54 +41,54 @@ def test_it_is_all_that_was_taken_and_all_that_will_be(tmp_path: Path) -> None:
 
 
 def test_it_is_no_less_than_loading_has_taken(tmp_path: Path) -> None:
-    found = MemoryReport.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
+    found = MemoryReport.measure(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
     assert found.total == 9 * GIB
 
 
 def test_on_a_device_the_program_is_not_in_the_same_memory(tmp_path: Path) -> None:
-    found = MemoryReport.of(assembly("cuda"), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
-    assert found.total == PLAN.total + found.step and "the program" not in str(found)
+    found = MemoryReport.measure(assembly("cuda"), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
+    assert found.total == PLAN.total + found.activations and "the program" not in str(found)
 
 
 def test_what_is_resident_is_told_and_how_much_of_it_are_pages_of_files(tmp_path: Path) -> None:
     with (status(tmp_path, now=5 * GIB, peak=5 * GIB) / "status").open("a") as file:
         file.write(f"RssFile:\t{2 * GIB // 1024} kB\n")
-    found = MemoryReport.of(assembly(), EngineConfig(), tmp_path)
+    found = MemoryReport.measure(assembly(), EngineConfig(), tmp_path)
     assert str(found).endswith("; resident now 5.00 GiB, 2.00 GiB of it pages of files")
 
 
 def test_where_the_system_does_not_tell_the_rest_is_told(tmp_path: Path) -> None:
-    found = MemoryReport.of(assembly(), EngineConfig(), tmp_path)
-    assert found.program == 0 and found.total == PLAN.total + found.step
+    found = MemoryReport.measure(assembly(), EngineConfig(), tmp_path)
+    assert found.process == 0 and found.total == PLAN.total + found.activations
 
 
 def test_a_step_grows_with_its_rows_and_with_its_texts() -> None:
     few, rows, texts = (
-        step_bytes(assembly(), EngineConfig(max_num_batched_tokens=batched, max_num_seqs=seqs))
+        activation_bytes(assembly(), EngineConfig(max_num_batched_tokens=batched, max_num_seqs=seqs))
         for batched, seqs in ((64, 8), (128, 8), (64, 16))
     )
-    assert rows > few and texts - few == 8 * COPIES * CONFIG.vocab * 4
+    assert rows > few and texts - few == 8 * LOGIT_COPIES * CONFIG.vocab * 4
 
 
 def test_a_step_grows_with_the_cache_it_reads() -> None:
     one, two = assembly(), assembly()
     two.memory = replace(PLAN, pages=2 * PLAN.pages)
-    assert step_bytes(two, EngineConfig()) - step_bytes(one, EngineConfig()) == PLAN.cache // CONFIG.layers
+    assert activation_bytes(two, EngineConfig()) - activation_bytes(one, EngineConfig()) == PLAN.cache // CONFIG.layers
 
 
 def test_what_loading_left_is_given_back() -> None:
     left = [np.ones(1 << 16, np.uint8) for _ in range(1024)]  # small enough to be kept by the C library
     keep = np.ones(1 << 16, np.uint8)
-    before = resident().now
+    before = process_memory().now
     left.clear()
     trim_memory()
-    after = resident().now
+    after = process_memory().now
     assert before - after > 32 << 20 and keep.all()
 
 
 def test_a_process_knows_its_own_memory() -> None:
-    before = resident().now
+    before = process_memory().now
     taken = np.ones(64 << 20, np.uint8)
-    after = resident()
+    after = process_memory()
     assert after.now - before > 0.9 * taken.nbytes and after.peak >= after.now > after.files > 0
-    assert resident(Path(f"/proc/{os.getpid()}")).peak >= after.peak
+    assert process_memory(Path(f"/proc/{os.getpid()}")).peak >= after.peak

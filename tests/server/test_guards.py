@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from foretell.build.engine_builder import Assembly
-from foretell.server.http_protocol import impatient
+from foretell.server.background_tasks import repeat
+from foretell.server.http_protocol import timeout_protocol
 from foretell.server.middleware import BODY_PATHS, is_loopback
-from foretell.server.openai.requests import Generation
-from foretell.server.periodic import repeat
+from foretell.server.openai.requests import GenerationRequest
 from foretell.server.request_log import RequestLog
 from foretell.server.run import Server
 from foretell.server.service import Service
@@ -126,14 +126,14 @@ def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         most = service.engine.max_sequences
-        waiting = [asyncio.ensure_future(service.settle(release.wait, 60)) for _ in range(most)]
+        waiting = [asyncio.ensure_future(service.run_in_worker(release.wait, 60)) for _ in range(most)]
         await asyncio.sleep(0)
         for path, body in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
             reply = await client.post(path, json=body)
             assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1, reply.text
         release.set()
         await asyncio.gather(*waiting)
-        assert service.arriving == 0
+        assert service.num_preprocessing == 0
         assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200
 
     go(assembly, play, max_queue=1)
@@ -144,7 +144,7 @@ def test_who_waits_to_be_read_does_not_wait_for_ever(assembly: Assembly) -> None
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         service.config.__dict__["request_timeout"] = 60.0
-        busy = [asyncio.ensure_future(service.settle(release.wait, 60)) for _ in range(2)]
+        busy = [asyncio.ensure_future(service.run_in_worker(release.wait, 60)) for _ in range(2)]
         await asyncio.sleep(0)
         service.config.__dict__["request_timeout"] = 0.05
         for path in ("/v1/completions", "/tokenize"):
@@ -176,7 +176,7 @@ def unread(
     app: Any, kind: Callable[[uvicorn.Config], uvicorn.Server], patience: float = 60, longest: float = 60
 ) -> Iterator[uvicorn.Server]:
     """A server with a caller who asks and does not read."""
-    settings = uvicorn.Config(app, http=impatient(patience, longest), log_config=None, lifespan="off")
+    settings = uvicorn.Config(app, http=timeout_protocol(patience, longest), log_config=None, lifespan="off")
     server = kind(settings)
     with socket.create_server(("127.0.0.1", 0)) as port, socket.socket() as lazy:
         running = threading.Thread(target=server.run, kwargs={"sockets": [port]})
@@ -207,7 +207,7 @@ class Wire:
         self.timers: list[Callable[[], None]] = []
         loop: Any = SimpleNamespace(time=lambda: self.now, call_later=self._later)
         settings: Any = {"config": uvicorn.Config(endless, log_config=None), "server_state": ServerState()}
-        self.protocol = impatient(10, longest)(app_state={}, _loop=loop, **settings)
+        self.protocol = timeout_protocol(10, longest)(app_state={}, _loop=loop, **settings)
         self.protocol.connection_made(self)
 
     def _later(self, seconds: float, call: Callable[[], None]) -> Any:
@@ -276,14 +276,14 @@ def test_who_does_not_read_cannot_keep_a_server_from_stopping(
     with unread(endless, lambda settings: Server(settings, service)) as server:
         server.handle_exit(signal.SIGTERM, None)
         wait_for(lambda: not server.started or server.should_exit)
-    assert isinstance(server, Server) and server.hurried
+    assert isinstance(server, Server) and server.has_cut_off
     assert "1 answers were not read in time" in caplog.text
 
 
 def test_a_record_that_cannot_be_kept_is_told(caplog: pytest.LogCaptureFixture) -> None:
     log = RequestLog("/dev/full")
     for _ in range(3):
-        log.write("a", "tiny", Generation(), [])
+        log.write("a", "tiny", GenerationRequest(), [])
     log.close()
     assert [record.levelname for record in caplog.records] == ["ERROR"], "once, however many are lost"
     assert "--log-requests" in caplog.text and "space" in caplog.text
@@ -291,8 +291,8 @@ def test_a_record_that_cannot_be_kept_is_told(caplog: pytest.LogCaptureFixture) 
 
 def test_one_that_can_be_kept_again_says_what_was_lost(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     log = RequestLog(str(tmp_path / "requests.jsonl"))
-    log.write("a", "\ud800", Generation(), [])
-    log.write("b", "tiny", Generation(), [])
+    log.write("a", "\ud800", GenerationRequest(), [])
+    log.write("b", "tiny", GenerationRequest(), [])
     log.close()
     assert "works again; 1 requests were not kept" in caplog.text
     assert (tmp_path / "requests.jsonl").read_text().count("\n") == 1

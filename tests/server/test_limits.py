@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.conftest import KEYS
 from tests.server.process import CONTEXT, ServerProcess
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 SLOW: Any = {"prompt": TEXT, "max_tokens": CONTEXT - 100, "ignore_eos": True, "speculative": False, "temperature": 0}
@@ -82,7 +82,7 @@ def test_slow_bodies_are_not_waited_for(strict_server: ServerProcess) -> None:
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\nContent-Length: 100\r\n\r\n{{"
     )
-    with socket.create_connection((host, int(port)), PATIENCE) as slow:
+    with socket.create_connection((host, int(port)), TIMEOUT) as slow:
         slow.sendall(head.encode())
         assert b" 408 " in slow.recv(4096)
 
@@ -90,7 +90,7 @@ def test_slow_bodies_are_not_waited_for(strict_server: ServerProcess) -> None:
 @pytest.mark.parametrize("said", [b"", b"GET /health HT"])
 def test_connections_that_say_nothing_are_closed(strict_server: ServerProcess, said: bytes) -> None:
     host, port = strict_server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), PATIENCE) as silent:
+    with socket.create_connection((host, int(port)), TIMEOUT) as silent:
         silent.sendall(said)
         assert silent.recv(4096) == b"", "the other side has hung up"
 
@@ -118,7 +118,7 @@ def test_a_caller_who_leaves_frees_the_pages(strict_server: ServerProcess) -> No
     before = steps()
     assert ask(strict_server, **SLOW).status_code == 200
     whole = steps() - before
-    with httpx.Client(base_url=strict_server.url, timeout=PATIENCE) as leaving, strict_server.slowly():
+    with httpx.Client(base_url=strict_server.url, timeout=TIMEOUT) as leaving, strict_server.slowly():
         before = steps()
         with leaving.stream("POST", "/v1/completions", json={**SLOW, "stream": True}, headers=headers) as reply:
             next(reply.iter_bytes())

@@ -21,10 +21,8 @@ from foretell.sampling_params import SamplingParams
 from foretell.server.choice_state import ChoiceState
 from foretell.server.config import ServerConfig
 from foretell.server.memory_report import ProcessMemory
-from foretell.server.metric_definitions import PREFIX
-from foretell.server.metrics import Metrics, Undecided
+from foretell.server.metrics import PREFIX, Metrics, NoControllerStats, Speedup
 from foretell.server.service import Service
-from foretell.server.speedup import Speedup
 from foretell.server.usage import spec_metrics
 from foretell.types import Budget, Draft, Sequence, StepTimes
 from tests.server.process import MODEL_LABEL
@@ -80,7 +78,7 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
 
 def served() -> tuple[Metrics, ChoiceState]:
     """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
-    metrics = Metrics("m", controller=Undecided(DECIDED))
+    metrics = Metrics("m", controller=NoControllerStats(DECIDED))
 
     async def scene() -> ChoiceState:
         engine = AsyncEngine(World(max_num_seqs=4, budget=NODES).engine(half_right()), 4, metrics.observe)
@@ -126,7 +124,7 @@ def test_counters_have_the_values_of_the_definitions() -> None:
 
 def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> None:
     decided = dict(DECIDED)
-    metrics = Metrics("m", controller=Undecided(decided, (False, "why"), 3))
+    metrics = Metrics("m", controller=NoControllerStats(decided, (False, "why"), 3))
     before = samples(metrics)
     assert (before[PREFIX + "drafting_on"], before[PREFIX + "drafting_switches_total"]) == (0, 3)
     assert samples(metrics) == before, "what is followed is not counted twice"

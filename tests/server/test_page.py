@@ -9,7 +9,7 @@ import pytest
 
 import foretell.server
 from foretell.control import decision_log as decisions
-from foretell.server.choice_state import FIRST, LAST, NOTHING, OFF, USER
+from foretell.server.choice_state import FIRST, LAST, NO_DRAFT, OFF, USER
 from tests.server.process import ServerProcess
 
 FOLDER = Path(foretell.server.__file__).parent / "page"
@@ -62,7 +62,7 @@ def test_every_reason_has_words() -> None:
     words = (FOLDER / "words.js").read_text()
     known = set(re.findall(r"^  (\w+): \"", words[words.index("REASONS = {") : words.index("};")], re.M))
     decided = {value for name, value in vars(decisions).items() if name.isupper() and isinstance(value, str)}
-    assert known == decided - {decisions.DRAFTED, decisions.SKIPPED} | {USER, OFF, NOTHING, FIRST, LAST}
+    assert known == decided - {decisions.DRAFTED, decisions.SKIPPED} | {USER, OFF, NO_DRAFT, FIRST, LAST}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.parsers.base import OutputParser
-from foretell.server.parsers.reasoning import ReasoningParser, marks_thoughts, starts_thinking
-from foretell.server.parsers.tools import READERS, family_of
+from foretell.server.parsers.reasoning import ReasoningParser, ends_in_reasoning, has_reasoning_tags
+from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
 
 SHORT = 36
 NAMES = frozenset({"f", "g"})
@@ -111,7 +111,7 @@ def check(make: Callable[[], OutputParser | ParsedOutput], text: str, expected: 
 
 @pytest.mark.parametrize(("family", "text", "expected"), [(f, *case) for f, cases in CALLS.items() for case in cases])
 def test_calls_however_they_are_cut(family: str, text: str, expected: Told) -> None:
-    check(lambda: READERS[family](NAMES), text, expected)
+    check(lambda: TOOL_PARSERS[family](NAMES), text, expected)
 
 
 @pytest.mark.parametrize(("text", "thinking", "expected"), THOUGHTS)
@@ -123,7 +123,7 @@ def test_thoughts_may_speak_of_calls_without_making_them() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     expected = [("reasoning", f"I could {call}"), ("call", "f"), ("arguments", "{}")]
     check(
-        lambda: ParsedOutput(ReasoningParser(False), READERS["hermes"](NAMES)),
+        lambda: ParsedOutput(ReasoningParser(False), TOOL_PARSERS["hermes"](NAMES)),
         f"<think>I could {call}</think>{call}",
         expected,
     )
@@ -133,13 +133,13 @@ def test_thoughts_may_speak_of_calls_without_making_them() -> None:
 def test_a_caller_who_wants_one_call_gets_the_first(one: bool) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
     text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>x'
-    answer = ChoiceState(None, 0, ParsedOutput(None, READERS["hermes"](NAMES)), one)  # type: ignore[arg-type]
+    answer = ChoiceState(None, 0, ParsedOutput(None, TOOL_PARSERS["hermes"](NAMES)), one)  # type: ignore[arg-type]
     for char in text:
-        answer.hear(answer.reading.feed(char))
-    answer.hear(answer.reading.finish())
-    calls = [(call.name, call.arguments) for call in answer.calls]
+        answer.record(answer.output.feed(char))
+    answer.record(answer.output.finish())
+    calls = [(call.name, call.arguments) for call in answer.tool_calls]
     assert calls == ([("f", '{"a": 1}')] if one else [("f", '{"a": 1}'), ("g", "{}")]) and answer.content == "x"
-    assert len({call.id for call in answer.calls}) == len(calls)
+    assert len({call.id for call in answer.tool_calls}) == len(calls)
 
 
 PIECES = [
@@ -158,14 +158,14 @@ PIECES = [
 PIECES += ['"name": "f"', '"arguments": ', '"parameters": ', ", ", ";", ":", "f", " ", "\n", "\\", '"', "é", "x"]
 
 
-@pytest.mark.parametrize("family", READERS)
+@pytest.mark.parametrize("family", TOOL_PARSERS)
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=24), chunks=st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_any_text_reads_the_same_in_any_pieces(family: str, parts: list[str], chunks: list[int]) -> None:
     text = "".join(parts)
 
     def make() -> ParsedOutput:
-        return ParsedOutput(ReasoningParser(False), READERS[family](NAMES))
+        return ParsedOutput(ReasoningParser(False), TOOL_PARSERS[family](NAMES))
 
     pieces, start = [], 0
     for size in itertools.cycle(chunks):
@@ -178,11 +178,14 @@ def test_any_text_reads_the_same_in_any_pieces(family: str, parts: list[str], ch
 
 def test_families_are_told_by_their_templates() -> None:
     tools = "{% for t in tools %}"
-    assert family_of(tools + "<tool_call>") == "hermes"
-    assert family_of(tools + "[TOOL_CALLS]") == "mistral"
-    assert family_of(tools + '{"name": x, "parameters": y}') == "llama3"
-    assert family_of(tools + "<|python_tag|>") == "llama3"
-    assert family_of("{{ messages }}") is None and family_of(None) is None
-    assert family_of(tools + "<tool_call>", "mistral") == "mistral" and family_of(tools + "<tool_call>", "none") is None
-    assert marks_thoughts("x </think>") and not marks_thoughts(None) and not marks_thoughts("x")
-    assert starts_thinking("assistant\n<think>\n") and not starts_thinking("<think>\n\n</think>\n\n")
+    assert detect_tool_parser(tools + "<tool_call>") == "hermes"
+    assert detect_tool_parser(tools + "[TOOL_CALLS]") == "mistral"
+    assert detect_tool_parser(tools + '{"name": x, "parameters": y}') == "llama3"
+    assert detect_tool_parser(tools + "<|python_tag|>") == "llama3"
+    assert detect_tool_parser("{{ messages }}") is None and detect_tool_parser(None) is None
+    assert (
+        detect_tool_parser(tools + "<tool_call>", "mistral") == "mistral"
+        and detect_tool_parser(tools + "<tool_call>", "none") is None
+    )
+    assert has_reasoning_tags("x </think>") and not has_reasoning_tags(None) and not has_reasoning_tags("x")
+    assert ends_in_reasoning("assistant\n<think>\n") and not ends_in_reasoning("<think>\n\n</think>\n\n")

@@ -22,18 +22,17 @@ from foretell.build.engine_builder import Assembly
 from foretell.engine.async_engine import AsyncEngine
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
+from foretell.server.background_tasks import StatsLogger
 from foretell.server.config import ServerConfig
-from foretell.server.logs import JsonFormatter
-from foretell.server.middleware import Keys
-from foretell.server.openai.chat_requests import ChatBody, Function, Message, Tool
-from foretell.server.openai.requests import Generation
-from foretell.server.parsers.tools import READERS
-from foretell.server.parsers.tools.forced import forced_call, strict_calls
-from foretell.server.preprocess import ClientContext, RequestPreprocessor
-from foretell.server.sampling import SAME
-from foretell.server.service import COMPILERS, Service, tenant
-from foretell.server.stats_logger import StatsLogger
-from foretell.server.structured import behind_thoughts
+from foretell.server.middleware import ApiKeys
+from foretell.server.openai.chat_requests import ChatCompletionRequest, ChatMessageParam, FunctionDefinition, Tool
+from foretell.server.openai.requests import GenerationRequest
+from foretell.server.parsers.tools import TOOL_PARSERS
+from foretell.server.parsers.tools.grammar import forced_call_grammar, strict_call_grammar
+from foretell.server.preprocess import SHARED_PARAMS, ClientContext, RequestPreprocessor
+from foretell.server.run import JsonFormatter
+from foretell.server.service import GRAMMAR_THREADS, Service, tenant
+from foretell.server.structured import after_reasoning
 from foretell.structured_output import GrammarSpec
 from foretell.types import ScheduledSequence
 from tests.server.scene import go
@@ -133,14 +132,14 @@ def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> No
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         known, other = ({"prompt": "a", "guided_choice": [word]} for word in ("known", "other"))
         assert (await client.post("/v1/completions", json=known)).status_code == 200
-        busy = [service._compilers.submit(release.wait, 60) for _ in range(COMPILERS)]
+        busy = [service._grammar_pool.submit(release.wait, 60) for _ in range(GRAMMAR_THREADS)]
         assert (await client.post("/v1/completions", json=known)).status_code == 200
         waiting = asyncio.ensure_future(client.post("/v1/completions", json=other))
         service.config.__dict__["grammar_timeout"] = 0.05
-        while not service.arriving:
+        while not service.num_preprocessing:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.2)
-        assert not waiting.done() and service.arriving == 1
+        assert not waiting.done() and service.num_preprocessing == 1
         service.config.__dict__["grammar_timeout"] = 60.0  # it compiles on a clock that begins now
         release.set()
         assert (await waiting).status_code == 200 and all(each.result(60) for each in busy)
@@ -168,7 +167,7 @@ def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -
     ],
 )
 def test_a_grammar_behind_thoughts(assembly: Assembly, spec: GrammarSpec, good: str, bad: str) -> None:
-    grammar = behind_thoughts(spec)
+    grammar = after_reasoning(spec)
     assert accepts(assembly, grammar, f"whatever < it takes</think>\n\n{good}")
     assert not accepts(assembly, grammar, f"whatever</think>\n\n{bad}")
 
@@ -176,11 +175,15 @@ def test_a_grammar_behind_thoughts(assembly: Assembly, spec: GrammarSpec, good: 
 @pytest.mark.parametrize(("family", "skips"), [("mistral", False), ("hermes", True)])
 def test_marks_that_are_special_tokens_are_seen(assembly: Assembly, family: str, skips: bool) -> None:
     desk = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
-    told = [Tool(type="function", function=Function(name="f"))]
-    messages = [Message(role="user", content="Hello")]
-    with_tools = desk.chat(ChatBody(messages=messages, tools=told), ClientContext("a", ""))
+    told = [Tool(type="function", function=FunctionDefinition(name="f"))]
+    messages = [ChatMessageParam(role="user", content="Hello")]
+    with_tools = desk.preprocess_chat(ChatCompletionRequest(messages=messages, tools=told), ClientContext("a", ""))
     assert with_tools.requests[0].params.skip_special_tokens is skips
-    assert desk.chat(ChatBody(messages=messages), ClientContext("b", "")).requests[0].params.skip_special_tokens
+    assert (
+        desk.preprocess_chat(ChatCompletionRequest(messages=messages), ClientContext("b", ""))
+        .requests[0]
+        .params.skip_special_tokens
+    )
 
 
 def test_the_server_gives_seeds_where_it_has_one(assembly: Assembly) -> None:
@@ -280,17 +283,17 @@ def test_nothing_is_unpickled() -> None:
 
 def test_no_field_of_sampling_is_forgotten_on_the_way_to_the_engine() -> None:
     """What does not go over by its name is settled by code of its own."""
-    by_name, fields = set(SAME), set(SamplingParams.__dataclass_fields__)
+    by_name, fields = set(SHARED_PARAMS), set(SamplingParams.__dataclass_fields__)
     settled = {"max_tokens", "logprobs", "prompt_logprobs", "thinking_budget", "structured_outputs"}
     only_in_python = {"logits_processors"}
     assert by_name | settled | only_in_python == fields and by_name.isdisjoint(settled)
-    assert by_name <= set(Generation.model_fields)
+    assert by_name <= set(GenerationRequest.model_fields)
 
 
 def test_keys_that_fit() -> None:
-    keys = Keys(("right", "also"))
-    assert keys.admit("right") and keys.admit("also") and not keys.admit("") and not keys.admit("righ")
-    assert Keys(()).admit("") and Keys(()).admit("anything")
+    keys = ApiKeys(("right", "also"))
+    assert keys.accepts("right") and keys.accepts("also") and not keys.accepts("") and not keys.accepts("righ")
+    assert ApiKeys(()).accepts("") and ApiKeys(()).accepts("anything")
 
 
 def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
@@ -309,7 +312,7 @@ def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplo
     assert json.loads(JsonFormatter().format(lines[0]))["tokens_per_second"] == 2.0
 
 
-STRICT = Function(
+STRICT = FunctionDefinition(
     name="f",
     parameters={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
     strict=True,
@@ -323,14 +326,14 @@ def accepts(assembly: Assembly, spec: GrammarSpec, text: str) -> bool:
 
 
 def test_strict_tools_are_kept_to_wherever_they_are_called(assembly: Assembly) -> None:
-    grammar = strict_calls("hermes", [STRICT, Function(name="g")])
+    grammar = strict_call_grammar("hermes", [STRICT, FunctionDefinition(name="g")])
     call = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
     for good in ("any <b> words", "Well.\n" + call.format("f", '{"x": 1}') + " and " + call.format("g", '{"y": []}')):
         assert accepts(assembly, grammar, good), good
     for bad in (call.format("f", '{"x": "one"}'), call.format("h", "{}"), "a <tool_call> b"):
         assert not accepts(assembly, grammar, bad), bad
     with pytest.raises(RequestError, match="strict"):
-        strict_calls("llama3", [STRICT])
+        strict_call_grammar("llama3", [STRICT])
 
 
 FORCED = {
@@ -342,8 +345,8 @@ FORCED = {
 
 @pytest.mark.parametrize("family", FORCED)
 def test_a_forced_call_is_one_that_is_read(assembly: Assembly, family: str) -> None:
-    grammar, text = forced_call(family, [STRICT, Function(name="g")], several=True), FORCED[family]
+    grammar, text = forced_call_grammar(family, [STRICT, FunctionDefinition(name="g")], several=True), FORCED[family]
     assert accepts(assembly, grammar, text) and not accepts(assembly, grammar, text.replace("1", '"one"'))
-    reader = READERS[family](frozenset({"f", "g"}))
+    reader = TOOL_PARSERS[family](frozenset({"f", "g"}))
     said = [*reader.feed(text), *reader.finish()]
     assert [(part.kind, part.text) for part in said] == [("call", "f"), ("arguments", '{"x": 1}')]

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from tests.server.process import CONTEXT, ServerProcess
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 LONG = {"prompt": "The quick brown fox", "max_tokens": CONTEXT // 2, "ignore_eos": True, "stream": True}
 PLAIN = {"speculative": False}  # a token a step, of which each can be slowed
@@ -19,7 +19,7 @@ PLAIN = {"speculative": False}  # a token a step, of which each can be slowed
 def open_stream(server: ServerProcess, into: list[str], begun: threading.Event) -> threading.Thread:
     def read() -> None:
         with (
-            httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
+            httpx.Client(base_url=server.url, timeout=TIMEOUT) as client,
             client.stream("POST", "/v1/completions", json=LONG | PLAIN) as reply,
         ):
             try:
@@ -31,7 +31,7 @@ def open_stream(server: ServerProcess, into: list[str], begun: threading.Event) 
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(TIMEOUT)
     return thread
 
 
@@ -42,8 +42,8 @@ def test_the_first_signal_drains(folder: Path, tmp_path: Path) -> None:
             reading = open_stream(server, lines, threading.Event())
             server.process.send_signal(signal.SIGTERM)
             refused = refusal(server)
-        reading.join(PATIENCE)
-        assert server.process.wait(PATIENCE) == 0
+        reading.join(TIMEOUT)
+        assert server.process.wait(TIMEOUT) == 0
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
     assert lines[-2:] == ["data: [DONE]", ""], "the text was finished"
     last = json.loads(lines[-4].removeprefix("data: "))
@@ -64,5 +64,5 @@ def test_the_second_signal_does_not_wait(folder: Path, tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGINT)
         wait_for(lambda: "finished first" in server.log.read_text())
         assert server.stop(signal.SIGTERM) == 1
-        reading.join(PATIENCE)
+        reading.join(TIMEOUT)
     assert "data: [DONE]" not in lines

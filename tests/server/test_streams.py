@@ -14,11 +14,11 @@ import pytest
 from foretell.build.engine_builder import Assembly
 from foretell.engine.async_engine import MAX_PENDING_CALLS, AsyncEngine, LoopCalls
 from foretell.engine.streams import StreamItem
-from foretell.server.http_protocol import CONNECTION
-from foretell.server.metrics import MOST_UNCOUNTED, Metrics
+from foretell.server.http_protocol import CONNECTION_KEY
+from foretell.server.metrics import MAX_PENDING_REPORTS, Metrics
 from foretell.server.openai.response_builder import ResponseBuilder
 from foretell.server.service import Service
-from foretell.server.sse import BLANK, DONE, ChunkTemplate, event
+from foretell.server.sse import DONE, PLACEHOLDER, ChunkTemplate, sse_event
 from tests.server.scene import go as go_served
 from tests.server.test_async_engine import alone, go, requests
 
@@ -106,7 +106,7 @@ def test_one_can_catch_up_with_steps_nobody_was_woken_for() -> None:
 
 
 def test_steps_are_counted_however_many_wait() -> None:
-    for tokens in (MOST_UNCOUNTED - 1, 3 * MOST_UNCOUNTED):
+    for tokens in (MAX_PENDING_REPORTS - 1, 3 * MAX_PENDING_REPORTS):
         metrics = Metrics("m")
 
         async def play(engine: AsyncEngine, metrics: Metrics = metrics, tokens: int = tokens) -> None:
@@ -144,9 +144,9 @@ def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
 @pytest.mark.parametrize("words", ["word", ' "quoted"\n', "\0", "\u2028 é 火 \U0001f600", '\\u0000"'])
 def test_a_form_is_the_event_itself(words: str) -> None:
     def chunk(content: str) -> dict[str, Any]:
-        return {"id": BLANK, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
+        return {"id": PLACEHOLDER, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
 
-    assert ChunkTemplate(chunk(BLANK)).event(words) == event(chunk(words))
+    assert ChunkTemplate(chunk(PLACEHOLDER)).sse_event(words) == sse_event(chunk(words))
 
 
 class Line:
@@ -182,7 +182,7 @@ async def stream_of(app: Any, body: dict[str, Any], line: Line | None) -> list[b
         "path": "/v1/chat/completions",
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
-        "state": {} if line is None else {CONNECTION: line},
+        "state": {} if line is None else {CONNECTION_KEY: line},
     }
     await app(scope, receive, send)
     return parts
@@ -242,7 +242,7 @@ def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, m
     written = ResponseBuilder.events
 
     def events(reply: ResponseBuilder, piece: StreamItem) -> bytes:
-        if len(reply.answers[0].tokens) > 4:
+        if len(reply.choices[0].tokens) > 4:
             raise ValueError("a fault")
         return written(reply, piece)
 

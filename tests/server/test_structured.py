@@ -8,7 +8,7 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.server.structured import behind_thoughts, or_calls
+from foretell.server.structured import after_reasoning, or_tool_calls
 from foretell.structured_output import GrammarSpec
 
 SCHEMA = {
@@ -23,9 +23,9 @@ Embed = Callable[[GrammarSpec], GrammarSpec]
 # How a grammar is embedded, and the output that precedes its answer.
 EMBEDDINGS: dict[str, tuple[Embed, str]] = {
     "plain": (lambda spec: spec, ""),
-    "thinking": (behind_thoughts, THOUGHT),
-    "tools": (lambda spec: or_calls(spec, CALLS, thinking=False), ""),
-    "thinking and tools": (lambda spec: or_calls(spec, CALLS, thinking=True), THOUGHT),
+    "thinking": (after_reasoning, THOUGHT),
+    "tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=False), ""),
+    "thinking and tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=True), THOUGHT),
 }
 
 

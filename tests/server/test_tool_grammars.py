@@ -9,9 +9,9 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.server.chat_messages import render
+from foretell.server.chat_template import apply_chat_template
 from foretell.server.config import ServerConfig
-from foretell.server.openai.chat_requests import ChatBody
+from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from foretell.server.service import Service
 from foretell.structured_output import GrammarSpec
@@ -42,8 +42,10 @@ CALLS = {
 
 def job(assembly: Assembly, form: str, family: str = "hermes", **more: Any) -> GenerationJob:
     asked = FORMS[form].get("value", FORMS[form])
-    body = ChatBody.model_validate({"messages": HELLO, "tools": TOOLS, form: asked, **more})
-    return RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family)).chat(body, ClientContext("a", ""))
+    body = ChatCompletionRequest.model_validate({"messages": HELLO, "tools": TOOLS, form: asked, **more})
+    return RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family)).preprocess_chat(
+        body, ClientContext("a", "")
+    )
 
 
 def accepts(assembly: Assembly, spec: GrammarSpec | None, text: str) -> bool:
@@ -98,11 +100,11 @@ def test_tools_of_a_model_with_a_template_of_its_own_for_them(
     own = ChatTemplates({"default": plain, "tool_use": with_tools}, {})
     monkeypatch.setattr(assembly.tokenizer, "_templates", own)
     desk = RequestPreprocessor(assembly, ServerConfig())
-    assert desk.family == "hermes"
-    body = ChatBody.model_validate({"messages": HELLO, "tools": TOOLS})
-    made = desk.chat(body, ClientContext("a", ""))
-    assert made.family == "hermes" and '"name": "f"' in assembly.tokenizer.decode(made.requests[0].prompt)
-    assert render(assembly.tokenizer, body, None) == "user: Hello"
+    assert desk.tool_parser == "hermes"
+    body = ChatCompletionRequest.model_validate({"messages": HELLO, "tools": TOOLS})
+    made = desk.preprocess_chat(body, ClientContext("a", ""))
+    assert made.tool_parser == "hermes" and '"name": "f"' in assembly.tokenizer.decode(made.requests[0].prompt)
+    assert apply_chat_template(assembly.tokenizer, body, None) == "user: Hello"
     monkeypatch.setattr(assembly.tokenizer, "_templates", ChatTemplates({"default": plain}, {}))
     with pytest.raises(RequestError, match="takes no tools"):
-        RequestPreprocessor(assembly, ServerConfig()).chat(body, ClientContext("a", ""))
+        RequestPreprocessor(assembly, ServerConfig()).preprocess_chat(body, ClientContext("a", ""))

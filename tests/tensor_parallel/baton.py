@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Shared:
 
     def wait(self) -> None:
         self.running.release()
-        self._barrier.wait(PATIENCE)
+        self._barrier.wait(TIMEOUT)
         self.running.acquire()
 
     def give_up(self) -> None:

@@ -61,7 +61,9 @@ def theirs(template: str) -> PreTrainedTokenizerFast:
 def test_chats_read_as_transformers_writes_them(template: str, prompt: bool, tools: Any) -> None:
     ours, other = with_template(template), theirs(template)
     options = {"add_generation_prompt": prompt, "tools": tools, "mode": "brief"}
-    assert ours.render_chat(MESSAGES, **options) == other.apply_chat_template(MESSAGES, tokenize=False, **options)
+    assert ours.apply_chat_template(MESSAGES, **options) == other.apply_chat_template(
+        MESSAGES, tokenize=False, **options
+    )
     ids = other.apply_chat_template(MESSAGES, tokenize=True, return_dict=False, **options)
     assert ours.encode_chat(MESSAGES, **options) == ids
 
@@ -77,16 +79,16 @@ def test_the_template_with_tools_is_used_when_there_are_some() -> None:
     templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = with_template(templates)
     assert tokenizer.chat_template == "plain"
-    assert tokenizer.render_chat(MESSAGES) == "plain"
-    assert tokenizer.render_chat(MESSAGES, tools=TOOLS) == "tools"
-    assert with_template("plain").render_chat(MESSAGES, tools=TOOLS) == "plain"
+    assert tokenizer.apply_chat_template(MESSAGES) == "plain"
+    assert tokenizer.apply_chat_template(MESSAGES, tools=TOOLS) == "tools"
+    assert with_template("plain").apply_chat_template(MESSAGES, tools=TOOLS) == "plain"
 
 
 def test_a_file_of_its_own_goes_before_the_configuration() -> None:
     assert with_template("old", chat_template__jinja="new").chat_template == "new"
     assert with_template(None, chat_template__json='{"chat_template": "other"}').chat_template == "other"
     folder = {"additional_chat_templates/tool_use.jinja": "tools"}
-    assert with_template("plain", **folder).render_chat(MESSAGES, tools=TOOLS) == "tools"
+    assert with_template("plain", **folder).apply_chat_template(MESSAGES, tools=TOOLS) == "tools"
 
 
 def test_templates_of_gguf_files_have_names_too() -> None:
@@ -94,25 +96,27 @@ def test_templates_of_gguf_files_have_names_too() -> None:
 
     named = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools{{ bos_token }}"}
     tokenizer = Tokenizer.from_gguf(byte_level_metadata() | named)
-    assert tokenizer.render_chat(MESSAGES) == "plain"
-    assert tokenizer.render_chat(MESSAGES, tools=TOOLS) == "tools<s>"
+    assert tokenizer.apply_chat_template(MESSAGES) == "plain"
+    assert tokenizer.apply_chat_template(MESSAGES, tools=TOOLS) == "tools<s>"
 
 
 def test_messages_may_be_any_mappings() -> None:
     frozen: list[Mapping[str, Any]] = [MappingProxyType(message) for message in MESSAGES]
     template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
     tokenizer = with_template(template)
-    assert tokenizer.render_chat(tuple(frozen)) == tokenizer.render_chat(MESSAGES)
+    assert tokenizer.apply_chat_template(tuple(frozen)) == tokenizer.apply_chat_template(MESSAGES)
     assert "thinking" not in MESSAGES[2]
 
 
 def test_templates_can_tell_the_date() -> None:
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", with_template("{{ strftime_now('%Y-%m-%d') }}").render_chat(MESSAGES))
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d", with_template("{{ strftime_now('%Y-%m-%d') }}").apply_chat_template(MESSAGES)
+    )
 
 
 def test_a_model_without_a_template_says_so() -> None:
     with pytest.raises(RequestError, match="no chat template; send the text as a raw prompt") as caught:
-        with_template(None).render_chat(MESSAGES)
+        with_template(None).apply_chat_template(MESSAGES)
     assert caught.value.field == "messages"
     assert with_template(None).chat_template is None
 
@@ -135,7 +139,7 @@ def test_a_model_without_a_template_says_so() -> None:
 def test_a_template_that_fails_is_about_the_messages(template: str, message: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("foretell.tokenizer.render_budget.MAX_STEPS", 20_000)
     with pytest.raises(RequestError, match=message) as caught:
-        with_template(template).render_chat(MESSAGES)
+        with_template(template).apply_chat_template(MESSAGES)
     assert caught.value.field == "messages"
     assert "\n" not in str(caught.value)
 
@@ -175,7 +179,7 @@ CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments":
 )
 def test_odd_messages_are_named(messages: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        with_template(CHATML).render_chat(messages)
+        with_template(CHATML).apply_chat_template(messages)
     assert caught.value.field == "messages" and "\n" not in str(caught.value)
 
 
@@ -183,12 +187,12 @@ def test_parts_of_text_are_joined() -> None:
     parts = [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "you"}]
     tokenizer = with_template("{% for m in messages %}{{ m | tojson }}{% endfor %}")
     for content in (parts, tuple(parts)):
-        assert json.loads(tokenizer.render_chat([HI | {"content": content}])) == HI | {"content": "Hello, you"}
-    assert json.loads(tokenizer.render_chat([HI | {"content": []}]))["content"] == ""
+        assert json.loads(tokenizer.apply_chat_template([HI | {"content": content}])) == HI | {"content": "Hello, you"}
+    assert json.loads(tokenizer.apply_chat_template([HI | {"content": []}]))["content"] == ""
 
 
 def test_a_message_that_calls_tools_needs_no_content() -> None:
     tokenizer = with_template("{% for m in messages %}{{ m | tojson }}{% endfor %}")
     for message in ({"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "content": None}):
         whole = message | {"tool_calls": [CALL]}
-        assert json.loads(tokenizer.render_chat([whole])) == whole
+        assert json.loads(tokenizer.apply_chat_template([whole])) == whole

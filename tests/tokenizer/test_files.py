@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from foretell.errors import ModelError, RequestError, UnsupportedModelError
 from foretell.tokenizer import Tokenizer
-from foretell.tokenizer.tokenizer import LONG
+from foretell.tokenizer.tokenizer import BATCH_ENCODE_CHARS
 from tests.tokenizer.examples import CONFIG, TEXTS, byte_level_json, metaspace_json, tiny, unicode_texts
 
 JSON = {"byte-level": byte_level_json, "metaspace": metaspace_json}
@@ -46,9 +46,9 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> N
 def test_long_texts_are_encoded_without_the_gil(kind: str, tmp_path: Path) -> None:
     """`encode_batch_fast` releases it, `encode` does not; the ids are the same."""
     ours, theirs = both(tmp_path, {"tokenizer.json": JSON[kind](), "tokenizer_config.json": CONFIG})
-    text = "".join(TEXTS) * (LONG // len("".join(TEXTS)) + 1)
+    text = "".join(TEXTS) * (BATCH_ENCODE_CHARS // len("".join(TEXTS)) + 1)
     ours._backend = SimpleNamespace(encode_batch_fast=ours._backend.encode_batch_fast)  # type: ignore[assignment]
-    assert len(text) > LONG and ours.encode(text) == theirs.encode(text)
+    assert len(text) > BATCH_ENCODE_CHARS and ours.encode(text) == theirs.encode(text)
     assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False)
 
 

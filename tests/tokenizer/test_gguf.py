@@ -14,7 +14,7 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.tokenizer import Tokenizer
-from foretell.tokenizer.gguf_pretokenizer import KNOWN
+from foretell.tokenizer.gguf_vocab import KNOWN
 from tests.tokenizer.examples import TEXTS, byte_level_json, metaspace_json, tiny, unicode_texts
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -1,4 +1,4 @@
-"""Pages and prefixes."""
+"""The page pool, the prefix cache and the KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
 
 
-def test_a_pool_gives_all_or_nothing() -> None:
+def test_a_pool_allocates_all_pages_or_none() -> None:
     pool = PagePool(4, 16)
     held = pool.allocate(3)
     assert held == [0, 1, 2]
@@ -22,7 +22,7 @@ def test_a_pool_gives_all_or_nothing() -> None:
     assert pool.allocate(4) == [0, 1, 2, 3]
 
 
-def test_a_shared_page_goes_back_with_its_last_holder() -> None:
+def test_a_shared_page_is_freed_by_its_last_holder() -> None:
     pool = PagePool(2, 16)
     (page,) = pool.allocate(1) or []
     pool.acquire(page)
@@ -34,18 +34,18 @@ def test_a_shared_page_goes_back_with_its_last_holder() -> None:
         pool.release([page])
 
 
-def test_the_longest_idle_page_is_given_up_first() -> None:
-    gone: list[int] = []
-    pool = PagePool(3, 16, gone.append)
+def test_the_least_recently_used_cached_page_is_evicted_first() -> None:
+    evicted: list[int] = []
+    pool = PagePool(3, 16, evicted.append)
     for page in pool.allocate(3) or []:
         pool.mark_cached(page)
     pool.release([1])
     pool.release([0, 2])
     assert pool.allocate(3) is not None
-    assert gone == [1, 2, 0]
+    assert evicted == [1, 2, 0]
 
 
-def test_any_course_of_events_leaves_every_page_in_one_state() -> None:
+def test_random_operations_leave_every_page_in_one_state() -> None:
     rng = random.Random(1)
     pool = PagePool(12, 2)
     index = PrefixIndex(pool)
@@ -73,7 +73,7 @@ def test_any_course_of_events_leaves_every_page_in_one_state() -> None:
 
 
 def index_holds(index: PrefixIndex, tokens: list[int], pages: list[int]) -> list[bool]:
-    """Whether each page was published for just these tokens."""
+    """Return for each page whether it was inserted for exactly these tokens."""
     return [index._by_page[page].key[1] == tuple(tokens[2 * i : 2 * i + 2]) for i, page in enumerate(pages)]
 
 
@@ -85,10 +85,10 @@ def test_a_match_leaves_the_last_token_to_run() -> None:
     assert index.match([1, 2, 3, 4, 5, 6, 7, 8], "") == pages[:1]
     assert index.match([1, 2, 3, 4, 5, 6, 7, 8, 9], "") == pages
     assert index.match([1, 2, 3, 5, 5, 6, 7, 8, 9], "") == []
-    assert index.match([5, 6, 7, 8, 9], "") == [], "a page is found only behind what preceded it"
+    assert index.match([5, 6, 7, 8, 9], "") == [], "a page is found only after the same prefix"
 
 
-def test_clearing_the_index_frees_what_it_kept() -> None:
+def test_clearing_the_index_frees_its_pages() -> None:
     pool = PagePool(4, 2)
     index = PrefixIndex(pool)
     pages = pool.allocate(2) or []

@@ -1,4 +1,4 @@
-"""Where a text ends."""
+"""Where a sequence ends, and which text is emitted when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from foretell.engine import detokenizer as writer_module
+from foretell.engine import detokenizer as module
 from foretell.engine.detokenizer import AppendResult, Detokenizer
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request
@@ -15,7 +15,7 @@ WORDS = dict(enumerate(["<end>", "a", "b", "ab", "c", "<stop>", "ba", "x"]))
 
 
 class Decoder:
-    """Each token is a word."""
+    """A decoder for which each token is a word."""
 
     def __init__(self, tokenizer: object, skip_special: bool, context: tuple[int, ...]) -> None:
         self.left = "~" if tokenizer == "holds back" else ""
@@ -29,7 +29,7 @@ class Decoder:
 
 @pytest.fixture(autouse=True)
 def _words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "StreamDecoder", Decoder)
+    monkeypatch.setattr(module, "StreamDecoder", Decoder)
 
 
 def make(max_tokens: int = 20, **params: object) -> Detokenizer:
@@ -37,30 +37,30 @@ def make(max_tokens: int = 20, **params: object) -> Detokenizer:
     return Detokenizer(Request("r", (1,), wanted, 0, max_tokens, frozenset({0})), object())  # type: ignore[arg-type]
 
 
-def written(writer: Detokenizer, cuts: list[list[int]]) -> tuple[str, int, str | None]:
-    pieces, count = "", 0
-    for cut in cuts:
-        step = writer.append(cut)
-        pieces += writer.pop_text()
-        count += step.num_appended
-        if step.finish_reason:
-            assert pieces == writer.text
-            return pieces, count, step.finish_reason
-    return pieces, count, None
+def decoded(detokenizer: Detokenizer, steps: list[list[int]]) -> tuple[str, int, str | None]:
+    text, count = "", 0
+    for tokens in steps:
+        result = detokenizer.append(tokens)
+        text += detokenizer.pop_text()
+        count += result.num_appended
+        if result.finish_reason:
+            assert text == detokenizer.text
+            return text, count, result.finish_reason
+    return text, count, None
 
 
-def every_cut(tokens: list[int]) -> list[list[list[int]]]:
-    """All ways of cutting tokens into steps."""
-    ways = []
+def every_split(tokens: list[int]) -> list[list[list[int]]]:
+    """Return all ways to split tokens into steps."""
+    splits = []
     for marks in itertools.product([False, True], repeat=len(tokens) - 1):
-        cuts: list[list[int]] = [[tokens[0]]]
+        steps: list[list[int]] = [[tokens[0]]]
         for token, new in zip(tokens[1:], marks, strict=True):
             if new:
-                cuts.append([token])
+                steps.append([token])
             else:
-                cuts[-1].append(token)
-        ways.append(cuts)
-    return ways
+                steps[-1].append(token)
+        splits.append(steps)
+    return splits
 
 
 TOKENS = [3, 4, 1, 3, 6, 0, 7]  # ab c a ab ba <end> x
@@ -81,33 +81,33 @@ TOKENS = [3, 4, 1, 3, 6, 0, 7]  # ab c a ab ba <end> x
         (6, {}, "abcaabba", 6, "stop"),
     ],
 )
-def test_a_text_ends_at_the_same_place_however_it_comes(
+def test_a_sequence_ends_at_the_same_token_however_it_is_split_into_steps(
     limit: int, params: dict[str, object], text: str, count: int, finish: str | None
 ) -> None:
-    for cuts in every_cut(TOKENS):
-        assert written(make(limit, **params), cuts) == (text, count, finish)
+    for steps in every_split(TOKENS):
+        assert decoded(make(limit, **params), steps) == (text, count, finish)
 
 
-def test_text_is_given_out_as_soon_as_no_stop_string_can_begin_with_it() -> None:
-    writer = make(stop="abx")
-    told = []
+def test_text_is_emitted_as_soon_as_no_stop_string_can_start_with_it() -> None:
+    detokenizer = make(stop="abx")
+    emitted = []
     for token in (4, 1, 2, 4, 1):
-        writer.append([token])
-        told.append(writer.pop_text())
-    assert told == ["c", "", "", "abc", ""]
+        detokenizer.append([token])
+        emitted.append(detokenizer.pop_text())
+    assert emitted == ["c", "", "", "abc", ""]
 
 
 def test_a_stop_string_is_found_in_what_the_decoder_held_back() -> None:
     request = Request("r", (1,), SamplingParams(stop="b~"), 0, 2, frozenset({0}))
-    writer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
-    assert (writer.append([4, 2]), writer.pop_text()) == (AppendResult(2, "stop"), "c")
-    writer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
-    assert (writer.append([2, 0]), writer.pop_text()) == (AppendResult(2, "stop"), "")
+    detokenizer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
+    assert (detokenizer.append([4, 2]), detokenizer.pop_text()) == (AppendResult(2, "stop"), "c")
+    detokenizer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
+    assert (detokenizer.append([2, 0]), detokenizer.pop_text()) == (AppendResult(2, "stop"), "")
 
 
-@pytest.mark.parametrize("least", range(8))
+@pytest.mark.parametrize("min_tokens", range(8))
 @pytest.mark.parametrize("stop", ["ab", "ca", "b", "aab", "abba"])
-def test_a_stop_string_before_min_tokens_counts_the_same_however_it_comes(stop: str, least: int) -> None:
-    alone = written(make(20, stop=stop, min_tokens=least, ignore_eos=True), [[token] for token in TOKENS])
-    for cuts in every_cut(TOKENS):
-        assert written(make(20, stop=stop, min_tokens=least, ignore_eos=True), cuts) == alone
+def test_a_stop_string_before_min_tokens_is_ignored_however_it_is_split(stop: str, min_tokens: int) -> None:
+    alone = decoded(make(20, stop=stop, min_tokens=min_tokens, ignore_eos=True), [[token] for token in TOKENS])
+    for steps in every_split(TOKENS):
+        assert decoded(make(20, stop=stop, min_tokens=min_tokens, ignore_eos=True), steps) == alone

@@ -21,7 +21,7 @@ HEADS, KV_HEADS, DIM, SIZE, PAGES = 4, 2, 8, 4, 64
 
 
 def naive(queries: Tensor, keys: Tensor, values: Tensor, spans: list[Span], window: int | None) -> Tensor:
-    """One row at a time, each with the keys it may see, and nothing shared."""
+    """Compute attention one row at a time, with the keys visible to it."""
     out = torch.empty(len(queries), HEADS * DIM)
     for span in spans:
         slots = slots_of(span.pages, SIZE, 0, span.stop)
@@ -48,7 +48,7 @@ def positions(span: Span) -> list[int]:
 
 
 def visible(span: Span, row: int) -> tuple[list[int], int]:
-    """The keys a row sees, and its position."""
+    """Return the keys visible to a row, and its position."""
     key = span.start + row
     first_node = span.stop - len(span.parents)
     if key < first_node:
@@ -91,7 +91,7 @@ def test_attention_equals_its_definition(rows: list[int], trees: bool, window: i
         torch.testing.assert_close(fast, naive(queries, keys, values, spans, window), rtol=1e-4, atol=1e-5)
 
 
-def test_pages_side_by_side_are_read_in_place() -> None:
+def test_adjacent_pages_are_read_in_place() -> None:
     layout = AttentionLayout(SIZE, 2, frozenset({None}), torch.float32)
     (group,) = group_spans([Span(0, 1, 9, (5, 6, 7))], layout)
     assert group.pages == slice(5, 8)
@@ -117,16 +117,16 @@ def test_rms_norm_equals_its_formula() -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), wanted)
 
 
-def test_rotation_turns_pairs_by_their_angle() -> None:
+def test_rope_rotates_pairs_by_their_angle() -> None:
     x = torch.randn(5, 2, DIM)
     table = rope_table(Rope(theta=100.0), DIM, 50)[[0, 3, 7, 8, 49]]
-    turned = rotate(x, table[:, :1], table[:, 1:])
+    rotated = rotate(x, table[:, :1], table[:, 1:])
     for row, position in enumerate([0, 3, 7, 8, 49]):
         for i in range(DIM // 2):
             angle = torch.tensor(position * 100.0 ** (-2 * i / DIM))
             a, b = x[row, :, i], x[row, :, i + DIM // 2]
-            torch.testing.assert_close(turned[row, :, i], a * angle.cos() - b * angle.sin(), rtol=1e-4, atol=1e-5)
-            half = turned[row, :, i + DIM // 2]
+            torch.testing.assert_close(rotated[row, :, i], a * angle.cos() - b * angle.sin(), rtol=1e-4, atol=1e-5)
+            half = rotated[row, :, i + DIM // 2]
             torch.testing.assert_close(half, a * angle.sin() + b * angle.cos(), rtol=1e-4, atol=1e-5)
 
 
@@ -139,7 +139,7 @@ def test_store_writes_each_row_to_its_slot() -> None:
 
 
 def test_group_padding_never_reads_nan() -> None:
-    """Keys behind a mask meet a product too; a cache of zeros keeps them harmless."""
+    """Masked keys are multiplied too; a cache initialized with zeros keeps them finite."""
     keys = torch.zeros(PAGES, SIZE, KV_HEADS, DIM)
     spans = [Span(0, 1, 0, (1,)), Span(1, 1, 6, (2, 3))]
     groups = group_spans(spans, AttentionLayout(SIZE, 2, frozenset({None}), torch.float32))

@@ -1,4 +1,4 @@
-"""What memory is free, and what is planned to lie in it."""
+"""Free memory, and the memory plan."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def test_cached_files_count_as_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stat", [None, "", "odd\n", "inactive_file many\n", "anon 300\n"])
-def test_a_group_without_counts_is_taken_at_its_word(tmp_path: Path, stat: str | None) -> None:
+def test_a_cgroup_without_counts_is_used_as_is(tmp_path: Path, stat: str | None) -> None:
     assert cgroup_memory(write_group(tmp_path, 1000, 800, stat)) == 200
 
 
 @pytest.mark.parametrize(("used", "stat", "left"), [(1200, "", 0), (100, "active_file 900\n", 1000)])
-def test_a_group_leaves_no_less_than_nothing_and_no_more_than_its_limit(
+def test_the_free_memory_of_a_cgroup_is_between_0_and_its_limit(
     tmp_path: Path, used: int, stat: str, left: int
 ) -> None:
     assert cgroup_memory(write_group(tmp_path, 1000, used, stat)) == left
 
 
-def test_without_a_limit_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_limit_the_memory_of_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_meminfo", lambda: {"MemAvailable": 600})
     assert available_memory(tmp_path) == 600
     assert available_memory(write_group(tmp_path, "max", 800)) == 600
@@ -78,7 +78,7 @@ def refusal(needs: MemoryNeeds, kv_memory: float | None, available: int = 8 * GI
 
 
 @pytest.mark.parametrize("page_bytes", [3_000, 3_000_000, 11_534_336, GIB // 4, GIB // 64 + 1])
-def test_no_room_for_a_page_is_told_the_least_that_would_do(page_bytes: int) -> None:
+def test_too_little_memory_for_a_page_names_the_minimum(page_bytes: int) -> None:
     needs = replace(NEEDS, page_bytes=page_bytes)
     message = refusal(needs, 1e-6, 99 * GIB)
     assert "max_model_len" not in message and "even one page of 16 tokens" in message
@@ -88,15 +88,15 @@ def test_no_room_for_a_page_is_told_the_least_that_would_do(page_bytes: int) -> 
         plan_memory(needs, 99 * GIB, float(least) - 0.01)
 
 
-def test_room_for_some_pages_is_told_how_long_a_text_they_hold() -> None:
+def test_memory_for_some_pages_names_the_context_they_hold() -> None:
     assert "set max_model_len to 48 or less" in refusal(NEEDS, 9_000_000 / GIB)
     assert plan_memory(replace(NEEDS, context=48), 8 * GIB, 9_000_000 / GIB).pages == 3
 
 
-def test_on_a_gpu_steps_have_their_room_and_the_cache_takes_the_rest() -> None:
+def test_on_a_gpu_the_kv_cache_takes_what_the_workspace_leaves() -> None:
     asked = replace(NEEDS, workspace=GIB, sequences=8, cache_fraction=1.0)
     roomy = plan_memory(asked, 40 * GIB, None)
-    assert roomy.pages == 8 * 63, "as many texts as may be written at once, and no more"
+    assert roomy.pages == 8 * 63, "enough for max_num_seqs sequences, and no more"
     tight = plan_memory(asked, 3 * GIB, None)
     assert tight.total <= 3 * GIB < tight.total + 2 * NEEDS.page_bytes
     assert "workspace 1.00 GiB" in str(tight)
@@ -106,7 +106,7 @@ def test_on_a_gpu_steps_have_their_room_and_the_cache_takes_the_rest() -> None:
         plan_memory(replace(asked, utilization=0.3), int(1.5 * GIB), None)
 
 
-def test_what_steps_work_with_grows_with_tokens_and_vocabulary() -> None:
+def test_the_workspace_grows_with_tokens_and_vocabulary() -> None:
     small = step_workspace(1000, 100, 500, 2)
     assert step_workspace(1000, 200, 500, 2) - small == 1000 * 100 * 2
     assert step_workspace(1000, 100, 1500, 2) > small
@@ -120,15 +120,15 @@ ASKED = HeadLimits(sequences=8, context=1000, tokens=256, depth=4, tree_width=10
 @pytest.mark.parametrize(
     "more",
     [
-        {"texts": 16},
+        {"sequences": 16},
         {"context": 5000},
         {"tokens": 512},
         {"depth": 40},
-        {"wide": 20},
+        {"tree_width": 20},
         {"page_size": 32},
     ],
 )
-def test_what_heads_work_with_grows_with_what_is_asked_of_them(more: dict[str, int]) -> None:
+def test_the_workspace_of_heads_grows_with_their_limits(more: dict[str, int]) -> None:
     def needed(asked: HeadLimits, config: HeadConfig = HEAD) -> int:
         return head_workspace(config, head_layer_shapes(config), asked, torch.bfloat16)
 
@@ -137,17 +137,17 @@ def test_what_heads_work_with_grows_with_what_is_asked_of_them(more: dict[str, i
     assert needed(ASKED, replace(HEAD, hidden_layers=(1, 2))) < needed(ASKED)
 
 
-def test_what_a_head_copies_of_its_pages_has_its_bounds() -> None:
-    """Many long texts are guessed for in several passes."""
+def test_the_page_copies_of_a_head_are_bounded() -> None:
+    """It drafts for many long sequences in several passes."""
     of = [
-        head_workspace(HEAD, head_layer_shapes(HEAD), replace(ASKED, sequences=texts, context=32768), torch.bfloat16)
-        for texts in (64, 128)
+        head_workspace(HEAD, head_layer_shapes(HEAD), replace(ASKED, sequences=count, context=32768), torch.bfloat16)
+        for count in (64, 128)
     ]
     logits = 64 * ASKED.tree_width * HEAD.outputs * 4 * 2 * 6
     assert of[1] - of[0] < 2 * logits
 
 
-def test_recorded_steps_count() -> None:
+def test_cuda_graphs_need_workspace() -> None:
     small = graph_workspace(512, 1000, 5000, 2)
     assert graph_workspace(512, 100_000, 5000, 2) > graph_workspace(512, 10_000, 5000, 2) > small
     assert graph_workspace(512, 1000, 9000, 2) > small

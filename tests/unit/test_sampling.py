@@ -1,4 +1,4 @@
-"""Drawing tokens."""
+"""Sampling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
-def test_tokens_come_as_often_as_their_probability_says(params: SamplingParams) -> None:
+def test_tokens_are_sampled_with_their_probability(params: SamplingParams) -> None:
     wanted = probabilities(LOGITS[None], [params])[0]
     seen = frequencies(params, 20_000)
     assert wanted.sum() == pytest.approx(1, abs=1e-6)
@@ -38,7 +38,7 @@ def test_tokens_come_as_often_as_their_probability_says(params: SamplingParams) 
     assert (seen - wanted).abs().max() < 4.5 * math.sqrt(0.25 / 20_000)
 
 
-def test_restrictions_keep_what_they_say() -> None:
+def test_top_k_top_p_and_min_p_keep_the_right_tokens() -> None:
     probs = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04])
     kept = lambda **params: (truncate_probs(probs, SamplingParams(temperature=1.0, **params)) > 0).tolist()  # noqa: E731
     assert kept(top_k=2) == [True, True, False, False, False]
@@ -46,11 +46,11 @@ def test_restrictions_keep_what_they_say() -> None:
     assert kept(top_p=0.71) == [True, True, True, False, False]
     assert kept(top_p=0.01) == [True, False, False, False, False]
     assert kept(min_p=0.5) == [True, True, True, False, False]
-    assert kept(top_k=3, top_p=0.5) == [True, True, False, False, False], "top-p looks at what top-k left"
+    assert kept(top_k=3, top_p=0.5) == [True, True, False, False, False], "top-p applies to what top-k left"
     assert kept(top_k=99) == [True] * 5
 
 
-def test_a_top_p_search_that_needs_the_whole_sort_gives_the_same() -> None:
+def test_a_top_p_search_that_needs_a_full_sort_gives_the_same() -> None:
     torch.manual_seed(0)
     flat = torch.randn(5000).mul(0.01).softmax(-1)
     params = SamplingParams(temperature=1.0, top_p=0.9)
@@ -59,13 +59,13 @@ def test_a_top_p_search_that_needs_the_whole_sort_gives_the_same() -> None:
     assert kept.sum() == (order < 0.9).sum() + 1
 
 
-def test_zero_temperature_is_the_likeliest_token_and_a_tie_goes_to_the_first() -> None:
+def test_zero_temperature_is_the_argmax_and_a_tie_goes_to_the_first() -> None:
     greedy = SamplingParams()
     assert sample(LOGITS[None], [SamplingRow(greedy, 5, 0)]) == [1]
     assert probabilities(LOGITS[None], [greedy])[0].tolist() == [0, 1, 0, 0, 0, 0]
 
 
-def test_a_row_draws_the_same_whatever_stands_beside_it() -> None:
+def test_a_row_samples_the_same_in_any_batch() -> None:
     torch.manual_seed(1)
     logits = torch.randn(12, 200)
     kinds = list(SETTINGS.values()) + [SamplingParams()]
@@ -74,7 +74,7 @@ def test_a_row_draws_the_same_whatever_stands_beside_it() -> None:
     assert together == [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
 
 
-def test_noise_made_only_where_it_can_win_draws_the_same_token() -> None:
+def test_noise_computed_only_where_it_can_win_samples_the_same_token() -> None:
     """Lanes are token ids: leaving out lanes of probability 0 must not shift the others."""
     probs = torch.zeros(64)
     probs[[3, 17, 40]] = torch.tensor([0.2, 0.5, 0.3])
@@ -103,8 +103,8 @@ def test_noise_is_a_number_in_the_open_interval_even_at_the_edges() -> None:
     assert noise.exponential(seeds, seeds * 0, 0, torch.arange(9)).isfinite().all()
 
 
-def test_mixing_keeps_the_seed_for_choice_0_and_spreads_the_rest() -> None:
+def test_derived_seeds_keep_the_seed_for_choice_0_and_differ_otherwise() -> None:
     assert noise.derive_seed(123, 0) == 123
-    mixed = {noise.derive_seed(seed, choice) for seed in (-5, 0, 1, 2**62) for choice in range(1, 50)}
-    assert len(mixed) == 4 * 49
-    assert all(-(2**63) <= value < 2**63 for value in mixed)
+    seeds = {noise.derive_seed(seed, choice) for seed in (-5, 0, 1, 2**62) for choice in range(1, 50)}
+    assert len(seeds) == 4 * 49
+    assert all(-(2**63) <= value < 2**63 for value in seeds)

@@ -1,4 +1,4 @@
-"""What the system lends."""
+"""CPU cores and threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def machine(folder: Path, siblings: list[str], quota: str = "") -> Path:
         (["0", "1", "2", "3"], "20000 100000", 1),
         ([], "", 4),
     ],
-    ids=["each its own", "two threads a core", "no quota", "a quota", "a part of a core", "nothing is told"],
+    ids=["one thread per core", "two threads per core", "no quota", "a quota", "a part of a core", "unknown topology"],
 )
 def test_cores_are_counted(
     siblings: list[str], quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -42,16 +42,16 @@ def test_cores_are_counted(
     assert usable_cores(machine(tmp_path, siblings, quota)) == cores
 
 
-def test_threads_are_as_many_as_cores_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, told = torch.get_num_threads(), []
-    monkeypatch.setattr(torch, "set_num_threads", told.append)
+def test_threads_default_to_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, calls = torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
     monkeypatch.setattr("foretell.build.engine_builder.usable_cores", lambda: before + 3)
     set_threads(None)
-    assert not told, "more than torch has is not asked for"
+    assert not calls, "no more than torch has already"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr("foretell.build.engine_builder.usable_cores", lambda: 4)
     set_threads(5)
     set_threads(None)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     set_threads(None)
-    assert told == [5, 4]
+    assert calls == [5, 4]

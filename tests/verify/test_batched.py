@@ -1,4 +1,4 @@
-"""Many chains at once are judged as each by itself, with the same noise."""
+"""A batch of chains gets the results of each chain alone, with the same noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from foretell.sampling import noise
 from foretell.types import Draft
 from foretell.verify import batched
-from foretell.verify.batched import Chains, Verdicts
+from foretell.verify.batched import ChainBatch, ChainResults
 from foretell.verify.randomness import StepRandom
 from foretell.verify.rules import EXACT
 
@@ -34,45 +34,45 @@ def rows(count: int, kind: int) -> Tensor:
     return torch.full((count, VOCAB), 1 / VOCAB)
 
 
-def case(length: int, share_drawn: float) -> tuple[Draft, Tensor]:
-    """A random draft and the target's rows for it; now and then the two distributions are the same."""
+def case(length: int, sampled_share: float) -> tuple[Draft, Tensor]:
+    """Return a random draft and the target's rows for it; in one of five the two distributions are equal."""
     target = rows(length + 1, int(torch.randint(5, ())))
-    guess = target[:length].clone() if torch.rand(()) < 0.2 else rows(length, int(torch.randint(5, ())))
-    drawn = torch.rand(length) < share_drawn
+    draft_probs = target[:length].clone() if torch.rand(()) < 0.2 else rows(length, int(torch.randint(5, ())))
+    sampled = torch.rand(length) < sampled_share
     fixed = torch.randint(VOCAB, (length,))
-    tokens = torch.where(drawn, guess.multinomial(1)[:, 0] if length else fixed, fixed)
+    tokens = torch.where(sampled, draft_probs.multinomial(1)[:, 0] if length else fixed, fixed)
     if torch.rand(()) < 0.05:
-        tokens = torch.randint(VOCAB, (length,))  # also tokens their drafter gave 0
+        tokens = torch.randint(VOCAB, (length,))  # also tokens of draft probability 0
     chain = Draft.chain(tokens.tolist())
-    return Draft(chain.tokens, chain.parents, "", tuple(drawn.tolist()), None, guess), target
+    return Draft(chain.tokens, chain.parents, "", tuple(sampled.tolist()), None, draft_probs), target
 
 
-def judge_together(name: str, drafts: list[Draft], targets: list[Tensor], keys: Tensor) -> Verdicts:
-    chains = Chains.of(drafts, torch.cat(targets))
-    coins = noise.accept_uniforms(keys[0], keys[1], torch.arange(chains.width))
-    return BATCHED[name](chains, coins, noise.residual_noise(keys[0], keys[1], torch.arange(VOCAB)))
+def verify_batch(name: str, drafts: list[Draft], targets: list[Tensor], keys: Tensor) -> ChainResults:
+    chains = ChainBatch.of(drafts, torch.cat(targets))
+    uniforms = noise.accept_uniforms(keys[0], keys[1], torch.arange(chains.width))
+    return BATCHED[name](chains, uniforms, noise.residual_noise(keys[0], keys[1], torch.arange(VOCAB)))
 
 
 def check(name: str, cases: list[tuple[Draft, Tensor]]) -> None:
     drafts, targets = [draft for draft, _ in cases], [target for _, target in cases]
     keys = torch.randint(0, 10**6, (2, len(cases)))
-    together = judge_together(name, drafts, targets, keys)
+    batch = verify_batch(name, drafts, targets, keys)
     for i, (draft, target) in enumerate(cases):
         alone = EXACT[name](draft, target, StepRandom(int(keys[0, i]), int(keys[1, i])))
-        seen = int(together.accepted[i]), int(together.next_tokens[i])
+        seen = int(batch.accepted[i]), int(batch.next_tokens[i])
         assert seen == (len(alone.accepted_path), alone.next_token), (draft, target)
 
 
 @rules
-@pytest.mark.parametrize("share_drawn", [1.0, 0.6, 0.0])
-def test_each_chain_is_judged_as_by_itself(name: str, share_drawn: float) -> None:
-    torch.manual_seed(int(share_drawn * 10))
+@pytest.mark.parametrize("sampled_share", [1.0, 0.6, 0.0])
+def test_each_chain_gets_the_result_it_gets_alone(name: str, sampled_share: float) -> None:
+    torch.manual_seed(int(sampled_share * 10))
     for _ in range(12):
-        check(name, [case(int(torch.randint(0, 7, ())), share_drawn) for _ in range(60)])
+        check(name, [case(int(torch.randint(0, 7, ())), sampled_share) for _ in range(60)])
 
 
 @rules
-def test_chains_of_one_length_and_in_double_precision(name: str) -> None:
+def test_chains_of_equal_length_and_in_double_precision(name: str) -> None:
     torch.manual_seed(7)
     for length in range(4):
         cases = [case(length, 0.8) for _ in range(40)]
@@ -81,38 +81,36 @@ def test_chains_of_one_length_and_in_double_precision(name: str) -> None:
 
 
 @rules
-def test_a_batch_without_any_guess_draws_from_the_target(name: str) -> None:
+def test_a_batch_without_draft_tokens_samples_from_the_target(name: str) -> None:
     torch.manual_seed(8)
     check(name, [case(0, 1.0) for _ in range(50)])
     check(name, [case(0, 1.0)])
 
 
 @rules
-def test_what_lies_behind_the_end_of_a_draft_is_not_read(name: str) -> None:
+def test_padding_does_not_change_the_results(name: str) -> None:
     torch.manual_seed(9)
     cases = [case(length, 0.7) for length in (3, 1, 0, 2)]
     keys = torch.arange(8).view(2, 4)
-    chains = Chains.of([draft for draft, _ in cases], torch.cat([target for _, target in cases]))
-    coins, race = (
-        noise.accept_uniforms(keys[0], keys[1], torch.arange(3)),
-        noise.residual_noise(*keys, torch.arange(VOCAB)),
-    )
+    chains = ChainBatch.of([draft for draft, _ in cases], torch.cat([target for _, target in cases]))
+    uniforms = noise.accept_uniforms(keys[0], keys[1], torch.arange(3))
+    exponentials = noise.residual_noise(*keys, torch.arange(VOCAB))
     assert chains.draft is not None
-    spoiled = Chains(chains.tokens.clone(), chains.lengths, chains.target.clone(), chains.draft.clone())
+    corrupted = ChainBatch(chains.tokens.clone(), chains.lengths, chains.target.clone(), chains.draft.clone())
     for i, length in enumerate((3, 1, 0, 2)):
-        spoiled.tokens[i, length:] = 4
-        spoiled.target[i, length + 1 :] = 0.7
-        spoiled.draft[i, length:] = 0.3
-    clean, dirty = BATCHED[name](chains, coins, race), BATCHED[name](spoiled, coins, race)
+        corrupted.tokens[i, length:] = 4
+        corrupted.target[i, length + 1 :] = 0.7
+        corrupted.draft[i, length:] = 0.3
+    clean, dirty = BATCHED[name](chains, uniforms, exponentials), BATCHED[name](corrupted, uniforms, exponentials)
     assert clean.accepted.equal(dirty.accepted)
     assert clean.next_tokens.equal(dirty.next_tokens)
 
 
 @rules
-def test_judging_leaves_the_distributions_alone(name: str) -> None:
+def test_verification_does_not_modify_its_inputs(name: str) -> None:
     torch.manual_seed(10)
     draft, target = case(4, 1.0)
-    chains = Chains.of([draft], target.double())
+    chains = ChainBatch.of([draft], target.double())
     assert chains.draft is not None
     before = chains.target.clone(), chains.draft.clone()
     BATCHED[name](chains, torch.rand(1, 4), torch.rand(1, VOCAB))
@@ -120,7 +118,7 @@ def test_judging_leaves_the_distributions_alone(name: str) -> None:
     assert chains.draft.equal(before[1])
 
 
-def test_weights_are_the_running_products_cut_to_1_to_the_last_bit() -> None:
+def test_weights_are_the_running_products_clipped_to_1_to_the_last_bit() -> None:
     torch.manual_seed(11)
     ratios = torch.exp(torch.randn(500, 9).double() * 2)
     ratios[torch.rand(500, 9) < 0.05] = 0
@@ -132,6 +130,6 @@ def test_weights_are_the_running_products_cut_to_1_to_the_last_bit() -> None:
     assert batched._weights(ratios).equal(torch.stack(slow, 1))
 
 
-def test_a_tree_is_not_taken_for_a_chain() -> None:
+def test_a_tree_is_refused() -> None:
     with pytest.raises(AssertionError, match="tree"):
-        Chains.of([Draft((1, 2), (-1, -1))], torch.ones(3, VOCAB))
+        ChainBatch.of([Draft((1, 2), (-1, -1))], torch.ones(3, VOCAB))

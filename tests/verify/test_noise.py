@@ -1,4 +1,4 @@
-"""Real noise over several steps gives the law; noise that a later step meets again does not."""
+"""The engine's noise keeps the target's distribution over several steps; noise that a later step reuses does not."""
 
 from __future__ import annotations
 
@@ -6,81 +6,83 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.certify.toy import World, distance, plain_law, world
+from foretell.certify.toy import ToyLanguage, target_distribution, total_variation, toy_language
 from foretell.sampling import noise
 from foretell.verify import batched
 
-from .crowd import BatchedRule, ByRoot, Crowd
+from .toy_batch import BatchedRule, ByRoot, ToyBatch
 
 TRIALS = 60_000
 RULES: dict[str, BatchedRule] = {"rejection": batched.rejection, "block": batched.block}
 
-# Cells of the law are few, so that 60,000 texts come within 0.006 of it nearly always.
-CLOSE, CLEARLY = 0.008, 0.016
+# The distribution has few cells, so that 60,000 outputs are within 0.006 of it nearly always.
+MAX_DISTANCE = 0.008
+MIN_BIAS = 0.016
 
 
 class ByPosition(ByRoot):
-    """Coins and guesses by the place of the token they decide on."""
+    """Uniforms and draft noise keyed by the position of the token they decide."""
 
-    def coins(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
+    def uniforms(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
         return torch.cat([noise.accept_uniforms(seeds, roots + node, torch.tensor([0])) for node in range(width)], 1)
 
     def draft(self, seeds: Tensor, roots: Tensor, offset: int, vocab: int) -> Tensor:
         return noise.draft_noise(seeds, roots + offset, 0, torch.arange(vocab))
 
 
-class OneCoin(ByRoot):
-    """The same coin for every node of a draft."""
+class OneUniform(ByRoot):
+    """The same uniform for every node of a draft."""
 
-    def coins(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
+    def uniforms(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
         return noise.accept_uniforms(seeds, roots, torch.arange(1)).expand(-1, width)
 
 
-class EveryStepAlike(ByRoot):
-    """Coins that do not know which step it is."""
+class SameEveryStep(ByRoot):
+    """The same uniforms in every step."""
 
-    def coins(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
+    def uniforms(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
         return noise.accept_uniforms(seeds, roots * 0, torch.arange(width))
 
 
-class GuessAndCoinAlike(ByRoot):
-    """Guesses drawn with the numbers that the residual is drawn with."""
+class SharedDraftNoise(ByRoot):
+    """Draft tokens sampled with the noise of the residual."""
 
     def draft(self, seeds: Tensor, roots: Tensor, offset: int, vocab: int) -> Tensor:
-        return self.race(seeds, roots, vocab)
+        return self.exponentials(seeds, roots, vocab)
 
 
-def bias(here: World, keys: ByRoot, rule: BatchedRule, width: int, length: int) -> float:
-    return distance(Crowd(here, keys, TRIALS).law(rule, width, length), plain_law(here.target, here.vocab, length))
+def bias(language: ToyLanguage, keys: ByRoot, rule: BatchedRule, width: int, length: int) -> float:
+    outputs = ToyBatch(language, keys, TRIALS).distribution(rule, width, length)
+    return total_variation(outputs, target_distribution(language.target, language.vocab, length))
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("seed", range(3))
-def test_several_steps_with_real_noise_keep_the_law(rule: BatchedRule, seed: int) -> None:
-    assert bias(world("random", 2, 7, seed), ByRoot(), rule, 3, 3) < CLOSE
+def test_several_steps_with_seeded_noise_keep_the_distribution(rule: BatchedRule, seed: int) -> None:
+    assert bias(toy_language("random", 2, 7, seed), ByRoot(), rule, 3, 3) < MAX_DISTANCE
 
 
-def test_a_larger_vocabulary_with_real_noise_keeps_the_law() -> None:
+def test_a_larger_vocabulary_with_seeded_noise_keeps_the_distribution() -> None:
     for rule in RULES.values():
-        assert bias(world("zeros", 4, 5, 3), ByRoot(), rule, 2, 2) < CLOSE
+        assert bias(toy_language("zeros", 4, 5, 3), ByRoot(), rule, 2, 2) < MAX_DISTANCE
 
 
 @pytest.mark.parametrize(
     ("keys", "rule"),
     [
         (ByPosition(), batched.block),
-        (OneCoin(), batched.block),
-        (EveryStepAlike(), batched.rejection),
-        (EveryStepAlike(), batched.block),
-        (GuessAndCoinAlike(), batched.rejection),
+        (OneUniform(), batched.block),
+        (SameEveryStep(), batched.rejection),
+        (SameEveryStep(), batched.block),
+        (SharedDraftNoise(), batched.rejection),
     ],
 )
-def test_noise_met_twice_is_seen(keys: ByRoot, rule: BatchedRule) -> None:
-    worst = max(bias(world("random", 2, 7, seed), keys, rule, 3, 3) for seed in range(3))
-    assert worst > CLEARLY
+def test_reused_noise_is_detected(keys: ByRoot, rule: BatchedRule) -> None:
+    worst = max(bias(toy_language("random", 2, 7, seed), keys, rule, 3, 3) for seed in range(3))
+    assert worst > MIN_BIAS
 
 
-def test_the_streams_of_a_step_have_nothing_in_common() -> None:
+def test_the_noise_streams_of_a_step_are_uncorrelated() -> None:
     seeds, roots, lanes = torch.arange(3000), torch.full((3000,), 5), torch.arange(4)
     streams = [
         noise.exponential(seeds, roots, noise.TOKEN_STREAM, lanes),

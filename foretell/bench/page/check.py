@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from foretell.bench.check import markdown, remarks
+
 from ..check import OFF, CheckFindings
-from ..check_report import markdown, remarks
 from ..compare import ALL
-from .charts import Row, RowChart, Shape, Tile, interval_shapes
+from .charts import Row, RowChart, Shape, Tick, Tile, interval_shapes, ratio_scale, table_of, value_scale
 from .compare import texts
 from .render import render
-from .scales import Tick, ratio_scale, value_scale
-from .tables import table_of
 
 
 def page(found: CheckFindings) -> str:

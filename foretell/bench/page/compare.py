@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from foretell.bench.compare import markdown, remarks
+
 from ..compare import CompareCell, CompareFindings, CompareSample
-from ..compare_report import markdown, remarks
-from .charts import Row, RowChart, Shape, Tile, colour, interval_shapes
-from .render import render
-from .scales import Tick, ratio_scale, value_scale
-from .tables import table_of
-from .texts import ShownText, ShownVersion
-from .waits import waits_chart
+from .charts import (
+    Row,
+    RowChart,
+    Shape,
+    Tick,
+    Tile,
+    colour,
+    interval_shapes,
+    ratio_scale,
+    table_of,
+    value_scale,
+    waits_chart,
+)
+from .render import ShownText, ShownVersion, render
 
 _RowOf = Callable[[CompareCell], Row]
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foretell.bench.load import markdown, remarks
+
 from ..latency import Latency
 from ..load import OFF, LoadCell, LoadFindings
-from ..load_report import markdown, remarks
-from .charts import Row, RowChart, Shape, Tile, colour, interval_shapes
+from .charts import (
+    Row,
+    RowChart,
+    Shape,
+    Tick,
+    Tile,
+    colour,
+    interval_shapes,
+    ratio_scale,
+    table_of,
+    value_scale,
+    waits_chart,
+)
 from .render import render
-from .scales import Tick, ratio_scale, value_scale
-from .tables import table_of
-from .waits import waits_chart
 
 
 def page(found: LoadFindings) -> str:

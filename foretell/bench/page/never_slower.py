@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from foretell.bench.never_slower_report import markdown, remarks
+from foretell.bench.never_slower import markdown, remarks
 
 from ..never_slower import ALL, Cell, Findings
-from .charts import Key, Row, RowChart, Shape, Tile, interval_shapes
+from .charts import Key, Row, RowChart, Shape, Tick, Tile, interval_shapes, ratio_scale, table_of
 from .render import render
-from .scales import Tick, ratio_scale
-from .tables import table_of
 
 VERDICTS = {"held": "c2", "slower": "c6", "inconclusive": "c4"}
 WORDS = {"held": "holds its bar", "slower": "below its bar", "inconclusive": "too noisy to tell"}

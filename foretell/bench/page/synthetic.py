@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foretell.bench.synthetic import WORDS, markdown, remarks
+
 from ..synthetic import TOLERANCE, SyntheticCell, SyntheticFindings
-from ..synthetic_report import WORDS, markdown, remarks
-from .charts import Key, Row, RowChart, Shape, Tile, interval_shapes
+from .charts import Key, Row, RowChart, Shape, Tick, Tile, interval_shapes, ratio_scale, table_of, value_scale
 from .render import render
-from .scales import Tick, ratio_scale, value_scale
-from .tables import table_of
 
 COLOURS = {"sequence": "c0", "batch": "c1"}
 LEGEND = [Key(words, COLOURS[mode]) for mode, words in WORDS.items()]

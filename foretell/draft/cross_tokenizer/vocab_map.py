@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretell.tokenizer import Tokenizer
-from foretell.tokenizer.piece_decoding import Opaque
+from foretell.tokenizer.piece_decoding import OpaqueDecoding
 
 # Ordinary text, for measuring: prose, numbers, a list, a dialogue, code.
 SAMPLE = """The house stood at the end of a narrow lane, half hidden by apple trees that nobody had pruned for years. In
@@ -151,7 +151,7 @@ def first_difference(target: Tokenizer, draft: Tokenizer) -> int | None:
 
 def is_readable(tokenizer: Tokenizer) -> bool:
     """Whether a token's text can be told without the tokens around it."""
-    return not isinstance(tokenizer.spelling, Opaque)
+    return not isinstance(tokenizer.piece_decoding, OpaqueDecoding)
 
 
 def keeps_text(tokenizer: Tokenizer) -> bool:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.errors import ModelError, RequestError
-from foretell.hub.checkpoint import Checkpoint
-from foretell.hub.folder import CONFIG, folder_tensors, read_json
+from foretell.hub.checkpoint import CONFIG, Checkpoint, folder_tensors, read_json
 from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder

@@ -19,7 +19,7 @@ POPULARITY = 1.0  # beginnings are asked for as Zipf has it
 
 
 @dataclass(frozen=True)
-class Call:
+class SimulatedRequest:
     """One request: when it comes, its prompt's tokens, those to be written, and the beginning it shares."""
 
     number: int
@@ -30,7 +30,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Demand:
+class TrafficModel:
     """Requests a second and what they are like. Lengths are means; a shared beginning is part of the prompt."""
 
     rate: float
@@ -43,13 +43,13 @@ class Demand:
     prefix_tokens: float = 0.0
 
 
-def calls(demand: Demand, seconds: float, seed: int) -> list[Call]:
+def generate_requests(demand: TrafficModel, seconds: float, seed: int) -> list[SimulatedRequest]:
     """Everybody who comes within so many seconds; the seed decides all of it."""
     times = random.Random(f"{seed} times")
     coming = _steady(demand.rate, times) if demand.arrivals == "poisson" else _in_bursts(demand, times)
     sizes, sharing = random.Random(f"{seed} sizes"), random.Random(f"{seed} prefixes")
     weights = list(accumulate((i + 1) ** -POPULARITY for i in range(demand.prefixes)))
-    found: list[Call] = []
+    found: list[SimulatedRequest] = []
     for at in coming:
         if at >= seconds:
             return found
@@ -57,7 +57,7 @@ def calls(demand: Demand, seconds: float, seed: int) -> list[Call]:
         output = max(1.0, _length(demand.lengths, demand.output, sizes))
         prefix = bisect(weights, sharing.random() * weights[-1]) if weights else None
         shared = demand.prefix_tokens if prefix is not None else 0.0
-        found.append(Call(len(found), at, shared + own, output, prefix))
+        found.append(SimulatedRequest(len(found), at, shared + own, output, prefix))
     return found
 
 
@@ -68,7 +68,7 @@ def _steady(rate: float, rng: random.Random) -> Iterator[float]:
         yield at
 
 
-def _in_bursts(demand: Demand, rng: random.Random) -> Iterator[float]:
+def _in_bursts(demand: TrafficModel, rng: random.Random) -> Iterator[float]:
     """Calm and busy times in turn, each exponentially long, such that the mean rate is the one asked for."""
     calm = demand.rate * (1 - BUSY_SHARE * demand.burst) / (1 - BUSY_SHARE)
     stays = {True: BUSY_SECONDS, False: BUSY_SECONDS * (1 - BUSY_SHARE) / BUSY_SHARE}

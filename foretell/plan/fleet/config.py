@@ -9,13 +9,12 @@ from typing import cast
 from foretell.errors import CapacityError, RequestError
 from foretell.options import option, strict
 
-from ..config import Parts, PlanConfig
-from ..memory import memory_of
-from .arrivals import ARRIVALS, BUSY_SHARE, LENGTHS, Arrivals, Demand, Lengths, calls
-from .routing import ROUTES
-from .service_time import SPECULATION, Pace, Speculation, pace_of
-from .simulate import Fleet
-from .sizing import Goals, Trial
+from ..config import PlanConfig, PlanInputs
+from ..memory import plan_memory
+from .arrivals import ARRIVALS, BUSY_SHARE, LENGTHS, Arrivals, Lengths, TrafficModel, generate_requests
+from .service_time import SPECULATION, ServiceTimes, Speculation, service_times
+from .simulate import ROUTES, FleetSpec
+from .sizing import FleetSlo, FleetTrial
 
 FEWEST_CALLS, MOST_CALLS = 20, 2_000_000
 
@@ -66,43 +65,43 @@ class FleetConfig:
             raise RequestError("seconds", f"make {expected:.0f} requests, {MOST_CALLS} at most; lower seconds or rate")
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> TrafficModel:
         assert self.rate is not None, "checked where the config was made"
         shared = self.prefix_tokens if self.prefixes else 0.0
         arrivals, lengths = cast(Arrivals, self.arrivals), cast(Lengths, self.lengths)
-        return Demand(self.rate, self.prompt, self.output, arrivals, self.burst, lengths, self.prefixes, shared)
+        return TrafficModel(self.rate, self.prompt, self.output, arrivals, self.burst, lengths, self.prefixes, shared)
 
 
-def trial_of(config: PlanConfig, fleet: FleetConfig, parts: Parts) -> Trial:
+def trial_of(config: PlanConfig, fleet: FleetConfig, parts: PlanInputs) -> FleetTrial:
     """Everything a fleet of any size is tried with."""
     demand = fleet.demand
     seats, known = room_for(config, fleet, parts)
-    copies = Fleet(1, _pace(config, fleet, parts, seats), known, demand.prefix_tokens)
-    coming = calls(demand, fleet.seconds, fleet.seed)
+    copies = FleetSpec(1, _pace(config, fleet, parts, seats), known, demand.prefix_tokens)
+    coming = generate_requests(demand, fleet.seconds, fleet.seed)
     price = config.count * parts.target.device.price
-    return Trial(copies, coming, fleet.routing, fleet.seconds, fleet.seed, Goals(fleet.ttft, fleet.tpot), price)
+    return FleetTrial(copies, coming, fleet.routing, fleet.seconds, fleet.seed, FleetSlo(fleet.ttft, fleet.tpot), price)
 
 
-def room_for(config: PlanConfig, fleet: FleetConfig, parts: Parts) -> tuple[int, int]:
+def room_for(config: PlanConfig, fleet: FleetConfig, parts: PlanInputs) -> tuple[int, int]:
     """Texts that a copy can write at once, and prompts' beginnings that it can keep beside them."""
     context = math.ceil(fleet.prompt + fleet.output)
     length = config.max_draft if config.length is None else config.length
-    memory = memory_of(parts.target, parts.guesser, 1, context, length)
-    if memory.most_texts < 1:
+    memory = plan_memory(parts.target, parts.drafter, 1, context, length)
+    if memory.max_batch < 1:
         raise CapacityError(
             f"a copy on {config.count} x {parts.target.device.name} has no room for one text of {context} tokens; "
             "take more devices (--count), fewer bits (--dtype) or a smaller model"
         )
-    seats = min(fleet.max_num_seqs, memory.most_texts)
-    left = memory.usable - memory.weights - memory.draft - memory.workspace - seats * memory.text
-    beginning = fleet.prefix_tokens * (parts.target.token_bytes + parts.guesser.token_bytes)
+    seats = min(fleet.max_num_seqs, memory.max_batch)
+    left = memory.usable - memory.weights - memory.draft - memory.workspace - seats * memory.kv_per_sequence
+    beginning = fleet.prefix_tokens * (parts.target.kv_bytes_per_token + parts.drafter.kv_bytes_per_token)
     return seats, int(left // beginning) if fleet.prefixes and beginning else 0
 
 
-def _pace(config: PlanConfig, fleet: FleetConfig, parts: Parts, seats: int) -> Pace:
-    return pace_of(
+def _pace(config: PlanConfig, fleet: FleetConfig, parts: PlanInputs, seats: int) -> ServiceTimes:
+    return service_times(
         parts.target,
-        parts.guesser,
+        parts.drafter,
         seats,
         fleet.prompt + fleet.output / 2,
         fleet.prompt,

@@ -1,4 +1,7 @@
-"""What requests may say, in the words of OpenAI, vLLM and llama.cpp. What is not known here is refused by name."""
+"""Request bodies of /v1/completions and the fields shared with chats: OpenAI's, vLLM's and llama.cpp's names.
+
+Unknown fields are rejected by name.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 T = TypeVar("T")
 
-MOST_LISTED = 1024  # entries of a field that every step of a text looks at
-Listed = Annotated[list[T], Field(fail_fast=True)]  # read up to the first wrong entry: a body may have a million
+MAX_LIST_ENTRIES = 1024  # of a list or map that the sampler goes through in every step
+FailFastList = Annotated[list[T], Field(fail_fast=True)]  # validation stops at the first error of a long list
 
-# Fields that ask for nothing when they say this; anything else in them is refused, because it would change the answer.
-NEUTRAL: dict[str, Any] = {
+# Unsupported fields that are accepted with this value, which is the default; other values would change the output.
+NEUTRAL_VALUES: dict[str, Any] = {
     "add_generation_prompt": True,
     "best_of": 1,
     "cache_prompt": True,
@@ -32,39 +35,39 @@ NEUTRAL: dict[str, Any] = {
     "xtc_probability": 0,
 }
 
-# What people ask for that is not here, and what would do.
-REFUSED: dict[str, str] = {
-    "audio": "this model writes text only; leave it out",
-    "best_of": "the best of several texts is not chosen here; ask for n texts and choose",
-    "chat_template": "the model's own template is used; pass variables in chat_template_kwargs",
-    "continue_final_message": "an answer cannot be continued here; use /v1/completions with the rendered text",
-    "function_call": "is OpenAI's old name; use tool_choice",
-    "functions": "is OpenAI's old name; use tools",
-    "length_penalty": "belongs to beam search, which is not here",
+# Unsupported fields, each with the reason or an alternative for the error message.
+UNSUPPORTED_FIELDS: dict[str, str] = {
+    "audio": "this model generates text only; leave the field out",
+    "best_of": "is not supported; request n choices and rank them in the client",
+    "chat_template": "cannot be replaced per request; pass template variables in chat_template_kwargs",
+    "continue_final_message": "is not supported; use /v1/completions with the rendered prompt",
+    "function_call": "is deprecated by OpenAI; use tool_choice",
+    "functions": "is deprecated by OpenAI; use tools",
+    "length_penalty": "applies to beam search, which is not supported",
     "logits_processors": "cannot be sent over HTTP; use the Python interface",
-    "modalities": "this model writes text only",
-    "suffix": "filling a gap is not supported; put the text before it into prompt",
-    "truncate_prompt_tokens": "prompts are never cut; send a shorter one",
-    "use_beam_search": "beam search is not here; ask for n texts",
-    "web_search_options": "this server searches nothing; use tools",
+    "modalities": "this model generates text only",
+    "suffix": "fill-in-the-middle is not supported; put the text before the gap into prompt",
+    "truncate_prompt_tokens": "prompts are never truncated; send a shorter one",
+    "use_beam_search": "beam search is not supported; request n choices",
+    "web_search_options": "web search is not supported; use tools",
 }
 
 
-def between(minimum: float, maximum: float | None = None) -> Any:
-    """A field whose range stands in the API's description; the engine's own values check it, in better words."""
+def ranged(minimum: float, maximum: float | None = None) -> Any:
+    """Return an optional field with its range in the OpenAPI schema; SamplingParams checks it with a clearer error."""
     limits = {"minimum": minimum, "maximum": maximum}
-    return Field(default=None, json_schema_extra={name: each for name, each in limits.items() if each is not None})
+    return Field(default=None, json_schema_extra={name: limit for name, limit in limits.items() if limit is not None})
 
 
-class Strict(BaseModel):
-    """Takes JSON's own kinds and no unknown names."""
+class StrictModel(BaseModel):
+    """A model that converts no types and allows no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def keep_one_unknown_name(cls, data: Any) -> Any:
-        """One is enough to refuse, and each would be told at length."""
+    def keep_first_unknown_field(cls, data: Any) -> Any:
+        """Drop unknown fields but the first: one is enough for the error, and validation reports each at length."""
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -72,62 +75,62 @@ class Strict(BaseModel):
         return {name: value for name, value in data.items() if name in known or name == unknown[0]}
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = Field(default=False, description="Accepted; nothing is obfuscated.")
+    include_obfuscation: bool = Field(default=False, description="Accepted without effect.")
 
 
-class JsonSchema(Strict):
+class JsonSchema(StrictModel):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | bool = Field(alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(Strict):
-    """vLLM's form: one of the first five."""
+class StructuredOutputs(StrictModel):
+    """vLLM's structured outputs; exactly one of the first five fields must be set."""
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: Listed[str] | None = None
+    choice: FailFastList[str] | None = None
     grammar: str | None = Field(default=None, description="A Lark grammar.")
     disable_any_whitespace: bool = False
 
 
-class Prediction(Strict):
-    """OpenAI's Predicted Outputs: the text that is expected, copied wherever the model agrees."""
+class Prediction(StrictModel):
+    """OpenAI's predicted outputs: the expected text, used as draft."""
 
     type: Literal["content"] = "content"
-    content: str | Listed[dict[str, Any]]
+    content: str | FailFastList[dict[str, Any]]
 
 
-class Speculative(Strict):
-    """How this request wants to be speculated on; what is left out is the server's own."""
+class Speculative(StrictModel):
+    """Speculative decoding settings of this request; fields left out keep the server's settings."""
 
     enabled: bool = True
     drafter: str | None = None
-    method: str | None = Field(default=None, description="Another name of drafter.")
-    max_draft: int | None = between(0, 64)
-    n_max: int | None = Field(default=None, description="Another name of max_draft.")
-    n_min: int | None = Field(default=None, description="Accepted; what is worth checking is measured.")
-    p_min: float | None = Field(default=None, description="Accepted; what is worth checking is measured.")
-    deadline: float | None = Field(default=None, description="Seconds in which the text should be written.")
-    min_tokens_per_second: float | None = Field(default=None, description="The text should not come slower.")
+    method: str | None = Field(default=None, description="Alias of drafter.")
+    max_draft: int | None = ranged(0, 64)
+    n_max: int | None = Field(default=None, description="Alias of max_draft.")
+    n_min: int | None = Field(default=None, description="Accepted without effect: the draft length is adaptive.")
+    p_min: float | None = Field(default=None, description="Accepted without effect: the draft length is adaptive.")
+    deadline: float | None = Field(default=None, description="SLO: seconds until the output should be complete.")
+    min_tokens_per_second: float | None = Field(default=None, description="SLO: minimum decode speed of this request.")
     rule: str | None = None
     acceptance_threshold: float | None = None
     acceptance_threshold_lower: float | None = None
     workload: str | None = None
 
 
-class Harmless(Strict):
-    """Fields that clients send and that change nothing here."""
+class IgnoredFields(StrictModel):
+    """Fields that clients send and that have no effect here."""
 
     user: Any = None
     metadata: Any = None
@@ -140,58 +143,62 @@ class Harmless(Strict):
     priority: Any = None
 
 
-class Generation(Harmless):
-    """What chats and completions have in common."""
+class GenerationRequest(IgnoredFields):
+    """The fields shared by chat completions and completions."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = between(1, 128)
-    temperature: float | None = between(0, 100)
-    top_p: float | None = between(0.001, 1)
-    top_k: int | None = between(-1)
-    min_p: float | None = between(0, 1)
-    presence_penalty: float | None = between(-2, 2)
-    frequency_penalty: float | None = between(-2, 2)
-    repetition_penalty: float | None = between(0.01, 100)
-    max_tokens: int | None = between(1)
-    min_tokens: int | None = between(0)
-    seed: int | None = between(-(2**63), 2**63 - 1)
-    stop: str | Listed[str] | None = None
-    stop_token_ids: Listed[int] | None = None
+    n: int | None = ranged(1, 128)
+    temperature: float | None = ranged(0, 100)
+    top_p: float | None = ranged(0.001, 1)
+    top_k: int | None = ranged(-1)
+    min_p: float | None = ranged(0, 1)
+    presence_penalty: float | None = ranged(-2, 2)
+    frequency_penalty: float | None = ranged(-2, 2)
+    repetition_penalty: float | None = ranged(0.01, 100)
+    max_tokens: int | None = ranged(1)
+    min_tokens: int | None = ranged(0)
+    seed: int | None = ranged(-(2**63), 2**63 - 1)
+    stop: str | FailFastList[str] | None = None
+    stop_token_ids: FailFastList[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: Listed[str] | None = None
+    bad_words: FailFastList[str] | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: Listed[int] | None = None
+    allowed_token_ids: FailFastList[int] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
-    guided_choice: Listed[str] | None = None
+    guided_choice: FailFastList[str] | None = None
     guided_grammar: str | None = None
     prediction: Prediction | None = None
     speculative: bool | Speculative | None = None
     speculative_n_max: int | None = Field(default=None, alias="speculative.n_max")
     speculative_n_min: int | None = Field(default=None, alias="speculative.n_min")
     speculative_p_min: float | None = Field(default=None, alias="speculative.p_min")
-    cache_salt: str | None = Field(default=None, description="Texts with another salt share no cache with this one.")
-    return_token_origin: bool | None = Field(default=None, description="Tell of each token who proposed it.")
+    cache_salt: str | None = Field(
+        default=None, description="Requests share the prefix cache only with those of the same salt."
+    )
+    return_token_origin: bool | None = Field(default=None, description="Return the drafter of each token, or target.")
     return_token_details: bool | None = Field(
         default=None,
-        description="Tell how likely each token was found and which guesses fell there; return_rounds too.",
+        description="Return each token's probability and the draft tokens rejected there; implies return_rounds.",
     )
-    return_rounds: bool | None = Field(default=None, description="Tell of each step what was guessed and what it took.")
+    return_rounds: bool | None = Field(
+        default=None, description="Return drafted and accepted tokens and times of each step."
+    )
     return_tokens_as_token_ids: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = Field(
-        default=None, description="Tell in a stream's first chunk what of the prompt was read and what was known."
+        default=None, description="Return the prefilled and cached prompt tokens in the first chunk of a stream."
     )
 
     @model_validator(mode="before")
     @classmethod
-    def drop_what_asks_for_nothing(cls, data: Any) -> Any:
-        """null is as good as left out, and so is a field that says what would be done anyway."""
+    def drop_neutral_fields(cls, data: Any) -> Any:
+        """Drop fields that are null and unsupported fields with their neutral value."""
         if not isinstance(data, dict):
             return data
         kept = {name: value for name, value in data.items() if value is not None and not is_neutral(name, value)}
@@ -201,10 +208,10 @@ class Generation(Harmless):
 
     @field_validator("logit_bias", "bad_words", "stop_token_ids", mode="before")
     @classmethod
-    def refuse_endless_lists(cls, value: Any) -> Any:
-        """Every step looks at each entry."""
-        if isinstance(value, dict | list) and len(value) > MOST_LISTED:
-            raise ValueError(f"has {len(value)} entries; at most {MOST_LISTED} are taken")
+    def limit_list_length(cls, value: Any) -> Any:
+        """Reject long lists: the sampler goes through every entry in every step."""
+        if isinstance(value, dict | list) and len(value) > MAX_LIST_ENTRIES:
+            raise ValueError(f"has {len(value)} entries; at most {MAX_LIST_ENTRIES} are allowed")
         return value
 
     @property
@@ -213,15 +220,15 @@ class Generation(Harmless):
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Whether a field that is not supported asks for just what is done anyway."""
-    neutral = NEUTRAL.get(name)
+    """Return whether an unsupported field has the value that changes nothing."""
+    neutral = NEUTRAL_VALUES.get(name)
     return neutral is not None and value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-class CompletionBody(Generation):
+class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
+    prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]]
     echo: bool | None = None
-    logprobs: int | None = between(0, 20)
-    max_tokens: int | None = between(0)
+    logprobs: int | None = ranged(0, 20)
+    max_tokens: int | None = ranged(0)

@@ -1,4 +1,4 @@
-"""What replies look like, for the API's own description; they are made in replies*.py."""
+"""Response bodies for the OpenAPI schema; `response_builder.py` builds them as dictionaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ErrorBody(BaseModel):
     code: str | None
 
 
-class ErrorReply(BaseModel):
+class ErrorResponse(BaseModel):
     error: ErrorBody
 
 
@@ -24,7 +24,7 @@ class PromptDetails(BaseModel):
 
 class CompletionDetails(BaseModel):
     reasoning_tokens: int
-    accepted_prediction_tokens: int | None = Field(default=None, description="Only where prediction was sent.")
+    accepted_prediction_tokens: int | None = Field(default=None, description="Present if the request has a prediction.")
     rejected_prediction_tokens: int | None = None
 
 
@@ -36,8 +36,8 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionDetails
 
 
-class Timings(BaseModel):
-    """llama.cpp's; milliseconds. `draft_n` is there where somebody may guess."""
+class TimingInfo(BaseModel):
+    """llama.cpp's timings, in milliseconds. `draft_n` is present if drafting was allowed."""
 
     cache_n: int
     prompt_n: int
@@ -52,7 +52,7 @@ class Timings(BaseModel):
     draft_n_accepted: int | None = None
 
 
-class Speculation(BaseModel):
+class SpeculationInfo(BaseModel):
     rule: str
     lossless: bool
     seeds: list[int]
@@ -60,16 +60,16 @@ class Speculation(BaseModel):
     skipped: dict[str, int]
 
 
-class Reply(BaseModel):
+class CompletionResponse(BaseModel):
     id: str
     object: str
     created: int
     model: str
     system_fingerprint: str
     usage: Usage
-    timings: Timings
-    metrics: dict[str, Any] | None = Field(default=None, description="vLLM's speculative_decoding.")
-    speculation: Speculation
+    timings: TimingInfo
+    metrics: dict[str, Any] | None = Field(default=None, description="vLLM's speculative_decoding statistics.")
+    speculation: SpeculationInfo
 
 
 class ChatMessage(BaseModel):
@@ -80,64 +80,66 @@ class ChatMessage(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Chances(BaseModel):
+class TokenProbabilities(BaseModel):
     id: int
     text: str
-    probability: float = Field(description="The target's, with the request's settings; at temperature 0 the scores'.")
-    draft_confidence: float | None = Field(description="How sure the drafter was, from 0 to 1.")
-    draft_probability: float | None = Field(description="The same, where it is the probability it guessed with.")
+    probability: float = Field(
+        description="Target probability after the sampling parameters; at temperature 0, the softmax of the logits."
+    )
+    draft_confidence: float | None = Field(description="The drafter's confidence, from 0 to 1.")
+    draft_probability: float | None = Field(description="The drafter's probability, if its confidence is one.")
 
 
-class TokenDetails(Chances):
+class TokenDetails(TokenProbabilities):
     origin: str
-    rejected: list[Chances] = Field(description="Guesses that fell at this place.")
+    rejected: list[TokenProbabilities] = Field(description="Rejected draft tokens at this position.")
 
 
-class Round(BaseModel):
-    """A step of the text; milliseconds."""
+class SpeculationRound(BaseModel):
+    """One step of a sequence; times in milliseconds."""
 
     tokens: int
     drafted: int
     accepted: int
     drafter: str | None
-    skipped: str | None = Field(description="Why nothing was guessed.")
-    at_ms: float | None = Field(default=None, description="When it ended, since the prompt was taken up.")
+    skipped: str | None = Field(description="Why the step had no draft.")
+    at_ms: float | None = Field(default=None, description="End of the step, since the start of prefill.")
     step_ms: float | None = None
     drafting_ms: float | None = None
     target_ms: float | None = None
-    plain_ms: float | None = Field(default=None, description="What the step would take without guesses, where known.")
-    texts: int | None = Field(default=None, description="Texts that grew in it.")
+    plain_ms: float | None = Field(default=None, description="Estimated time of the step without drafts, if known.")
+    texts: int | None = Field(default=None, description="Sequences that got tokens in the step.")
 
 
-class Choice(BaseModel):
-    """What is told of tokens, where it was asked for."""
+class ChoiceDetails(BaseModel):
+    """Per-token fields of a choice; present if requested."""
 
     token_ids: list[int] | None = None
     origins: list[str] | None = None
     token_texts: list[str] | None = None
     token_details: list[TokenDetails] | None = None
-    rounds: list[Round] | None = None
+    rounds: list[SpeculationRound] | None = None
 
 
-class ChatChoice(Choice):
+class ChatChoice(ChoiceDetails):
     index: int
     message: ChatMessage
     logprobs: dict[str, Any] | None
     finish_reason: str
 
 
-class ChatCompletion(Reply):
+class ChatCompletion(CompletionResponse):
     choices: list[ChatChoice]
 
 
-class TextChoice(Choice):
+class TextChoice(ChoiceDetails):
     index: int
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: str
 
 
-class TextCompletion(Reply):
+class TextCompletion(CompletionResponse):
     choices: list[TextChoice]
 
 
@@ -156,21 +158,21 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class Tokens(BaseModel):
+class TokenizeResponse(BaseModel):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
 
 
-class Prompt(BaseModel):
+class DetokenizeResponse(BaseModel):
     prompt: str
 
 
-class Standing(BaseModel):
+class HealthStatus(BaseModel):
     status: str
     reason: str | None = None
 
 
-class Version(BaseModel):
+class VersionInfo(BaseModel):
     version: str

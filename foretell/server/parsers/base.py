@@ -1,4 +1,4 @@
-"""Reading an answer for what it holds: words, thoughts, calls of tools. How the answer was cut never matters."""
+"""Incremental parsers of model output. The result does not depend on how the text is split into chunks."""
 
 from __future__ import annotations
 
@@ -7,98 +7,101 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["content", "reasoning", "call", "arguments"]
-Program = Generator[None, str, None]  # takes one character at a time, and "" for the end
+PartKind = Literal["content", "reasoning", "call", "arguments"]
+ParseLoop = Generator[None, str, None]  # receives one character at a time, "" at the end
 
 
 @dataclass(frozen=True)
 class OutputPart:
-    """Something an answer says: words, thoughts, the name of a tool to call, or more of that call's arguments."""
+    """A parsed part of the output: content, reasoning, the function name of a tool call, or more of its arguments."""
 
-    kind: Kind
+    kind: PartKind
     text: str
 
 
 class OutputParser(ABC):
-    """Reads one character at a time, so that pieces of any size give the same."""
+    """A parser written as a generator over characters."""
 
     def __init__(self) -> None:
         self.ended = False
-        self._said: list[OutputPart] = []
-        self._program = self.read()
-        next(self._program)
+        self._parts: list[OutputPart] = []
+        self._loop = self.parse()
+        next(self._loop)
 
     @abstractmethod
-    def read(self) -> Program:
-        """Takes characters by `yield` and says what they are."""
+    def parse(self) -> ParseLoop:
+        """Receive characters by `yield` and call `emit` for what they mean."""
 
     def feed(self, text: str) -> list[OutputPart]:
-        """What is certain now and was not before."""
+        """Parse more text; return the parts that are certain now."""
         for char in text:
-            self._program.send(char)
+            self._loop.send(char)
         return self._take()
 
     def finish(self) -> list[OutputPart]:
-        """What is left at the end."""
+        """End the text; return the parts that were held back."""
         self.ended = True
         try:
-            self._program.send("")
+            self._loop.send("")
         except StopIteration:
             pass
         else:
-            raise AssertionError("a program ends with its text")
+            raise AssertionError("a parse loop must end with its text")
         return self._take()
 
-    def say(self, kind: Kind, text: str) -> None:
-        """Add to what was said; a call begins anew each time."""
-        last = self._said[-1] if self._said else None
+    def emit(self, kind: PartKind, text: str) -> None:
+        """Append text to the last part if it is of the same kind; a `call` always starts a new part."""
+        last = self._parts[-1] if self._parts else None
         if last is not None and last.kind == kind and kind != "call":
-            self._said[-1] = OutputPart(kind, last.text + text)
+            self._parts[-1] = OutputPart(kind, last.text + text)
         elif text:
-            self._said.append(OutputPart(kind, text))
+            self._parts.append(OutputPart(kind, text))
 
     def _take(self) -> list[OutputPart]:
-        said, self._said = self._said, []
-        return said
+        parts, self._parts = self._parts, []
+        return parts
 
-    def until(self, mark: str, kind: Kind = "content", held: str = "") -> Generator[None, str, bool]:
-        """Say all up to `mark`, less the blanks before it; False where the text ends first. `held` comes before."""
+    def parse_until(self, tag: str, kind: PartKind = "content", held: str = "") -> Generator[None, str, bool]:
+        """Emit text up to `tag`, without the whitespace before it; return False if the text ends first.
+
+        `held` is text that was already received.
+        """
         while True:
-            if held.endswith(mark):
-                self.say(kind, held[: -len(mark)].rstrip())
+            if held.endswith(tag):
+                self.emit(kind, held[: -len(tag)].rstrip())
                 return True
-            certain = len(held) - overlap(held, mark)
+            certain = len(held) - overlap(held, tag)
             while certain and held[certain - 1].isspace():
                 certain -= 1
-            self.say(kind, held[:certain])
+            self.emit(kind, held[:certain])
             char = yield
             held = held[certain:] + char
             if not char:
-                self.say(kind, held)
+                self.emit(kind, held)
                 return False
 
-    def expect(self, mark: str) -> Generator[None, str, bool]:
-        """Pass over blanks and `mark`; anything else is said. False where the text ends."""
+    def expect(self, tag: str) -> Generator[None, str, bool]:
+        """Skip whitespace and `tag`; emit anything else. Return False if the text ends."""
         held = ""
         while char := (yield):
             held += char
-            found = held.lstrip()
-            if found == mark:
+            stripped = held.lstrip()
+            if stripped == tag:
                 return True
-            if not mark.startswith(found):
-                self.say("content", held)
+            if not tag.startswith(stripped):
+                self.emit("content", held)
                 return True
         return False
 
-    def rest(self, kind: Kind = "content") -> Program:
-        """Say all that comes."""
+    def emit_rest(self, kind: PartKind = "content") -> ParseLoop:
+        """Emit all remaining text."""
         while char := (yield):
-            self.say(kind, char)
+            self.emit(kind, char)
 
 
-def overlap(text: str, mark: str) -> int:
-    """The length of the longest end of `text` that `mark` begins with."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:length]):
+def overlap(text: str, tag: str) -> int:
+    """Return the length of the longest suffix of `text` that is a prefix of `tag`."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
             return length
     return 0

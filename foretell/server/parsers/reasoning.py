@@ -1,53 +1,53 @@
-"""Thoughts apart from the answer, for models that think between <think> and </think>."""
+"""Separates reasoning between <think> and </think> from content."""
 
 from __future__ import annotations
 
-from foretell.server.parsers.base import Kind, OutputParser, Program
+from foretell.server.parsers.base import OutputParser, ParseLoop, PartKind
 
-OPENS, CLOSES = "<think>", "</think>"
+START_TAG, END_TAG = "<think>", "</think>"
 
 
 class ReasoningParser(OutputParser):
-    """`thinking`: whether the prompt ends inside a passage already, as some templates have it."""
+    """Parses an optional reasoning block at the start; `in_reasoning`: the prompt already ends inside one."""
 
-    def __init__(self, thinking: bool) -> None:
-        self.thinking = thinking
-        self._thought = False
+    def __init__(self, in_reasoning: bool) -> None:
+        self.in_reasoning = in_reasoning
+        self._has_reasoning = False
         super().__init__()
 
-    def read(self) -> Program:
+    def parse(self) -> ParseLoop:
         held = ""
-        while not self.thinking:
+        while not self.in_reasoning:
             char = yield
             held += char
-            found = held.lstrip()
-            if found == OPENS:
+            stripped = held.lstrip()
+            if stripped == START_TAG:
                 break
-            if not char or not OPENS.startswith(found):
-                self.say("content", held)
+            if not char or not START_TAG.startswith(stripped):
+                self.emit("content", held)
                 if char:
-                    yield from self.rest()
+                    yield from self.emit_rest()
                 return
-        if (yield from self.until(CLOSES, "reasoning")):
+        if (yield from self.parse_until(END_TAG, "reasoning")):
             while (char := (yield)) and char.isspace():
                 pass
             if char:
-                self.say("content", char)
-                yield from self.rest()
+                self.emit("content", char)
+                yield from self.emit_rest()
 
-    def say(self, kind: Kind, text: str) -> None:
-        """Thoughts begin with their first word."""
-        if kind == "reasoning" and not self._thought:
+    def emit(self, kind: PartKind, text: str) -> None:
+        """Emit without whitespace at the start of the reasoning."""
+        if kind == "reasoning" and not self._has_reasoning:
             text = text.lstrip()
-            self._thought = bool(text)
-        super().say(kind, text)
+            self._has_reasoning = bool(text)
+        super().emit(kind, text)
 
 
-def starts_thinking(prompt: str) -> bool:
-    """Whether a prompt leaves a passage open for the model to go on with."""
-    return prompt.rstrip().endswith(OPENS)
+def ends_in_reasoning(prompt: str) -> bool:
+    """Return whether a prompt ends with an open reasoning block."""
+    return prompt.rstrip().endswith(START_TAG)
 
 
-def marks_thoughts(template: str | None) -> bool:
-    """Whether a chat template knows of such passages."""
-    return template is not None and CLOSES in template
+def has_reasoning_tags(template: str | None) -> bool:
+    """Return whether a chat template uses reasoning tags."""
+    return template is not None and END_TAG in template

@@ -1,4 +1,4 @@
-"""The endpoints that write."""
+"""The generation endpoints: /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -12,40 +12,38 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from foretell.server.errors import INTERNAL, ApiError, failure_of
+from foretell.server.errors import INTERNAL, ApiError, to_api_error
 from foretell.server.http_protocol import DirectConnection
 from foretell.server.json_body import JsonRoute
-from foretell.server.middleware import shown_key
-from foretell.server.openai.chat_requests import ChatBody
-from foretell.server.openai.chat_response import ChatResponseBuilder
-from foretell.server.openai.completion_response import CompletionResponseBuilder
-from foretell.server.openai.requests import CompletionBody
-from foretell.server.openai.response_builder import ResponseBuilder
-from foretell.server.openai.responses import ChatCompletion, ErrorReply, TextCompletion
+from foretell.server.middleware import bearer_key
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai.requests import CompletionRequest
+from foretell.server.openai.response_builder import ChatResponseBuilder, CompletionResponseBuilder, ResponseBuilder
+from foretell.server.openai.responses import ChatCompletion, ErrorResponse, TextCompletion
 from foretell.server.preprocess import ClientContext, GenerationJob
 from foretell.server.service import Service
-from foretell.server.sse import DONE, EventStream, event, unless_gone
+from foretell.server.sse import DONE, EventStreamResponse, cancel_on_disconnect, sse_event
 
 if TYPE_CHECKING:
     from foretell.engine.streams import Stream, StreamItem
 
 LOG = logging.getLogger("foretell")
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": words}
-    for status, words in {
-        400: "A field that is wrong or not supported; `param` names it",
-        401: "No key, or a wrong one",
-        403: "Asked for by a name that this server does not answer to",
-        404: "A model that is not served here",
-        408: "The body came too slowly",
-        413: "The body is too large",
-        429: "Too many texts wait; see Retry-After",
-        500: "A fault of the server",
-        503: "The server is stopping or has failed",
-        504: "The request took too long",
+    status: {"model": ErrorResponse, "description": description}
+    for status, description in {
+        400: "A field is invalid or not supported; `param` names it",
+        401: "The API key is missing or wrong",
+        403: "The Host header names a host that this server does not serve",
+        404: "The model is not served here",
+        408: "The request body arrived too slowly",
+        413: "The request body is too large",
+        429: "Too many requests are queued; see Retry-After",
+        500: "Internal server error",
+        503: "The server is shutting down or has failed",
+        504: "The request timed out",
     }.items()
 }
-# Of each event, not of the whole stream: OpenAPI 3.2's keyword, which earlier versions let through.
+# Describes each event instead of the stream: a keyword of OpenAPI 3.2, which earlier versions allow.
 STREAM = {
     "text/event-stream": {
         "itemSchema": {
@@ -57,30 +55,32 @@ STREAM = {
 }
 
 
-def some(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The descriptions of these errors."""
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI descriptions of these error statuses."""
     return {status: ERRORS[status] for status in statuses}
 
 
-def writing_routes(service: Service) -> APIRouter:
-    """/v1/chat/completions and /v1/completions."""
-    router = APIRouter(tags=["writing"], route_class=JsonRoute)
+def generate_routes(service: Service) -> APIRouter:
+    """Return the routes of /v1/chat/completions and /v1/completions."""
+    router = APIRouter(tags=["generation"], route_class=JsonRoute)
 
     @router.post(
         "/v1/chat/completions",
         response_model=None,
         responses={200: {"model": ChatCompletion, "content": STREAM}, **ERRORS},
     )
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
-        """Answer a conversation."""
-        return await respond(service, request, body, "chatcmpl", service.desk.chat, ChatResponseBuilder)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Generate the assistant's next message of a conversation."""
+        preprocess = service.preprocessor.preprocess_chat
+        return await respond(service, request, body, "chatcmpl", preprocess, ChatResponseBuilder)
 
     @router.post(
         "/v1/completions", response_model=None, responses={200: {"model": TextCompletion, "content": STREAM}, **ERRORS}
     )
-    async def completions(body: CompletionBody, request: Request) -> Response:
-        """Continue prompts."""
-        return await respond(service, request, body, "cmpl", service.desk.completion, CompletionResponseBuilder)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Generate completions of one or more prompts."""
+        preprocess = service.preprocessor.preprocess_completion
+        return await respond(service, request, body, "cmpl", preprocess, CompletionResponseBuilder)
 
     return router
 
@@ -89,92 +89,94 @@ async def respond(
     service: Service,
     request: Request,
     body: Any,
-    kind: str,
-    make: Callable[[Any, ClientContext], GenerationJob],
-    shape: type[Any],
+    id_prefix: str,
+    preprocess: Callable[[Any, ClientContext], GenerationJob],
+    builder_type: type[Any],
 ) -> Response:
-    """The reply to one request, whole or as a stream; it is broken off when the caller goes away."""
+    """Return the response to one request, complete or as an event stream; cancel it if the client disconnects."""
     model = service.check_model(body.model)
-    caller = service.caller(kind, shown_key(request.scope), body.cache_salt)
+    client = service.client_context(id_prefix, bearer_key(request.scope), body.cache_salt)
 
-    async def begin() -> Response:
-        service.engine.check_open(1 + service.arriving)  # before any work is put into it
+    async def generate() -> Response:
         deadline = asyncio.get_running_loop().time() + service.config.request_timeout
         async with asyncio.timeout_at(deadline):
-            job = await service.settle(make, body, caller)
-            reply: ResponseBuilder = shape(service.house, job, body, caller.name, model)
-            stream = await service.open(job, deadline, patient=not body.stream)
-        if not body.stream:
-            return await whole(service, reply, stream)
-        told = events(service, reply, await first_of(stream), stream)
-        return EventStream(told, stream.close, partial(shorten, reply, stream))
+            job, stream = await service.submit(preprocess, body, client, deadline)
+        try:
+            builder: ResponseBuilder = builder_type(service.response_context, job, body, client.request_id, model)
+            if not body.stream:
+                return await complete_response(service, builder, stream)
+            first = await first_items(stream)
+        except BaseException:
+            stream.close()
+            raise
+        events = stream_events(service, builder, first, stream)
+        return EventStreamResponse(events, stream.close, partial(write_directly, builder, stream))
 
-    return await unless_gone(request.receive, begin())
-
-
-async def whole(service: Service, reply: ResponseBuilder, stream: Stream) -> Response:
-    """The reply in one."""
-    async with aclosing(stream.items()) as pieces:
-        async for piece in pieces:
-            check(piece)
-            reply.add(piece)
-    service.log.write(reply.name, reply.model, reply.body, reply.answers)
-    return JSONResponse(reply.whole())
+    return await cancel_on_disconnect(request.receive, generate())
 
 
-async def first_of(stream: Stream) -> list[StreamItem]:
-    """The first pieces: what fails before them, or with them, gets a status of its own."""
-    try:
-        pieces = await stream.next_items()
-        for piece in pieces:
-            check(piece)
-    except BaseException:
-        stream.close()
-        raise
-    return pieces
+async def complete_response(service: Service, builder: ResponseBuilder, stream: Stream) -> Response:
+    """Wait for all output and return it in one response."""
+    async with aclosing(stream.items()) as items:
+        async for item in items:
+            raise_if_failed(item)
+            builder.add(item)
+    service.log.write(builder.request_id, builder.model, builder.body, builder.choices)
+    return JSONResponse(builder.response())
 
 
-async def events(
-    service: Service, reply: ResponseBuilder, pieces: list[StreamItem], stream: Stream
+async def first_items(stream: Stream) -> list[StreamItem]:
+    """Wait for the first items, before headers are sent: a failure up to here gets its own HTTP status."""
+    items = await stream.next_items()
+    for item in items:
+        raise_if_failed(item)
+    return items
+
+
+async def stream_events(
+    service: Service, builder: ResponseBuilder, items: list[StreamItem], stream: Stream
 ) -> AsyncGenerator[bytes, None]:
-    """The reply as server-sent events; what fails now is told as the last of them."""
+    """Yield the response as server-sent events. An error at this stage is sent as the last event before [DONE]."""
     try:
-        while pieces:
-            sound = [piece for piece in pieces if piece.delta.finish_reason != "error"]
-            yield b"".join([reply.events(piece) for piece in sound])
-            for piece in pieces if len(sound) < len(pieces) else ():
-                check(piece)
-            pieces = await stream.next_items()
-        service.log.write(reply.name, reply.model, reply.body, reply.answers)
-    except Exception as error:
-        failure = failure_of(error)
-        if failure.code == INTERNAL:
+        while items:
+            valid = [item for item in items if item.delta.finish_reason != "error"]
+            yield b"".join([builder.events(item) for item in valid])
+            if len(valid) < len(items):
+                for item in items:
+                    raise_if_failed(item)
+            items = await stream.next_items()
+        service.log.write(builder.request_id, builder.model, builder.body, builder.choices)
+    except Exception as exception:
+        error = to_api_error(exception)
+        if error.code == INTERNAL:
             LOG.exception("a stream failed")
-        service.metrics.instruments.failures.add(failure.code or "")
-        yield event(failure.body())
+        service.metrics.prometheus.failures.inc(error.code or "")
+        yield sse_event(error.body())
     finally:
         stream.close()
     yield DONE
 
 
-def shorten(reply: ResponseBuilder, stream: Stream, connection: DirectConnection) -> None:
-    """Have the words of a text written as they come, and no task woken for them. Several texts are better sent at once,
-    and what comes to a slow reader waits its turn as ever."""
+def write_directly(builder: ResponseBuilder, stream: Stream, connection: DirectConnection) -> None:
+    """Write the chunks of a single-sequence stream to the connection without waking a task for each.
+
+    Chunks of several sequences are better sent together. If the connection's buffer is full, items queue as usual.
+    """
     if len(stream.requests) > 1:
         return
 
-    def take(piece: StreamItem) -> bool:
-        if not connection.has_room():
+    def take(item: StreamItem) -> bool:
+        if not connection.can_write():
             return False
-        told = reply.events(piece)
-        if told:
-            connection.write(told)
+        events = builder.events(item)
+        if events:
+            connection.write(events)
         return True
 
     stream.on_item = take
 
 
-def check(piece: StreamItem) -> None:
-    """A text that could not go on is told as a failure, with its reason."""
-    if piece.delta.finish_reason == "error":
-        raise ApiError(400, f"the text could not go on: {piece.state.error}", code="cannot_go_on")
+def raise_if_failed(item: StreamItem) -> None:
+    """Raise an ApiError with the reason if the sequence has ended with an error."""
+    if item.delta.finish_reason == "error":
+        raise ApiError(400, f"generation cannot continue: {item.state.error}", code="cannot_go_on")

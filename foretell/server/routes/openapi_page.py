@@ -1,10 +1,10 @@
-"""/docs: the API's description as a page of its own, without scripts, that asks nobody else for anything."""
+"""/docs: the OpenAPI schema as an HTML page, without scripts or external resources."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any
 
@@ -30,26 +30,24 @@ HEADERS = {
 }
 
 
-def api_routes(describe: Any) -> APIRouter:
-    """/docs, of what `describe` gives: an OpenAPI document."""
+def openapi_routes(schema: Callable[[], Schema]) -> APIRouter:
+    """Return the route of /docs; `schema` returns the OpenAPI document."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")
     async def docs() -> HTMLResponse:
-        return HTMLResponse(page(describe()), headers=HEADERS)
+        return HTMLResponse(render_page(schema()), headers=HEADERS)
 
     return router
 
 
-def page(api: Schema) -> str:
-    """All of it in HTML."""
+def render_page(api: Schema) -> str:
+    """Return the HTML page of an OpenAPI document."""
     title = escape(f"{api['info']['title']} {api['info']['version']}")
     calls = "".join(
         _call(api, path, method, call) for path, methods in api["paths"].items() for method, call in methods.items()
     )
-    intro = (
-        'For programs: <a href="/openapi.json"><code>/openapi.json</code></a>. To try it out: <a href="/">the page</a>.'
-    )
+    intro = 'OpenAPI schema: <a href="/openapi.json"><code>/openapi.json</code></a>. <a href="/">Playground</a>.'
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     return (
         f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{title}</h1><p>{intro}</p>{calls}</body></html>'
@@ -57,25 +55,24 @@ def page(api: Schema) -> str:
 
 
 def _call(api: Schema, path: str, method: str, call: Schema) -> str:
-    """One endpoint: what it does, what it takes, what it answers."""
+    """Return the section of one endpoint: description, request fields, responses."""
     found = f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(call.get('description', ''))}</p>"
     content = call.get("requestBody", {}).get("content", {}).get("application/json")
     if content is not None:
         found += f"<h3>Fields</h3>{_fields(api, content['schema'])}"
-    answers = [(status, _words(answer), _answer(api, answer)) for status, answer in call["responses"].items()]
-    rows = "".join(f"<tr><td><code>{status}</code></td><td>{words}{more}</td></tr>" for status, words, more in answers)
-    return f"{found}<h3>Answers</h3><table>{rows}</table>"
+    rows = "".join(
+        f"<tr><td><code>{status}</code></td>"
+        f"<td>{escape(response.get('description', ''))}{_response_fields(api, response)}</td></tr>"
+        for status, response in call["responses"].items()
+    )
+    return f"{found}<h3>Responses</h3><table>{rows}</table>"
 
 
-def _words(answer: Schema) -> str:
-    return escape(answer.get("description", ""))
-
-
-def _answer(api: Schema, answer: Schema) -> str:
-    """What an answer consists of, folded away."""
-    schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
-    inside = _fields(api, schema)
-    return f"<details><summary>{escape(_kind(schema))}</summary>{inside}</details>" if inside else ""
+def _response_fields(api: Schema, response: Schema) -> str:
+    """Return the fields of a response in a collapsed block."""
+    schema = response.get("content", {}).get("application/json", {}).get("schema", {})
+    fields = _fields(api, schema)
+    return f"<details><summary>{escape(_type_name(schema))}</summary>{fields}</details>" if fields else ""
 
 
 def _fields(api: Schema, schema: Schema) -> str:
@@ -84,31 +81,31 @@ def _fields(api: Schema, schema: Schema) -> str:
 
 
 def _rows(api: Schema, schema: Schema) -> Iterator[str]:
-    found = _resolved(api, schema)
-    needed = found.get("required", ())
-    for name, field in found.get("properties", {}).items():
-        words = [escape(field.get("description", "")), "needed" if name in needed else ""]
-        told = "; ".join(word for word in words if word)
-        yield f"<tr><td><code>{escape(name)}</code></td><td>{escape(_kind(field))}</td><td>{told}</td></tr>"
+    resolved = _resolved(api, schema)
+    required = resolved.get("required", ())
+    for name, field in resolved.get("properties", {}).items():
+        notes = [escape(field.get("description", "")), "required" if name in required else ""]
+        note = "; ".join(each for each in notes if each)
+        yield f"<tr><td><code>{escape(name)}</code></td><td>{escape(_type_name(field))}</td><td>{note}</td></tr>"
 
 
 def _resolved(api: Schema, schema: Schema) -> Schema:
-    """The schema a reference stands for."""
+    """Return the schema that a reference points to."""
     name = schema.get("$ref", "").rpartition("/")[2]
     found: Schema = api["components"]["schemas"][name] if name else schema
     return found
 
 
-def _kind(schema: Schema) -> str:
-    """What a value is, in a few words."""
+def _type_name(schema: Schema) -> str:
+    """Return a short name of a schema's type."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(kind for each in schema["anyOf"] if (kind := _kind(each)) != "null"))
+        return " or ".join(dict.fromkeys(kind for each in schema["anyOf"] if (kind := _type_name(each)) != "null"))
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if "const" in schema:
         return str(schema["const"])
     if schema.get("type") == "array":
-        return f"list of {_kind(schema.get('items', {}))}"
+        return f"list of {_type_name(schema.get('items', {}))}"
     return str(schema.get("type", "any"))

@@ -1,4 +1,4 @@
-"""The playground: a page at / and its files, which ask nobody but this server and run no script but their own."""
+"""The playground: a web page at / and its files. They load nothing from other servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foretell.server.errors import ApiError
 FOLDER = files("foretell.server").joinpath("page")
 INDEX = "index.html"
 PREFIX = "/page/"
-KINDS = {
+MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -29,7 +29,7 @@ POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # a browser refuses to read any text as HTML
+        "require-trusted-types-for 'script'",  # browsers refuse to parse strings as HTML
         "trusted-types 'none'",
     )
 )
@@ -39,42 +39,42 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for again each time, and sent again only where it changed
+    "Cache-Control": "no-cache",  # revalidated by ETag each time
 }
 
 
 class PageFile:
-    """One file, read when the server starts."""
+    """A file of the page, read when the server starts."""
 
     def __init__(self, name: str, body: bytes) -> None:
         self.body = body
-        self.mark = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        self.headers = {**HEADERS, "Content-Type": KINDS[name.rpartition(".")[2]], "ETag": self.mark}
+        self.etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        self.headers = {**HEADERS, "Content-Type": MEDIA_TYPES[name.rpartition(".")[2]], "ETag": self.etag}
 
     def response(self, request: Request) -> Response:
-        if request.headers.get("if-none-match") == self.mark:
+        if request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=self.headers)
         return Response(self.body, headers=self.headers)
 
 
-def page_routes() -> APIRouter:
-    """/ and /page/NAME. They show nothing that needs a key."""
+def playground_routes() -> APIRouter:
+    """Return the routes of / and /page/NAME, which need no API key."""
     router = APIRouter(include_in_schema=False)
-    found = {each.name: PageFile(each.name, each.read_bytes()) for each in FOLDER.iterdir() if each.is_file()}
+    page_files = {file.name: PageFile(file.name, file.read_bytes()) for file in FOLDER.iterdir() if file.is_file()}
 
     @router.get("/")
     async def index(request: Request) -> Response:
-        return found[INDEX].response(request)
+        return page_files[INDEX].response(request)
 
     @router.get(PREFIX + "{name}")
-    async def part(name: str, request: Request) -> Response:
-        if name not in found:
+    async def page_file(name: str, request: Request) -> Response:
+        if name not in page_files:
             raise ApiError(404, f"the page has no file {name!r}", code="not_found")
-        return found[name].response(request)
+        return page_files[name].response(request)
 
     return router
 
 
 def is_page(path: str) -> bool:
-    """Whether an address is the page's own, which everybody may see."""
+    """Return whether a path belongs to the playground."""
     return path == "/" or path.startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""The endpoints that tell of the server: what it serves, how it is, how it goes."""
+"""The status endpoints: models, health, metrics, version and server info."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from foretell.server.memory_report import resident
-from foretell.server.openai.responses import ModelCard, ModelList, Standing, Version
-from foretell.server.routes.generate import some
+from foretell.server.memory_report import process_memory
+from foretell.server.openai.responses import HealthStatus, ModelCard, ModelList, VersionInfo
+from foretell.server.routes.generate import error_responses
 from foretell.server.service import Service
 from foretell.version import VERSION
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from foretell.server.service import Service
 
 
-def info(service: Service) -> dict[str, Any]:
-    """All of it."""
+def server_info_body(service: Service) -> dict[str, Any]:
+    """Return the body of /server_info."""
     service.engine.deliver_pending()
     assembly = service.assembly
     return {
         "version": VERSION,
         "model": service.engine_config.model,
         "revision": service.engine_config.revision,
-        "served_model_names": list(service.names),
-        "max_model_len": service.desk.context,
+        "served_model_names": list(service.model_names),
+        "max_model_len": service.preprocessor.max_model_len,
         "drafter": assembly.engine.drafter.name,
         "drafters": list(assembly.engine.drafter.drafters),
         "max_draft": service.speculation.budget,
@@ -35,8 +35,8 @@ def info(service: Service) -> dict[str, Any]:
         "rules": {"lossless": list(assembly.requests.lossless), "lossy": list(assembly.requests.lossy)},
         "sampling_defaults": dict(assembly.sampling_defaults),
         "chats": bool(assembly.tokenizer.chat_template),
-        "tool_calls": service.desk.family,
-        "reasoning": service.desk.thinks,
+        "tool_calls": service.preprocessor.tool_parser,
+        "reasoning": service.preprocessor.parses_reasoning,
         "memory": _memory(service),
         "internal_states": [_state(service)],
         "speculation": _speculation(service),
@@ -44,13 +44,13 @@ def info(service: Service) -> dict[str, Any]:
 
 
 def _memory(service: Service) -> dict[str, int]:
-    memory, now = service.footprint, resident()
+    memory, now = service.memory, process_memory()
     return {
         "weights": memory.weights,
         "drafter": memory.drafter,
         "cache": memory.cache,
-        "step": memory.step,
-        "program": memory.program,
+        "step": memory.activations,
+        "program": memory.process,
         "total": memory.total,
         "pages": memory.pages,
         "resident": now.now,
@@ -59,7 +59,7 @@ def _memory(service: Service) -> dict[str, int]:
 
 
 def _state(service: Service) -> dict[str, Any]:
-    """How busy it is, and sums since the start."""
+    """Return the current load, and the totals since the start."""
     totals, load = service.metrics.totals, service.engine.load
     return {
         "avg_spec_accept_length": totals.mean_acceptance_length,
@@ -69,48 +69,49 @@ def _state(service: Service) -> dict[str, Any]:
         "waiting": load.waiting,
         "pages_held": load.pages_held,
         "preemptions": load.preemptions,
-        "texts": totals.texts,
+        "texts": totals.num_finished,
         "tokens": totals.tokens,
         "drafts": totals.drafts,
         "accepted_per_position": totals.per_position,
-        "step_seconds": totals.seconds,
-        "drafting_seconds": totals.drafting,
-        "target_seconds": totals.running,
+        "step_seconds": totals.step_seconds,
+        "drafting_seconds": totals.draft_seconds,
+        "target_seconds": totals.target_seconds,
     }
 
 
 def _speculation(service: Service) -> dict[str, Any]:
-    """What each drafter did, and what the controller decided and why."""
-    on, words = service.metrics.controller.speculation_state
-    drafters, decided = service.metrics.totals.drafters.items(), service.metrics.controller.decision_counts.items()
+    """Return the counts of each drafter, and the controller's decisions with their reasons."""
+    on, reason = service.metrics.controller.speculation_state
+    drafters = service.metrics.totals.drafters.items()
+    decisions = service.metrics.controller.decision_counts.items()
     return {
         "on": on,
-        "reason": words,
+        "reason": reason,
         "drafters": {name: {"drafted": drafted, "accepted": accepted} for name, (drafted, accepted) in drafters},
         "decisions": [
             {"drafter": drafter, "decision": decision, "reason": reason, "steps": steps}
-            for (drafter, decision, reason), steps in decided
+            for (drafter, decision, reason), steps in decisions
         ],
     }
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-WELL: dict[int | str, dict[str, Any]] = {
-    200: {"model": Standing},
-    503: {"model": Standing, "description": "Not well; `reason` says why"},
+HEALTH_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": HealthStatus},
+    503: {"model": HealthStatus, "description": "Unhealthy; `reason` says why"},
 }
 
 
-def telling_routes(service: Service) -> APIRouter:
-    """Models, metrics, health and the like."""
-    router = APIRouter(tags=["telling"])
-    _add_models(router, service)
-    _add_standing(router, service)
-    _add_figures(router, service)
+def status_routes(service: Service) -> APIRouter:
+    """Return the routes of models, health, metrics, version and server info."""
+    router = APIRouter(tags=["status"])
+    _add_model_routes(router, service)
+    _add_health_routes(router, service)
+    _add_metrics_routes(router, service)
     return router
 
 
-def _add_models(router: APIRouter, service: Service) -> None:
+def _add_model_routes(router: APIRouter, service: Service) -> None:
     created = int(time.time())
 
     def card(name: str) -> ModelCard:
@@ -120,52 +121,52 @@ def _add_models(router: APIRouter, service: Service) -> None:
             created=created,
             owned_by="foretell",
             root=service.engine_config.model,
-            max_model_len=service.desk.context,
+            max_model_len=service.preprocessor.max_model_len,
             drafter=service.assembly.engine.drafter.name,
         )
 
-    @router.get("/v1/models", responses=some(401, 403))
+    @router.get("/v1/models", responses=error_responses(401, 403))
     async def models() -> ModelList:
-        """The names the model is served under."""
-        return ModelList(object="list", data=[card(name) for name in service.names])
+        """List the names under which the model is served."""
+        return ModelList(object="list", data=[card(name) for name in service.model_names])
 
-    @router.get("/v1/models/{name:path}", responses=some(401, 403, 404))
+    @router.get("/v1/models/{name:path}", responses=error_responses(401, 403, 404))
     async def model(name: str) -> ModelCard:
-        """One of them."""
+        """Describe one model."""
         return card(service.check_model(name))
 
 
-def _add_standing(router: APIRouter, service: Service) -> None:
-    @router.get("/health", response_model=None, responses=WELL)
+def _add_health_routes(router: APIRouter, service: Service) -> None:
+    @router.get("/health", response_model=None, responses=HEALTH_RESPONSES)
     async def health() -> Response:
-        """Whether the engine works."""
-        return _standing(service.problem)
+        """Report whether the engine works."""
+        return _health_response(service.unhealthy_reason)
 
-    @router.get("/ready", response_model=None, responses=WELL)
+    @router.get("/ready", response_model=None, responses=HEALTH_RESPONSES)
     async def ready() -> Response:
-        """Whether new requests are taken."""
-        return _standing("the server is about to stop" if service.engine.draining else service.problem)
+        """Report whether new requests are accepted."""
+        return _health_response("the server is shutting down" if service.engine.draining else service.unhealthy_reason)
 
 
-def _add_figures(router: APIRouter, service: Service) -> None:
+def _add_metrics_routes(router: APIRouter, service: Service) -> None:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Expose metrics in Prometheus's text format."""
         service.engine.deliver_pending()
         text = service.metrics.expose(service.config.metrics_names, service.engine.load)
         return Response(text, media_type=METRICS_TYPE)
 
     @router.get("/version")
-    async def version() -> Version:
-        """Of this server."""
-        return Version(version=VERSION)
+    async def version() -> VersionInfo:
+        """Return the version of this server."""
+        return VersionInfo(version=VERSION)
 
-    @router.get("/server_info", responses=some(401, 403))
+    @router.get("/server_info", responses=error_responses(401, 403))
     async def server_info() -> dict[str, Any]:
-        """What is served, with what memory, and how it goes."""
-        return info(service)
+        """Describe the model, the settings, the memory and the speculation statistics."""
+        return server_info_body(service)
 
 
-def _standing(reason: str | None) -> Response:
+def _health_response(reason: str | None) -> Response:
     status = "ok" if reason is None else "unavailable"
     return JSONResponse({"status": status, "reason": reason}, 200 if reason is None else 503)

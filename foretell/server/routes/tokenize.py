@@ -1,4 +1,4 @@
-"""The endpoints of the tokenizer."""
+"""The tokenizer endpoints: /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from foretell.errors import RequestError
-from foretell.server.chat_messages import render
+from foretell.server.chat_template import apply_chat_template
 from foretell.server.json_body import JsonRoute
-from foretell.server.openai.chat_requests import DetokenizeBody, TokenizeBody
-from foretell.server.openai.responses import Prompt, Tokens
+from foretell.server.openai.chat_requests import DetokenizeRequest, TokenizeRequest
+from foretell.server.openai.responses import DetokenizeResponse, TokenizeResponse
 from foretell.server.preprocess import RequestPreprocessor
-from foretell.server.routes.generate import some
+from foretell.server.routes.generate import error_responses
 from foretell.server.service import Service
 
-REFUSALS = some(400, 401, 403, 404, 408, 413, 429, 504)
+ERROR_RESPONSES = error_responses(400, 401, 403, 404, 408, 413, 429, 504)
 
 
-def spelling_routes(service: Service) -> APIRouter:
-    """/tokenize and /detokenize."""
-    router = APIRouter(tags=["spelling"], route_class=JsonRoute)
+def tokenize_routes(service: Service) -> APIRouter:
+    """Return the routes of /tokenize and /detokenize."""
+    router = APIRouter(tags=["tokenization"], route_class=JsonRoute)
 
-    @router.post("/tokenize", response_model=None, responses={200: {"model": Tokens}, **REFUSALS})
-    async def tokenize(body: TokenizeBody) -> Response:
-        """The tokens of a prompt or a chat."""
+    @router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeResponse}, **ERROR_RESPONSES})
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Tokenize a prompt or the messages of a chat."""
         service.check_model(body.model)
-        return await service.settle(_tokenize, service.desk, body)
+        return await service.run_in_worker(_tokenize, service.preprocessor, body)
 
-    @router.post("/detokenize", response_model=None, responses={200: {"model": Prompt}, **REFUSALS})
-    async def detokenize(body: DetokenizeBody) -> Response:
-        """The text of tokens."""
+    @router.post("/detokenize", response_model=None, responses={200: {"model": DetokenizeResponse}, **ERROR_RESPONSES})
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Decode token ids to text."""
         service.check_model(body.model)
-        return await service.settle(_detokenize, service.desk, body)
+        return await service.run_in_worker(_detokenize, service.preprocessor, body)
 
     return router
 
 
-def _tokenize(desk: RequestPreprocessor, body: TokenizeBody) -> Response:
-    """Return at most as many tokens as the context has, encoded as JSON already: both would hold up the event loop."""
+def _tokenize(preprocessor: RequestPreprocessor, body: TokenizeRequest) -> Response:
+    """Return the tokens as a JSON response; encoding them here keeps the event loop free."""
     if (body.prompt is None) == (not body.messages):
-        raise RequestError("prompt", "give a prompt, or messages, and not both")
-    tokenizer = desk.tokenizer
+        raise RequestError("prompt", "give either prompt or messages")
+    tokenizer = preprocessor.tokenizer
     if body.prompt is not None:
-        desk.check_length("prompt", body.prompt)
+        preprocessor.check_length("prompt", body.prompt)
         tokens = tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
     else:
-        text = render(tokenizer, body, body.tools)
-        desk.check_length("messages", text)
+        text = apply_chat_template(tokenizer, body, body.tools)
+        preprocessor.check_length("messages", text)
         tokens = tokenizer.encode(text, add_special=False)
-    desk.check_length("messages" if body.prompt is None else "prompt", tokens)
-    found: dict[str, Any] = {"count": len(tokens), "max_model_len": desk.context, "tokens": tokens}
+    preprocessor.check_length("messages" if body.prompt is None else "prompt", tokens)
+    body_fields: dict[str, Any] = {"count": len(tokens), "max_model_len": preprocessor.max_model_len, "tokens": tokens}
     if body.return_token_strs:
-        found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
-    return JSONResponse(found)
+        body_fields["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+    return JSONResponse(body_fields)
 
 
-def _detokenize(desk: RequestPreprocessor, body: DetokenizeBody) -> Response:
-    desk.check_length("tokens", body.tokens)
-    vocab = desk.assembly.requests.limits.vocab
+def _detokenize(preprocessor: RequestPreprocessor, body: DetokenizeRequest) -> Response:
+    preprocessor.check_length("tokens", body.tokens)
+    vocab = preprocessor.assembly.requests.limits.vocab
     if not all(0 <= token < vocab for token in body.tokens):
         raise RequestError("tokens", f"has token ids outside 0..{vocab - 1}")
-    return JSONResponse({"prompt": desk.tokenizer.decode(body.tokens, skip_special=False)})
+    return JSONResponse({"prompt": preprocessor.tokenizer.decode(body.tokens, skip_special=False)})

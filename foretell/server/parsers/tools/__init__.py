@@ -1,26 +1,30 @@
-"""How models write calls of tools, by family."""
+"""Tool call parsers by model family."""
 
 from __future__ import annotations
 
-from .hermes import OPENS as HERMES_MARK
+from .base import ToolCallParser
+from .hermes import START_TAG as HERMES_TAG
 from .hermes import HermesParser
-from .llama3 import TAG as LLAMA3_MARK
+from .llama3 import TAG as LLAMA3_TAG
 from .llama3 import Llama3Parser
-from .mistral import MARK as MISTRAL_MARK
+from .mistral import TAG as MISTRAL_TAG
 from .mistral import MistralParser
-from .reader import ToolCallParser
 
-READERS: dict[str, type[ToolCallParser]] = {"hermes": HermesParser, "llama3": Llama3Parser, "mistral": MistralParser}
-MARKS = {"hermes": HERMES_MARK, "mistral": MISTRAL_MARK, "llama3": LLAMA3_MARK}
+TOOL_PARSERS: dict[str, type[ToolCallParser]] = {
+    "hermes": HermesParser,
+    "llama3": Llama3Parser,
+    "mistral": MistralParser,
+}
+TAGS = {"hermes": HERMES_TAG, "mistral": MISTRAL_TAG, "llama3": LLAMA3_TAG}
 
 
-def family_of(template: str | None, wanted: str = "auto") -> str | None:
-    """Whose calls a model writes: as it was told, or by what its chat template shows. None: it takes no tools."""
-    if template is None or "tools" not in template or wanted == "none":
+def detect_tool_parser(template: str | None, configured: str = "auto") -> str | None:
+    """Return the configured tool parser, or the one for the chat template; None if it supports no tools."""
+    if template is None or "tools" not in template or configured == "none":
         return None
-    if wanted != "auto":
-        return wanted
-    found = [name for name, mark in MARKS.items() if mark in template]
-    if not found and '"parameters":' in template:  # Llama 3.2 names no tag
-        found = ["llama3"]
-    return found[0] if found else None
+    if configured != "auto":
+        return configured
+    matching = [name for name, tag in TAGS.items() if tag in template]
+    if not matching and '"parameters":' in template:  # Llama 3.2 has no tag
+        matching = ["llama3"]
+    return matching[0] if matching else None

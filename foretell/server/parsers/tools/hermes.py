@@ -1,20 +1,19 @@
-"""Calls as Hermes, Qwen and their kin write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
+"""The Hermes and Qwen tool call format: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
 
 from __future__ import annotations
 
-from foretell.server.parsers.base import Program
+from foretell.server.parsers.base import ParseLoop
 
-from .call_json import CallJson
-from .reader import ToolCallParser
+from .base import ToolCallJson, ToolCallParser
 
-OPENS, CLOSES = "<tool_call>", "</tool_call>"
+START_TAG, END_TAG = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolCallParser):
-    """Words and calls, in any order."""
+    """Parses content and tool calls in any order."""
 
-    def read(self) -> Program:
-        while (yield from self.until(OPENS)):
-            called = yield from self.read_call(CallJson(self.say), OPENS)
-            if self.ended or (called and not (yield from self.expect(CLOSES))):
+    def parse(self) -> ParseLoop:
+        while (yield from self.parse_until(START_TAG)):
+            is_call = yield from self.parse_call(ToolCallJson(self.emit), START_TAG)
+            if self.ended or (is_call and not (yield from self.expect(END_TAG))):
                 return

@@ -1,42 +1,41 @@
-"""Calls as Llama 3 writes them: the answer is {"name": ..., "parameters": {...}}, or several behind semicolons."""
+"""The Llama 3 tool call format: the output is {"name": ..., "parameters": {...}}, or several with semicolons."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
-from foretell.server.parsers.base import Program
+from foretell.server.parsers.base import ParseLoop
 
-from .call_json import CallJson
-from .reader import ToolCallParser
+from .base import ToolCallJson, ToolCallParser
 
 TAG = "<|python_tag|>"
-BETWEEN = " \t\r\n;,"
+SEPARATORS = " \t\r\n;,"
 
 
 class Llama3Parser(ToolCallParser):
-    """An object is a call only if it names a tool and has parameters: answers may be JSON of their own."""
+    """Parses tool calls. An object counts as one only with a known name and parameters: content may be JSON too."""
 
-    def read(self) -> Program:
+    def parse(self) -> ParseLoop:
         while (opening := (yield from self._opening())) is not None:
-            call = CallJson(self.say, names=self.names, needs_arguments=True)
+            call = ToolCallJson(self.emit, names=self.tool_names, needs_arguments=True)
             call.push("{")
-            called = yield from self.read_call(call, opening)
+            is_call = yield from self.parse_call(call, opening)
             if self.ended:
                 return
-            if not called:
+            if not is_call:
                 break
         if not self.ended:
-            yield from self.rest()
+            yield from self.emit_rest()
 
     def _opening(self) -> Generator[None, str, str | None]:
-        """Pass over what may stand before a call and give it; None where words come, which are said."""
+        """Skip and return the text before a call; emit it and return None if no call follows."""
         held = ""
         while char := (yield):
             held += char
-            found = held.lstrip(BETWEEN if self._after_call else None).removeprefix(TAG).lstrip()
-            if found == "{":
+            stripped = held.lstrip(SEPARATORS if self._after_call else None).removeprefix(TAG).lstrip()
+            if stripped == "{":
                 return held[:-1]
-            if found and not TAG.startswith(found):
+            if stripped and not TAG.startswith(stripped):
                 break
-        self.say("content", held)
+        self.emit("content", held)
         return None

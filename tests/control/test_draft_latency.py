@@ -1,0 +1,103 @@
+"""Latency of timed drafters: the best chain length, and the probability at which a chain is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import pytest
+
+from foretell.control.latency_model import StepCostView
+from foretell.control.length_optimizer import DrafterOption, best_plan
+from foretell.control.settings import DrafterTraits
+from foretell.draft.base import Drafter
+from foretell.draft.idle_unload import Background, UnloadableDrafter
+from foretell.draft.model import ModelDrafter
+from foretell.draft.model_graph import GraphModelDrafter
+from foretell.draft.tree_merge import MergedDrafter
+from foretell.sampling_params import SamplingParams
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
+from tests.control.test_adaptive import Clock
+
+STEPWISE, SINGLE_GRAPH = DrafterTraits(reads=True), DrafterTraits(reads=True, whole=True, draws_whole=False)
+
+
+def cost_view(num_decoding: int = 1, row: float = 0.001) -> StepCostView:
+    return StepCostView(num_decoding, num_decoding, [1 + row * (rows - num_decoding) for rows in range(64)])
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.75, 0.9, 0.97])
+@pytest.mark.parametrize("row", [0.001, 0.03])
+@pytest.mark.parametrize("level", [0.02, 0.2, 0.4])
+@pytest.mark.parametrize("start", [0.0, 0.2, 0.5, 1.0, 2.0])
+def test_the_best_length_is_found_whatever_the_start_costs(rate: float, row: float, level: float, start: float) -> None:
+    """The start may cost so much that one token does not pay and a long chain does."""
+    accept_probs = [rate**depth for depth in range(1, 17)]
+    lengths = enumerate(accumulate(accept_probs, initial=1.0))
+    speedups = [tokens / (1 + row * nodes + start + level * nodes) for nodes, tokens in lengths][1:]
+    model = DrafterOption("model", accept_probs, lambda nodes, depth: start + level * depth)
+    plan = best_plan(cost_view(row=row), [model], 0.01)
+    if max(speedups) <= 1.01:
+        assert not plan.nodes
+    else:
+        assert plan.speedup == pytest.approx(max(speedups)) and plan.nodes == speedups.index(max(speedups)) + 1
+
+
+def sequence(temperature: float, rule: str = "rejection") -> Sequence:
+    params = SamplingParams(temperature=temperature)
+    return Sequence(0, Request("0", (1,), params, 0, 100, rule=rule, drafters=("model",)), [1, 2], cached=1)
+
+
+@pytest.mark.parametrize("row", [0.0, 0.001, 0.03])
+def test_a_single_graph_chain_is_cut_for_its_rows_alone(row: float) -> None:
+    """Its levels are paid for by then."""
+    thresholds = {
+        (traits, temperature): Clock({"model": traits}).controller.draft_latency.min_probability(
+            cost_view(row=row), sequence(temperature), "model"
+        )
+        for traits in (STEPWISE, SINGLE_GRAPH)
+        for temperature in (0.0, 1.0)
+    }
+    assert thresholds[SINGLE_GRAPH, 0.0] == pytest.approx(0.7 * row)
+    assert thresholds[SINGLE_GRAPH, 1.0] == thresholds[STEPWISE, 1.0] == thresholds[STEPWISE, 0.0] > 0.1
+    latency = Clock({"model": SINGLE_GRAPH}).controller.draft_latency
+    assert (
+        latency.min_probability(cost_view(row=row), sequence(1.0, "match"), "model") == thresholds[SINGLE_GRAPH, 0.0]
+    ), "the rule match samples in a single graph, too"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_single_graph_chain_costs_all_its_levels_unless_it_is_sampled(temperature: float) -> None:
+    latency = Clock({"model": SINGLE_GRAPH}).controller.draft_latency
+    for budgeted, drafted in ((7, 1), (4, 4), (5, 2), (2, 2), (7, 5)) * 20:
+        scheduled = ScheduledSequence.of(sequence(temperature), 1, Budget(budgeted, "model"))
+        result = StepResult(scheduled, Draft.chain([1] * drafted, "model"), VerifyResult((), 1), new_tokens=(1,))
+        latency.observe([result], 1e-3 + (drafted if temperature else budgeted) * 0.5e-3, 0.01)
+    for levels in (1, 4, 7):
+        found = latency.costs["model"].seconds(levels, levels, 0, 0.01)
+        assert found == pytest.approx(1e-3 + levels * 0.5e-3, rel=0.1)
+
+
+class GraphDrafter(Drafter):
+    """A drafter with the traits of a single-graph draft model."""
+
+    name, reads = "graph", True
+    whole, draws_whole = GraphModelDrafter.whole, GraphModelDrafter.draws_whole
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        return [Draft()] * len(seqs)
+
+
+class NoBackground(Background):
+    """Never runs what is scheduled."""
+
+    def later(self, seconds: float, work: Callable[[], None]) -> None:
+        pass
+
+
+def test_wrappers_of_a_drafter_keep_its_traits() -> None:
+    assert (GraphModelDrafter.whole, GraphModelDrafter.draws_whole) == (True, False) and not ModelDrafter.whole
+    drafter = GraphDrafter()
+    assert DrafterTraits.of(UnloadableDrafter(drafter, GraphDrafter, 60.0, NoBackground())) == DrafterTraits.of(drafter)
+    merged = DrafterTraits.of(MergedDrafter("graph+graph", (drafter, drafter)))
+    assert merged.whole and not merged.draws_whole

@@ -1,0 +1,195 @@
+"""Sequences that are late on their SLO get priority."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretell.control.adaptive import AdaptiveController
+from foretell.control.latency_model import StepCostView
+from foretell.control.length_optimizer import DraftPlan, allocate_with_priority
+from foretell.control.settings import ControllerSettings, DrafterTraits, SloTuning
+from foretell.control.slo import SloTracker
+from foretell.errors import RequestError
+from foretell.sampling_params import SamplingParams
+from foretell.types import Request, Sequence, SpeculationChoice
+from tests import tiny
+from tests.control.scenarios import adaptive, free, model, steady
+from tests.control.simulation import Machine, Scenario, SimulationResult, Simulator
+
+BATCH_OF_8 = free(steady(0.7), Machine(row=0.004), requests=48, tokens=200, load=lambda started: 8)
+
+
+def simulate(scenario: Scenario, throughput: bool) -> SimulationResult:
+    controller = adaptive(scenario, ControllerSettings(throughput=throughput))
+    simulator = Simulator(scenario, controller)
+    controller.slo.clock = simulator.clock
+    found = simulator.run()
+    assert len(controller.slo) == 0
+    return found
+
+
+def every_eighth(**choice: float) -> Scenario:
+    asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
+    return replace(BATCH_OF_8, choice=lambda request: asked if request % 8 == 0 else SpeculationChoice())
+
+
+def speed(found: SimulationResult, with_slo: bool) -> float:
+    speeds = [value for request, value in found.speeds.items() if (request % 8 == 0) == with_slo and request < 40]
+    return sum(speeds) / len(speeds)
+
+
+@pytest.mark.parametrize("throughput", [True, False])
+@pytest.mark.parametrize("choice", [{"min_tokens_per_second": 27.0}, {"deadline": 200 / 27.0}])
+def test_a_sequence_with_an_slo_meets_it(throughput: bool, choice: dict[str, float]) -> None:
+    without, found = simulate(BATCH_OF_8, throughput), simulate(every_eighth(**choice), throughput)
+    assert speed(without, with_slo=True) < 25
+    assert speed(found, with_slo=True) > 27 * 0.99
+    assert speed(found, with_slo=False) > 0.75 * speed(without, with_slo=False), "the others do not starve"
+
+
+def test_an_slo_that_is_met_anyway_changes_nothing() -> None:
+    assert simulate(every_eighth(min_tokens_per_second=1.0), True).speeds == simulate(BATCH_OF_8, True).speeds
+
+
+def test_a_draft_model_speeds_up_a_late_sequence() -> None:
+    batch = model(steady(0.8), 0.004, Machine(row=0.004), requests=48, tokens=200, load=lambda started: 8)
+    asked = replace(batch, choice=every_eighth(min_tokens_per_second=24.0).choice)
+    assert speed(simulate(asked, True), with_slo=True) > 1.1 * speed(simulate(batch, True), with_slo=True)
+
+
+def test_sequences_without_priority_draft_only_in_free_rows() -> None:
+    plans = [DraftPlan("a", 3, 2.0, (0.9, 0.8, 0.7)), DraftPlan("a", 2, 2.0, (0.9, 0.8))]
+    expensive = StepCostView(2, 2, np.linspace(0.01, 0.05, 30))
+    assert allocate_with_priority(expensive, plans, [True, False], True, 0.01) == [3, 0]
+    flat = StepCostView(2, 2, np.full(30, 0.01))
+    assert allocate_with_priority(flat, plans, [True, False], True, 0.01) == [3, 2]
+    step = StepCostView(2, 2, np.array([0.01] * 7 + [0.02] * 23))
+    assert allocate_with_priority(step, plans, [True, False], True, 0.01) == [3, 1]
+
+
+def test_priority_lengthens_a_step_by_half_at_most() -> None:
+    plans = [DraftPlan("a", 3, 2.0, (0.9, 0.8, 0.7)), DraftPlan("a", 3, 2.0, (0.95, 0.5, 0.4))]
+    expensive = StepCostView(2, 2, [0.01 * rows for rows in range(1, 30)])
+    assert allocate_with_priority(expensive, plans, [True, True], False, 0.01) == [0, 1], "half a step longer at most"
+    assert allocate_with_priority(
+        StepCostView(2, 2, [0.03 + 0.005 * rows for rows in range(30)]), plans, [True, True], False, 0.01
+    ) == [
+        3,
+        1,
+    ]
+
+
+def test_late_sequences_are_found_by_the_clock() -> None:
+    now = [0.0]
+    tracker = SloTracker(lambda: now[0])
+
+    def sequence_of(num_output: int, **choice: float) -> Sequence:
+        asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
+        request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked)
+        return Sequence(0, request, [1] * (1 + num_output))
+
+    fast = sequence_of(0, min_tokens_per_second=10.0)
+    assert not tracker.late([fast], 0.1), "still in prefill"
+    fast.tokens.append(1)
+    assert not tracker.late([fast], 0.1), "its first token is new"
+    now[0] = 1.0
+    fast.tokens += [1] * 5
+    assert tracker.late([fast], 0.1) == [fast]
+    fast.tokens += [1] * 10
+    assert not tracker.late([fast], 0.1)
+    tracker.forget(0)
+    late = sequence_of(1, deadline=5.0)
+    assert tracker.late([late], 0.1) == [late], "a hundred plain steps would take ten seconds"
+    tracker.forget(0)
+    assert not tracker.late([sequence_of(1, deadline=20.0)], 0.1)
+    assert not tracker.late([sequence_of(1)], 0.1)
+
+
+def sequence(num_output: int, **choice: float) -> Sequence:
+    """Return a sequence of up to 100 output tokens with an SLO."""
+    asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
+    request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked, drafters=("free",))
+    return Sequence(0, request, [1] * (1 + num_output), cached=num_output)
+
+
+def test_priority_ends_with_the_deadline() -> None:
+    now = [0.0]
+    tracker, seq = SloTracker(lambda: now[0]), sequence(1, deadline=5.0)
+    assert tracker.late([seq], 0.1) == [seq]
+    now[0] = 4.9
+    assert tracker.late([seq], 0.1) == [seq]
+    now[0] = 5.1
+    assert not tracker.late([seq], 0.1), "it cannot be met anymore"
+
+
+@pytest.mark.parametrize("choice", [{"min_tokens_per_second": 20.0}, {"deadline": 6.0}])
+def test_priority_ends_where_the_best_plan_is_too_slow(choice: dict[str, float]) -> None:
+    now = [0.0]
+    tracker, seq = SloTracker(lambda: now[0]), sequence(1, **choice)
+    tracker.late([seq], 0.1)
+    now[0] = 1.0
+    assert tracker.late([seq], 0.1) == [seq]
+    assert not tracker.can_catch_up(seq, 0.1, best=10.0), "99 tokens at 10 a second are too slow, even with an error"
+    assert not tracker.late([seq], 0.1)
+    now[0] += SloTuning().hold_seconds + 0.01
+    assert tracker.late([seq], 0.1) == [seq], "the estimate is too old"
+    assert tracker.can_catch_up(seq, 0.1, best=40.0) and tracker.late([seq], 0.1) == [seq]
+    tracker.forget(0)
+    assert len(tracker) == 0 and not tracker._best
+
+
+def test_an_slo_that_is_missed_does_not_hide_the_other_one() -> None:
+    now = [0.0]
+    tracker, seq = SloTracker(lambda: now[0]), sequence(1, min_tokens_per_second=1000.0, deadline=6.0)
+    tracker.late([seq], 0.1)
+    now[0] = 1.0
+    assert tracker.can_catch_up(seq, 0.1, best=50.0), "the deadline can be met"
+    assert not tracker.can_catch_up(seq, 0.01, best=50.0), "and would be met anyway"
+
+
+def test_an_slo_out_of_reach_costs_others_nothing() -> None:
+    without, found = simulate(BATCH_OF_8, False), simulate(every_eighth(min_tokens_per_second=5000.0), False)
+    assert speed(found, with_slo=False) > 0.97 * speed(without, with_slo=False)
+    assert speed(found, with_slo=True) > 0.97 * speed(without, with_slo=True)
+
+
+@pytest.mark.parametrize(("prefill_seconds", "is_late"), [(0.0, False), (4.0, True)])
+def test_a_deadline_counts_from_admission(prefill_seconds: float, is_late: bool) -> None:
+    now = [0.0]
+    controller = AdaptiveController({"free": DrafterTraits(True)}, ControllerSettings(), clock=lambda: now[0])
+    controller.costs.observe(1, 0, 0.1)
+    asked = SpeculationChoice(deadline=12.0)
+    request = Request("0", (1,) * 50, SamplingParams(), 0, 100, drafters=("free",), speculation=asked)
+    seq = Sequence(0, request, [1] * 50)
+    controller.wants_free_drafts([seq])
+    now[0] = prefill_seconds
+    seq.tokens.append(1)
+    seq.cached = 50
+    controller.wants_free_drafts([seq])
+    assert bool(controller._late) == is_late, "99 steps of 0.1 s remain"
+
+
+@pytest.mark.parametrize("name", ["deadline", "min_tokens_per_second"])
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, True, "2", 1e9, 10**18])
+def test_an_invalid_slo_is_rejected(name: str, value: object) -> None:
+    engine = tiny.World().engine(tiny.model_drafter())
+    with pytest.raises(RequestError, match=f"{name}.* above 0"):
+        tiny.add(engine, "0", [1, 2], SpeculationChoice(**{name: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("choice", [SpeculationChoice(enabled=False), SpeculationChoice(max_draft=0)])
+def test_an_slo_without_drafts_is_rejected(choice: SpeculationChoice) -> None:
+    engine = tiny.World().engine(tiny.model_drafter())
+    with pytest.raises(RequestError, match="nobody guesses"):
+        tiny.add(engine, "0", [1, 2], replace(choice, deadline=3.0))
+
+
+def test_an_slo_reaches_the_engine() -> None:
+    engine = tiny.World().engine(tiny.model_drafter())
+    (state,) = tiny.add(engine, "0", [1, 2], SpeculationChoice(deadline=3.0, min_tokens_per_second=5))
+    choice = state.seq.request.speculation
+    assert (choice.deadline, choice.min_tokens_per_second) == (3.0, 5)
