@@ -23,10 +23,10 @@ from foretell.runner.heads.sampler import TreeCandidates, TreeTopK
 from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
+from tests.fake_graphs import FakeCapture
 from tests.heads.test_laws import Compared
 from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
 from tests.laws.test_losslessness import WORLDS as LAWS
-from tests.recordings import Tape
 from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
 LONG = [*PROMPTS, [1 + i % 30 for i in range(45)]]
@@ -292,7 +292,7 @@ def test_what_serves_for_a_draft_guesses_the_same(config: HeadConfig, heat: floa
     drafters, texts = waiting(config, heats=(heat,))
     whole: Any = drafters[1]
     deepest = min(6, whole.deepest)
-    whole._whole.graphs = (tape := Tape()).recorder()
+    whole._whole.graphs = (tape := FakeCapture()).recorder()
     with capture_now():
         for budget in (Budget(deepest), Budget(40, max_depth=deepest)):
             whole.propose(texts[1], [budget] * len(texts[1]))
@@ -321,7 +321,7 @@ def test_what_serves_for_a_reading_keeps_the_same(config: HeadConfig) -> None:
     states = torch.randn(30, config.input_width, generator=torch.Generator().manual_seed(0))
     found: list[list[torch.Tensor]] = []
     for serves in (False, True):
-        reader.graphs = (tape := Tape()).recorder()
+        reader.graphs = (tape := FakeCapture()).recorder()
         if serves:
             with capture_now():
                 reader.prefill([PrefillRange(seq, 1, 31, [states])], None)

@@ -27,7 +27,7 @@ from foretell.types import Draft, ScheduledSequence
 from tests.models import families
 from tests.tiny import World, generate, tree_around
 
-from .desk import CONTEXT, Desk, random_model, text
+from .desk import CONTEXT, RunnerHarness, random_model, text
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 
@@ -47,9 +47,9 @@ CONFIGS = {"plain": PLAIN, "windowed": WINDOWED, "wide": WIDE}
 BITS = [None, 8, 4]
 
 
-def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> Desk:
+def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> RunnerHarness:
     model = random_model(config)
-    made = Desk(model if bits is None else quantized_copy(model, 8 if bits == 8 else 4), page_size)
+    made = RunnerHarness(model if bits is None else quantized_copy(model, 8 if bits == 8 else 4), page_size)
     assert isinstance(made.runner.executor, NativeExecutor)
     return made
 
@@ -82,7 +82,7 @@ def random_tree(rng: random.Random, nodes: int, vocab: int) -> Draft:
 @pytest.mark.parametrize("name", families.MODELS)
 def test_every_family_computes_what_the_definition_does(name: str) -> None:
     config, rng = family_config(name), random.Random(name)
-    native, eager = desk(config), Desk(random_model(config)).eager()
+    native, eager = desk(config), RunnerHarness(random_model(config)).eager()
     tree, chain = random_tree(rng, 9, config.vocab), Draft.chain(text(5, config.vocab))
     steps = [[(70, Draft()), (3, Draft())], [(1, tree), (40, chain)], [(1, Draft()), (1, tree)], [(2, tree), (1, tree)]]
     seqs = [[made.open(text(90, config.vocab, seed)) for seed in (1, 2)] for made in (native, eager)]
@@ -102,7 +102,10 @@ def test_with_integers_it_computes_what_the_definition_does(bits: int) -> None:
 
 def test_features_are_the_states_after_the_layers_that_were_asked_for() -> None:
     for taps in ((2,), (0, 1), (2, 0, 2)):
-        native, eager = Desk(random_model(WINDOWED), taps=taps), Desk(random_model(WINDOWED), taps=taps).eager()
+        native, eager = (
+            RunnerHarness(random_model(WINDOWED), taps=taps),
+            RunnerHarness(random_model(WINDOWED), taps=taps).eager(),
+        )
         found = [
             made.runner.forward(*_shares(made, text(20, WINDOWED.vocab))).hidden_states for made in (native, eager)
         ]
@@ -110,7 +113,7 @@ def test_features_are_the_states_after_the_layers_that_were_asked_for() -> None:
         assert found[0].shape == (20, len(taps) * WINDOWED.width) and gap(found[0], found[1]) < 2e-5
 
 
-def _shares(made: Desk, tokens: list[int]) -> tuple[list[ScheduledSequence], list[Draft]]:
+def _shares(made: RunnerHarness, tokens: list[int]) -> tuple[list[ScheduledSequence], list[Draft]]:
     return [ScheduledSequence.of(made.open(tokens), len(tokens))], [Draft()]
 
 
@@ -194,7 +197,7 @@ def test_engines_in_several_threads_do_not_disturb_each_other() -> None:
     alone = desks[0].read(tokens)
     found: list[bool] = []
 
-    def read(made: Desk) -> None:
+    def read(made: RunnerHarness) -> None:
         found.extend(same_bits(made.read(tokens, piece), alone) for piece in (None, 1, 8))
 
     torch.set_num_threads(2)
@@ -213,7 +216,7 @@ def test_an_early_exit_runs_natively_over_the_same_weights() -> None:
     made = desk(PLAIN)
     early = made.runner.with_variant(first_layers(made.runner.model, 1))
     assert isinstance(early.executor, NativeExecutor)
-    eager = Desk(first_layers(random_model(PLAIN), 1)).eager()
+    eager = RunnerHarness(first_layers(random_model(PLAIN), 1)).eager()
     tokens = text(30, PLAIN.vocab)
     found = early.forward(*_shares(made, tokens)).logits
     assert gap(found, eager.runner.forward(*_shares(eager, tokens)).logits) < 2e-5
@@ -221,7 +224,7 @@ def test_an_early_exit_runs_natively_over_the_same_weights() -> None:
 
 def test_what_the_library_cannot_do_is_left_to_the_definition() -> None:
     for model in (random_model(PLAIN).to(torch.bfloat16), random_model(replace(PLAIN, head_dim=7))):
-        assert not isinstance(Desk(model).runner.executor, NativeExecutor)
+        assert not isinstance(RunnerHarness(model).runner.executor, NativeExecutor)
 
 
 @pytest.mark.parametrize("drafter", [tree_around, lambda truth: NGramDrafter(1, 3)], ids=["tree", "ngram"])

@@ -32,7 +32,7 @@ from foretell.runner.memory_plan import GIB, MemoryNeeds, plan_memory
 from foretell.runner.native import executor as native
 from foretell.runner.native.executor import NativeExecutor
 
-from .desk import Desk, random_model, text
+from .desk import RunnerHarness, random_model, text
 from .test_native import CONFIGS, same_bits
 
 BITS: list[Bits] = [8, 4]
@@ -74,7 +74,9 @@ def test_a_model_rounded_in_place_is_its_rounded_copy(config: ModelConfig, bits:
     model = quantize_weights(random_model(config), bits)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     assert len(layers) == 4 * config.layers + 1
-    assert same_bits(Desk(model).read(tokens), Desk(quantized_copy(random_model(config), bits)).read(tokens))
+    assert same_bits(
+        RunnerHarness(model).read(tokens), RunnerHarness(quantized_copy(random_model(config), bits)).read(tokens)
+    )
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -14,7 +14,7 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
 from foretell.errors import RankError
 from foretell.models.draft_heads import HeadConfig
-from tests.tensor_parallel.test_lost import gone
+from tests.tensor_parallel.test_lost_ranks import gone
 from tests.tensor_parallel.world import Split, SplitHead, split
 from tests.tiny import CONFIG, HEADS, PROMPTS, World, add, generate, run
 

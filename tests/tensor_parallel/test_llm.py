@@ -19,7 +19,7 @@ from foretell.errors import ForetellError, RankError, RequestError
 from foretell.tensor_parallel.tp_group import check_devices
 from tests.folder import write_tiny_folder
 from tests.server.process import ServerProcess
-from tests.tensor_parallel.test_lost import gone
+from tests.tensor_parallel.test_lost_ranks import gone
 
 PROMPTS = ["The quick brown fox", "She sells", "the the the"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

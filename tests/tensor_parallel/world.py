@@ -28,7 +28,7 @@ from foretell.models.tied_weights import share_target_weights
 from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, make_leader
-from tests.tensor_parallel.splitting import write_folder
+from tests.tensor_parallel.sharding import write_folder
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 
 PAGES, PAGE_SIZE = 256, 4

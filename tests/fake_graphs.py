@@ -24,10 +24,10 @@ from foretell.runner.heads.sampler import DraftOutput
 from foretell.runner.heads.tables import DraftShape
 
 CPU = torch.device("cpu")
-RIGHT = 0.7  # how often a guess stands where nothing is run
+ACCEPTANCE_RATE = 0.7  # how often a guess stands where nothing is run
 
 
-class Again:
+class FakeGraph:
     """Stands for a graph: it leaves its results where they were when it was recorded."""
 
     def __init__(self, run: Callable[[], Any], found: Any) -> None:
@@ -41,7 +41,7 @@ class Again:
             self.found.copy_(new)
 
 
-class Tape:
+class FakeCapture:
     """Makes such graphs."""
 
     def __init__(self) -> None:
@@ -50,16 +50,16 @@ class Tape:
     def capture(self, run: Callable[[], Any]) -> Any:
         self.count += 1
         found = run()
-        return Again(run, found), found
+        return FakeGraph(run, found), found
 
     def recorder(self) -> GraphCache[Any, Any]:
         return GraphCache(CPU, self)  # type: ignore[arg-type]
 
 
-class Filled(Executor):
+class PaddedExecutor(Executor):
     """An executor whose steps are laid out in the sizes of a CUDA device, and run by another."""
 
-    def __init__(self, inner: Executor, share: int, tape: Tape) -> None:
+    def __init__(self, inner: Executor, share: int, tape: FakeCapture) -> None:
         self.inner, self.share, self.recorder = inner, share, tape.recorder()
         self.asked = Counter[Sizes]()
 
@@ -74,10 +74,10 @@ class Filled(Executor):
         return self.inner.forward(packed, taps)
 
 
-def play(engine: Engine, *heads: HeadDrafter) -> Tape:
+def use_fake_graphs(engine: Engine, *heads: HeadDrafter) -> FakeCapture:
     """Let an engine and its heads record from now on."""
-    tape = Tape()
-    engine.runner.executor = Filled(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
+    tape = FakeCapture()
+    engine.runner.executor = PaddedExecutor(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
     for head in heads:
         assert head._whole_reader is not None, "it guesses in one piece"
         head._whole.graphs = tape.recorder()  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def play(engine: Engine, *heads: HeadDrafter) -> Tape:
 
 
 @dataclass
-class MadeUpSteps(Executor):
+class RandomExecutor(Executor):
     """An executor without a model: mostly the next row's token is the likeliest, so that guesses stand."""
 
     vocab: int
@@ -96,14 +96,14 @@ class MadeUpSteps(Executor):
     def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens = [*packed.table[TOKENS].tolist(), 0]
         chosen = [
-            tokens[row + 1] if self.rng.random() < RIGHT else self.rng.randrange(self.vocab)
+            tokens[row + 1] if self.rng.random() < ACCEPTANCE_RATE else self.rng.randrange(self.vocab)
             for row in packed.logits_indices
         ]
         logits = torch.zeros(len(chosen), self.vocab).scatter_(1, torch.tensor(chosen)[:, None], 50.0)
         return StepOutput(logits, torch.zeros(packed.rows, len(taps) * self.width) if taps else None)
 
 
-class MadeUpDrafts:
+class RandomDrafts:
     """What a head recorded without a head: its guesses are made up, in the shapes that its own would have."""
 
     def __init__(self, recorder: GraphCache[Any, Any], vocab: int) -> None:
@@ -124,10 +124,10 @@ class MadeUpDrafts:
         return DraftOutput(told)
 
 
-def make_up(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
+def use_random_drafts(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
     """Let a head that records run nothing; what it has recorded of drafts, and of readings."""
     whole: Any = head._whole  # type: ignore[attr-defined]
     reader: Any = head._whole_reader
     found = whole.graphs, reader.graphs
-    whole.graphs, reader.graphs = (MadeUpDrafts(each, vocab) for each in found)
+    whole.graphs, reader.graphs = (RandomDrafts(each, vocab) for each in found)
     return found

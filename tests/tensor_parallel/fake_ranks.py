@@ -15,7 +15,7 @@ from tests.waiting import TIMEOUT
 T = TypeVar("T")
 
 
-class Baton:
+class FakeRanks:
     """One of the ranks; whoever waits for the others lets them run."""
 
     def __init__(self, rank: int, shared: Shared) -> None:
@@ -59,7 +59,7 @@ class Shared:
         self._barrier.abort()
 
 
-def run_ranks(size: int, work: Callable[[Baton], T]) -> list[T]:
+def run_ranks(size: int, work: Callable[[FakeRanks], T]) -> list[T]:
     """What each rank's work comes to."""
     shared = Shared(size)
 
@@ -67,7 +67,7 @@ def run_ranks(size: int, work: Callable[[Baton], T]) -> list[T]:
     def one(rank: int) -> T:
         with shared.running:
             try:
-                return work(Baton(rank, shared))
+                return work(FakeRanks(rank, shared))
             except BaseException:
                 shared.give_up()
                 raise

@@ -29,13 +29,13 @@ def text(length: int, vocab: int, seed: int = 1) -> list[int]:
     return torch.randint(0, vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-class Desk:
+class RunnerHarness:
     """One runner and the texts in its pages."""
 
     def __init__(self, model: Decoder, page_size: int = 4, taps: tuple[int, ...] = ()) -> None:
         self.runner = ModelRunner(model, 6 * CONTEXT // page_size, page_size, CONTEXT, taps)
 
-    def eager(self) -> Desk:
+    def eager(self) -> RunnerHarness:
         """The same pages by the definition."""
         self.runner.executor = EagerExecutor(self.runner.model, self.runner.cache, self.runner.layout)
         return self

@@ -19,9 +19,9 @@ from foretell.runner.executor import EagerExecutor, Executor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
-from tests.runner.desk import random_model
-from tests.tensor_parallel.baton import Baton, run_ranks
-from tests.tensor_parallel.splitting import part_of
+from tests.runner.harness import random_model
+from tests.tensor_parallel.fake_ranks import FakeRanks, run_ranks
+from tests.tensor_parallel.sharding import part_of
 
 BASE = ModelConfig(vocab=70, width=24, layers=2, heads=6, kv_heads=3, head_dim=8, ffn=44, context=128)
 CONFIGS = {
@@ -72,7 +72,7 @@ EXECUTORS: dict[str, Callable[[ModelRunner], Executor] | None] = {"eager": eager
 def split(model: Decoder, size: int, make: Callable[[ModelRunner], Executor] | None) -> tuple[Tensor, Tensor]:
     """What the first rank gets."""
 
-    def one(ranks: Baton) -> tuple[Tensor, Tensor]:
+    def one(ranks: FakeRanks) -> tuple[Tensor, Tensor]:
         part = part_of(model, Shard(ranks.rank, size))
         part.join_ranks(ranks)
         return run(part, make)
@@ -123,7 +123,7 @@ def test_the_cuda_executor_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_of_integers_in_parts_has_the_same_bits_in_any_company() -> None:
     model = random_model(BASE)
 
-    def one(ranks: Baton) -> tuple[Tensor, Tensor]:
+    def one(ranks: FakeRanks) -> tuple[Tensor, Tensor]:
         part = quantize_weights(part_of(model, Shard(ranks.rank, 2)), 8)
         part.join_ranks(ranks)
         runner = ModelRunner(part, 32, 4, 128)

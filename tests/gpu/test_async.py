@@ -11,9 +11,9 @@ from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.executor import AsyncStep
-from tests.gpu.test_same_text import DRAFTERS, SAMPLING
+from tests.fake_async import RandomController
+from tests.gpu.test_losslessness import DRAFTERS, SAMPLING
 from tests.laws.test_async_scheduling import generated
-from tests.outruns import Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -49,7 +49,7 @@ def test_the_text_is_the_same(make: Callable[[list[list[int]]], Drafter | None],
     drafter = make(truth)
     engine = world.engine(drafter)
     if drafter is not None:
-        engine.controller = Sometimes(world.budget)
+        engine.controller = RandomController(world.budget)
     sent = counted(engine)
     assert generated(engine, **SAMPLING[sampling]) == truth
     assert bool(sent) == (sampling != "penalties")

@@ -21,7 +21,7 @@ from foretell.runner.cuda.graphs import (
 )
 from foretell.runner.heads.prefill import PrefillShape
 from foretell.runner.heads.tables import DraftShape
-from tests.recordings import Tape
+from tests.fake_graphs import FakeCapture
 
 STEPS = [
     Sizes(*each) for each in itertools.product((1, 8, 96, 256), (1, 8), (16, 32), (NO_PARTS, 8, 20), (0, 32), (0, 8))
@@ -77,7 +77,7 @@ class World:
     """A recorder, its clock and what it did. To record takes a second, and all else no time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.tape = 1000.0, Tape()
+        self.now, self.tape = 1000.0, FakeCapture()
         monkeypatch.setattr("foretell.runner.cuda.graphs.perf_counter", lambda: self.now)
         self.recorder = self.tape.recorder()
         self.recorder.pool = GraphPool(clock=lambda: self.now)

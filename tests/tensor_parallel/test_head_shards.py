@@ -26,7 +26,7 @@ from foretell.runner.heads.ops import (
     make_head_ops,
 )
 from foretell.runner.heads.sampler import gather_logits
-from tests.tensor_parallel.baton import Baton, run_ranks
+from tests.tensor_parallel.fake_ranks import FakeRanks, run_ranks
 from tests.tiny import CONFIG, CONTEXT, HEADS, random_head, tiny_decoder
 
 VOCAB = 70
@@ -52,7 +52,7 @@ def target() -> Decoder:
     return tiny_decoder(config=replace(CONFIG, vocab=VOCAB))
 
 
-def part_of(whole: DraftHead[Any], ranks: Baton, size: int) -> DraftHead[Any]:
+def part_of(whole: DraftHead[Any], ranks: FakeRanks, size: int) -> DraftHead[Any]:
     """What a rank loads of it."""
     shard, lender = Shard(ranks.rank, size), TargetWeights.of(target())
     part = make_head(whole.config, shard)
@@ -178,7 +178,7 @@ class Forgetful:
 def test_a_sum_that_is_left_out_is_noticed(left_out: int) -> None:
     whole = random_head(THREE["eagle"], TargetWeights.of(target()))
 
-    def one(ranks: Baton) -> list[torch.Tensor]:
+    def one(ranks: FakeRanks) -> list[torch.Tensor]:
         part = part_of(whole, ranks, 2)
         part.join_ranks(Forgetful(ranks, left_out))
         return guesses(part)
@@ -188,7 +188,7 @@ def test_a_sum_that_is_left_out_is_noticed(left_out: int) -> None:
 
 
 def test_shares_are_right_where_one_token_has_all() -> None:
-    def one(ranks: Baton) -> torch.Tensor:
+    def one(ranks: FakeRanks) -> torch.Tensor:
         part = make_head(THREE["eagle"], Shard(ranks.rank, 2))
         part.join_ranks(ranks)
         scores = torch.full((1, len(part.local_outputs)), -200.0)

@@ -16,7 +16,7 @@ from foretell.errors import RankError
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import StepOutput
 from foretell.tensor_parallel.leader import LeaderExecutor
-from tests.tensor_parallel.splitting import write_folder
+from tests.tensor_parallel.sharding import write_folder
 from tests.tensor_parallel.world import split
 from tests.tiny import VOCAB, add, tiny_decoder
 

@@ -17,7 +17,7 @@ from foretell.sampling.sampling import SamplingRow, sample
 from foretell.types import Budget, Draft, Sequence
 
 
-class Outruns(Executor):
+class FakeAsyncExecutor(Executor):
     """The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked
     for, once."""
 
@@ -61,7 +61,7 @@ class Outruns(Executor):
         )
 
 
-class LeavesUnseen(Wrapper):
+class DeviceDraftDrafter(Wrapper):
     """Guesses what another does, and leaves it where a device would: who looks at it too soon finds nothing."""
 
     unseen_on = "cpu"
@@ -82,7 +82,7 @@ class LeavesUnseen(Wrapper):
         found, first = [], 0
         for draft in drafts:
             places = tuple(-1 - place for place in range(first, first + len(draft)))
-            kept = Left(there, list(draft.tokens), list(draft.confidence or [0.5] * len(draft)))
+            kept = FakeDeviceDraft(there, list(draft.tokens), list(draft.confidence or [0.5] * len(draft)))
             found.append(Draft(places, draft.parents, draft.source, device_draft=kept) if len(draft) else draft)
             first += len(draft)
         self.left += first
@@ -90,7 +90,7 @@ class LeavesUnseen(Wrapper):
 
 
 @dataclass
-class Left:
+class FakeDeviceDraft:
     token_buffer: torch.Tensor
     tokens: list[int]
     sure: list[float]
@@ -99,7 +99,7 @@ class Left:
         return self.tokens, self.sure
 
 
-class Sometimes(FixedController):
+class RandomController(FixedController):
     """Guesses in some steps, and lets others begin before it is known what they follow; looks late, as it likes."""
 
     def __init__(self, nodes: int, levels: int = 0, seed: int = 0) -> None:
