@@ -1,4 +1,5 @@
-"""An executor that takes steps ahead, as a device does, around one that computes at once."""
+"""An executor with async scheduling, as on a device, around one that computes at once.
+The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked"""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from foretell.types import Budget, Draft, Sequence
 
 class FakeAsyncExecutor(Executor):
     """The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked
-    for, once."""
+    Reference for async executors. The next step overwrites a step's logits, and its tokens are returned once."""
 
     supports_async = True
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.num_steps = 0
-        self.sent = 0  # steps that began before their tokens were known
-        self.unseen = 0  # and behind guesses that nobody had seen
+        self.sent = 0  # steps launched before their tokens were known
+        self.unseen = 0  # steps with draft tokens that only the device knows
         self._left = torch.empty(0)
 
     @torch.inference_mode()
@@ -62,7 +63,7 @@ class FakeAsyncExecutor(Executor):
 
 
 class DeviceDraftDrafter(Wrapper):
-    """Guesses what another does, and leaves it where a device would: who looks at it too soon finds nothing."""
+    """Drafts like another drafter, but leaves the tokens on a fake device until they are waited for."""
 
     unseen_on = "cpu"
 
@@ -100,7 +101,7 @@ class FakeDeviceDraft:
 
 
 class RandomController(FixedController):
-    """Guesses in some steps, and lets others begin before it is known what they follow; looks late, as it likes."""
+    """Drafts in random steps, and expects a plain step at random in others, so that those are launched early."""
 
     def __init__(self, nodes: int, levels: int = 0, seed: int = 0) -> None:
         super().__init__(nodes, levels)

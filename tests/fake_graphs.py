@@ -1,4 +1,4 @@
-"""A device that records, played on a CPU: what is recorded is counted, and run again where it would be replayed."""
+"""CUDA graphs faked on a CPU: captures are counted, and a replay runs the work again."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from foretell.runner.heads.sampler import DraftOutput
 from foretell.runner.heads.tables import DraftShape
 
 CPU = torch.device("cpu")
-ACCEPTANCE_RATE = 0.7  # how often a guess stands where nothing is run
+ACCEPTANCE_RATE = 0.7  # of draft tokens, where no model runs
 
 
 class FakeGraph:
-    """Stands for a graph: it leaves its results where they were when it was recorded."""
+    """A fake CUDA graph: a replay leaves its results where the capture had them."""
 
     def __init__(self, run: Callable[[], Any], found: Any) -> None:
         self.run, self.found = run, found
@@ -42,7 +42,7 @@ class FakeGraph:
 
 
 class FakeCapture:
-    """Makes such graphs."""
+    """Captures fake graphs and counts them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -57,7 +57,7 @@ class FakeCapture:
 
 
 class PaddedExecutor(Executor):
-    """An executor whose steps are laid out in the sizes of a CUDA device, and run by another."""
+    """An executor that pads steps to the shapes of a CUDA device, and runs them on another executor."""
 
     def __init__(self, inner: Executor, share: int, tape: FakeCapture) -> None:
         self.inner, self.share, self.recorder = inner, share, tape.recorder()
@@ -75,11 +75,11 @@ class PaddedExecutor(Executor):
 
 
 def use_fake_graphs(engine: Engine, *heads: HeadDrafter) -> FakeCapture:
-    """Let an engine and its heads record from now on."""
+    """Let an engine and its heads use fake graphs from now on."""
     tape = FakeCapture()
     engine.runner.executor = PaddedExecutor(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
     for head in heads:
-        assert head._whole_reader is not None, "it guesses in one piece"
+        assert head._whole_reader is not None, "it drafts as one graph"
         head._whole.graphs = tape.recorder()  # type: ignore[attr-defined]
         head._whole_reader.graphs = tape.recorder()
     return tape
@@ -87,7 +87,7 @@ def use_fake_graphs(engine: Engine, *heads: HeadDrafter) -> FakeCapture:
 
 @dataclass
 class RandomExecutor(Executor):
-    """An executor without a model: mostly the next row's token is the likeliest, so that guesses stand."""
+    """An executor without a model: the argmax is mostly the next row's token, so that draft tokens are accepted."""
 
     vocab: int
     width: int
@@ -104,7 +104,7 @@ class RandomExecutor(Executor):
 
 
 class RandomDrafts:
-    """What a head recorded without a head: its guesses are made up, in the shapes that its own would have."""
+    """Graphs of a head without the head: drafts are random, in the head's shapes."""
 
     def __init__(self, recorder: GraphCache[Any, Any], vocab: int) -> None:
         self.recorder, self.vocab, self.select = recorder, vocab, recorder.select
@@ -125,7 +125,7 @@ class RandomDrafts:
 
 
 def use_random_drafts(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
-    """Let a head that records run nothing; what it has recorded of drafts, and of readings."""
+    """Let a head draft at random; return its graph caches for drafts and prefills."""
     whole: Any = head._whole  # type: ignore[attr-defined]
     reader: Any = head._whole_reader
     found = whole.graphs, reader.graphs

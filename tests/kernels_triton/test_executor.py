@@ -59,7 +59,7 @@ def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
-        monkeypatch.setattr(GraphCapture, "__call__", lambda _, run: recorded(run))
+        monkeypatch.setattr(GraphCapture, "capture", lambda _, run: recorded(run))
 
 
 def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def texts(llm: LLM, **choice: object) -> list[tuple[int, ...]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sharded_model_generates_the_same_output(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = LLM(tiny_folder, drafter="ngram", kv_memory=0.01, quiet=True)
     with LLM(tiny_folder, drafter=f"model:{tiny_folder},ngram", kv_memory=0.01, tensor_parallel_size=2) as llm:
         assert "2 ranks hold" in capsys.readouterr().err
@@ -59,7 +59,7 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         ({"draft_device": "tpu", "drafter": "model:smollm2-135m"}, "draft_device: 'tpu' is not known"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_impossible_settings_are_refused_before_anything_starts(
     options: dict[str, object], words: str, tiny_folder: Path
 ) -> None:
     with pytest.raises(RequestError, match=words):
@@ -82,7 +82,7 @@ def test_a_draft_model_on_a_device_of_its_own(tiny_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_draft_model_split_as_the_target_is(tiny_folder: Path) -> None:
+def test_a_draft_model_sharded_like_the_target(tiny_folder: Path) -> None:
     options = {"drafter": f"model:{tiny_folder}", "kv_memory": 0.01, "quiet": True}
     with LLM(tiny_folder, tensor_parallel_size=2, draft_tensor_parallel_size=2, **options) as llm:  # type: ignore[arg-type]
         plain = texts(llm, enabled=False)
@@ -115,7 +115,7 @@ def test_a_failed_start_leaves_no_process(tiny_folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_int8_in_parts_writes_the_same_with_a_draft_and_without(tiny_folder: Path) -> None:
+def test_int8_shards_generate_the_same_with_and_without_a_draft(tiny_folder: Path) -> None:
     options = {"drafter": f"model:{tiny_folder},ngram", "kv_memory": 0.01, "quantization": "int8", "quiet": True}
     with LLM(tiny_folder, tensor_parallel_size=3, **options) as llm:
         assert texts(llm) == texts(llm, drafter="ngram") == texts(llm, enabled=False)
@@ -135,7 +135,7 @@ def test_the_command_line(tiny_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_whose_rank_is_killed_says_so(tmp_path: Path) -> None:
+def test_a_server_reports_a_killed_rank(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     with ServerProcess(folder, "--tensor-parallel-size", "2", "--drafter", "ngram") as server:
         server.post("/v1/completions", prompt="The quick", max_tokens=8)
