@@ -66,7 +66,7 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(config: ModelConfig, dtype: 
 
     def logits_of(start: int, draft: Draft) -> torch.Tensor:
         model, cache, layout = world(config, 8, dtype)
-        return CudaExecutor(model, cache, layout)(step([(start, 1, draft)], 8), ()).logits.clone()
+        return CudaExecutor(model, cache, layout).forward(step([(start, 1, draft)], 8), ()).logits.clone()
 
     for start, nodes, wide in ((5, 9, 3), (127, 16, 5), (600, 63, 7), (1020, 31, 4)):
         tree = tree_of(nodes, wide)

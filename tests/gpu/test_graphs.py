@@ -47,7 +47,7 @@ def test_a_replayed_step_equals_its_eager_run_and_the_reference(
     for logits, features in outputs[1:]:
         assert torch.equal(logits, outputs[0][0])
         assert torch.equal(features, outputs[0][1])
-    defined = EagerExecutor(model, cache, layout)(packed, taps)
+    defined = EagerExecutor(model, cache, layout).forward(packed, taps)
     torch.testing.assert_close(outputs[-1][0], defined.logits, rtol=WITHIN[dtype], atol=WITHIN[dtype])
 
 
@@ -61,7 +61,7 @@ def test_a_graph_serves_steps_with_other_rows() -> None:
     for start in range(20, 60, 3):
         packed = step([(start, 1, STEPS["chains"][0][2]), (2 * start, 1, STEPS["chains"][0][2])][: 1 + start % 2], 4)
         mine = executor.forward(packed, ()).logits.clone()
-        torch.testing.assert_close(mine, plain(packed, ()).logits, rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(mine, plain.forward(packed, ()).logits, rtol=2e-4, atol=2e-4)
     assert any(recording is not None for recording in executor.graph_cache().graphs.values())
 
 
@@ -86,7 +86,7 @@ def errors(config: ModelConfig, packed: BatchLayout, dtype: torch.dtype, seed: i
     executor = CudaExecutor(model, cache, layout)
     for _ in range(3):
         mine = executor.forward(packed, ()).logits.clone()
-    plain = EagerExecutor(model, cache, layout)(packed, ()).logits
+    plain = EagerExecutor(model, cache, layout).forward(packed, ()).logits
     truth = exact(config, packed, dtype, seed)
     return tuple(float((logits - truth).norm() / truth.norm()) for logits in (mine, plain))  # type: ignore[return-value]
 
@@ -96,4 +96,4 @@ def exact(config: ModelConfig, packed: BatchLayout, dtype: torch.dtype, seed: in
     model, cache, layout = world(config, 8, torch.float32, seed)
     for tensor in (*model.parameters(), *cache.keys, *cache.values):
         tensor.copy_(tensor.to(dtype).float())
-    return EagerExecutor(model, cache, layout)(packed, ()).logits
+    return EagerExecutor(model, cache, layout).forward(packed, ()).logits

@@ -91,7 +91,7 @@ class Scratch:
     def __init__(self, config: HeadConfig, page_size: int, packed: bool) -> None:
         model = tiny_decoder()
         head, lender = OwnHead(config, packed=packed), TargetWeights.of(model)
-        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.hidden_layers, head.beside)
+        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.hidden_layers, head.head_layer_shapes)
         head.bind(self.runner, lender, CONFIG.layers)
         assert isinstance(head.inner, HeadDrafter)
         self.drafter = head.inner

@@ -153,7 +153,7 @@ def test_nothing_is_captured_during_a_load(monkeypatch: pytest.MonkeyPatch) -> N
     capture, found = GraphCapture(CPU), []
 
     def make() -> ModelRunner:
-        found.append(capture(lambda: found.append("run")))
+        found.append(capture.capture(lambda: found.append("run")))
         return few()
 
     with BackgroundWarmup(make, CPU, False) as warming:
