@@ -5,7 +5,7 @@
     python bench/accepted.py --data SPEC_BENCH --per-task 4 --tokens 96 --context 4096 eagle@5
 
 Tokens of a task over its steps, and the mean of the tasks. Without --data the bench's own prompts are taken. With
---context each question comes behind so many tokens of other ones.
+--context each question follows so many tokens of other ones.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def chosen(data: Path | None, per_task: int) -> list[BenchPrompt]:
 def said_before(items: list[BenchPrompt], index: int, tokens: int, tokenizer: Tokenizer) -> list[dict[str, str]]:
     """An earlier turn of about so many tokens, made of the other questions."""
     others = items[index + 1 :] + items[:index]
-    texts = [item.text or " ".join(str(each["content"]) for each in item.messages) for item in others]
-    filler = tokenizer.decode(tokenizer.encode("\n\n".join(texts))[:tokens])
+    questions = [item.text or " ".join(str(each["content"]) for each in item.messages) for item in others]
+    filler = tokenizer.decode(tokenizer.encode("\n\n".join(questions))[:tokens])
     return [{"role": "user", "content": filler}, {"role": "assistant", "content": "What would you like to know?"}]
 
 
 def accepted(name: str, items: list[BenchPrompt], args: argparse.Namespace) -> dict[str, float]:
-    """By task, of a drafter with its guesses a step, as eagle@5."""
-    drafter, _, guesses = name.rpartition("@")
+    """Return tokens per step by task of a drafter with its draft length, such as eagle@5."""
+    drafter, _, draft_length = name.rpartition("@")
     llm = LLM(
-        args.model, drafter=drafter, num_speculative_tokens=int(guesses), rule=args.rule, prefix_cache=False,
+        args.model, drafter=drafter, num_speculative_tokens=int(draft_length), rule=args.rule, prefix_cache=False,
         device=args.device, max_num_seqs=args.at_once, quiet=True,
     )  # fmt: skip
     chats = [[{"role": "user", "content": item.text}] if item.text else list(item.messages) for item in items]
@@ -57,7 +57,7 @@ def accepted(name: str, items: list[BenchPrompt], args: argparse.Namespace) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("drafters", nargs="+", help="NAME@GUESSES")
+    parser.add_argument("drafters", nargs="+", help="NAME@LENGTH")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--data", type=Path, help="the folder of Spec-Bench")
     parser.add_argument("--per-task", type=int, default=10)
@@ -65,11 +65,11 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rule", default="match")
     parser.add_argument("--device", default="auto", help="cpu or cuda")
-    parser.add_argument("--at-once", type=int, default=64, help="texts that are written at once")
+    parser.add_argument("--at-once", type=int, default=64, help="batch size")
     parser.add_argument("--context", type=int, default=0, help="tokens before each question")
     args = parser.parse_args()
     if wrong := [name for name in args.drafters if not name.rpartition("@")[2].isdigit() or "@" not in name]:
-        parser.error(f"{wrong[0]} says no number of guesses; write {wrong[0].partition('@')[0]}@5")
+        parser.error(f"{wrong[0]} has no draft length; write {wrong[0].partition('@')[0]}@5")
     if min(args.context, args.per_task - 1, args.tokens - 1) < 0:
         parser.error("--context must be 0 or more, --per-task and --tokens 1 or more")
     items = chosen(args.data, args.per_task)

@@ -123,19 +123,19 @@ def trace_plot(traces: list[Trace]) -> str:
 
 TRACES = [
     watched(
-        "how often guesses stand changes from text to text",
+        "acceptance rate changes between sequences",
         lambda request, place: 0.9 if (request // 4) % 2 else 0.1,
         requests=24,
     ),
     watched(
-        "how often guesses stand changes within a text",
+        "acceptance rate changes within a sequence",
         lambda request, place: 0.9 if (place // 200) % 2 else 0.1,
         requests=1,
         tokens=1200,
     ),
     Trace(
-        "bursts of 32 texts at once; six guesses of ten stand",
-        "texts at once",
+        "bursts of 32 sequences; acceptance rate 0.6",
+        "batch size",
         free(steady(0.6), Machine(row=0.003), requests=120, load=lambda begun: 32 if begun % 40 < 32 else 2),
         len,
     ),
@@ -169,13 +169,13 @@ def cells_plot(cells: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=Path, help="what never-slower has written; controller-cells.svg is drawn of it")
+    parser.add_argument("--cells", type=Path, help="JSON of never-slower, from which controller-cells.svg is plotted")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--plots", type=Path, help="a folder for controller-regret.svg and controller-trace.svg")
     args = parser.parse_args()
     if args.cells is not None:
-        drawn = cells_plot(json.loads(args.cells.read_text())["cells"])
-        ((args.plots or Path()) / "controller-cells.svg").write_text(drawn)
+        plot = cells_plot(json.loads(args.cells.read_text())["cells"])
+        ((args.plots or Path()) / "controller-cells.svg").write_text(plot)
         return
     found = {}
     print("| scenario | of the best fixed | of plain |\n|---|---:|---:|")

@@ -198,12 +198,12 @@ def edit(llm: LLM, rounds: int) -> dict[str, Any]:
     ratios: list[float] = []
     for _ in range(rounds):
         (plain,) = llm.generate([prompt], params, speculation=PLAIN)
-        (guessed,) = llm.generate([prompt], params)
-        ratios.append(plain.timings.decode / guessed.timings.decode)
+        (speculative,) = llm.generate([prompt], params)
+        ratios.append(plain.timings.decode / speculative.timings.decode)
     return {
         "edit_ratio": median(ratios),
-        "edit_steps_over_plain": guessed.speculation.steps / plain.speculation.steps,
-        "edit_same_text": guessed.outputs[0].token_ids == plain.outputs[0].token_ids,
+        "edit_steps_over_plain": speculative.speculation.steps / plain.speculation.steps,
+        "edit_same_text": speculative.outputs[0].token_ids == plain.outputs[0].token_ids,
     }
 
 

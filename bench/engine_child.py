@@ -26,7 +26,7 @@ LAST_LINES = 12  # of a log, shown of a child that ended
 
 @dataclass(frozen=True)
 class Job:
-    """Texts to be written, `batch` at a time."""
+    """Prompts to generate from, `batch` at a time."""
 
     prompts: list[list[int]]
     batch: int
@@ -37,11 +37,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Written:
-    """Texts that an engine wrote at once: their tokens, and seconds from each one's first token to its last."""
+    """Outputs of a batch: their tokens, and the seconds from the first token of each to its last."""
 
-    texts: list[list[int]]
+    outputs: list[list[int]]
     decoding: float
-    accepted: int  # guesses that stood
+    accepted: int  # accepted draft tokens
 
 
 @dataclass
@@ -49,13 +49,13 @@ class Taken:
     """What a job took: seconds of each batch from asking to the last token, prompts included."""
 
     each: list[float] = field(default_factory=list)
-    texts: list[list[int]] = field(default_factory=list)
+    outputs: list[list[int]] = field(default_factory=list)
     decoding: float = 0.0
     accepted: int = 0
 
     @property
     def tokens(self) -> int:
-        return sum(map(len, self.texts))
+        return sum(map(len, self.outputs))
 
     @property
     def rate(self) -> float:
@@ -69,8 +69,8 @@ class Taken:
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds a step takes behind a text's first; 0 where there is none."""
-        steps = self.tokens - self.accepted - len(self.texts)
+        """Return the milliseconds per step after the first token; 0 without such steps."""
+        steps = self.tokens - self.accepted - len(self.outputs)
         return 1e3 * self.decoding / steps if steps > 0 else 0.0
 
 
@@ -81,7 +81,7 @@ class Engine(Protocol):
         """Its version and settings."""
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Do, while nobody else computes, what is not to be measured."""
+        """Do everything that is not measured, while no other engine computes."""
 
     def begin(self, job: Job) -> Callable[[list[list[int]]], Any]:
         """What writes the job's batches: only this is timed."""
@@ -91,26 +91,26 @@ class Engine(Protocol):
 
 
 def timed(engine: Engine, job: Job) -> Taken:
-    """Write a job's texts by the clock."""
+    """Generate and time the outputs of a job."""
     write, taken = engine.begin(job), Taken()
     for first in range(0, len(job.prompts), job.batch):
         began = perf_counter()
         outputs = write(job.prompts[first : first + job.batch])
         taken.each.append(perf_counter() - began)
         written = engine.read(outputs)
-        taken.texts += written.texts
+        taken.outputs += written.outputs
         taken.decoding += written.decoding
         taken.accepted += written.accepted
     return taken
 
 
 def answer(load: Callable[[], Engine]) -> None:
-    """In the child: load, then do what is asked until nobody is there to ask. Never returns."""
+    """Load in the child process, then serve requests until the parent is gone. Never returns."""
     wire = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # engines print to standard output
 
-    def say(**told: Any) -> None:
-        wire.write(json.dumps(told) + "\n")
+    def say(**message: Any) -> None:
+        wire.write(json.dumps(message) + "\n")
         wire.flush()
 
     engine = load()
@@ -152,11 +152,11 @@ class Child:
 
     def wait_ready(self, seconds: float) -> None:
         """Until it is loaded; Lost where that fails or takes longer."""
-        told = self._hear(seconds)
-        if "ready" not in told:
+        message = self._hear(seconds)
+        if "ready" not in message:
             self.end()
-            raise Lost(told["failed"])
-        self.ready, self.about = told["ready"] - self.began, told["about"]
+            raise Lost(message["failed"])
+        self.ready, self.about = message["ready"] - self.began, message["about"]
 
     def prepare(self, jobs: Sequence[Job], seconds: float) -> None:
         self._ask(jobs, True, seconds)
@@ -191,21 +191,21 @@ class Child:
             self.process.stdin.flush()
         except BrokenPipeError:
             raise Lost(f"it ended with {self.process.wait()}") from None
-        told = self._hear(seconds)
-        if "failed" in told:
-            raise Lost(told["failed"])
-        done: list[dict[str, Any]] = told["done"]
+        message = self._hear(seconds)
+        if "failed" in message:
+            raise Lost(message["failed"])
+        done: list[dict[str, Any]] = message["done"]
         return done
 
     def _hear(self, seconds: float) -> dict[str, Any]:
         try:
-            told = self._heard.get(timeout=max(0.0, seconds))
+            message = self._heard.get(timeout=max(0.0, seconds))
         except queue.Empty:
             self.end()  # what it may still say would answer another question
             raise Lost(f"nothing after {seconds:.0f} s") from None
-        if told is None:
+        if message is None:
             raise Lost(f"it ended with {self.process.wait()}")
-        return told
+        return message
 
     def _listen(self) -> None:
         assert self.process.stdout is not None

@@ -117,7 +117,7 @@ def prompts_of(count: int, vocab: int, copied: bool = False) -> list[list[int]]:
 
 
 def rows_and_context(runner: ModelRunner, figures: Figures) -> None:
-    """What a step costs on the device: by rows of one text, and by texts."""
+    """Time a step on the device by rows of one sequence and by sequences."""
     for start in (512, 8192):
         one = step_ms(runner, 1, start, 1)
         figures.note(f"step, 1 row, context {start}", one, "ms", "<= 3.5" if start == 512 else "")
@@ -126,36 +126,38 @@ def rows_and_context(runner: ModelRunner, figures: Figures) -> None:
             ratio = median(step_ms(runner, 1, start, rows) / step_ms(runner, 1, start, 1) for _ in range(3))
             figures.note(f"  {rows} rows over one", ratio, "x", goal if start == 512 else "")
     for sequences in (8, 32):
-        figures.note(f"step, {sequences} texts, context 512", step_ms(runner, sequences, 512, 1), "ms")
-        figures.note(f"step, {sequences} texts of 5 rows", step_ms(runner, sequences, 512, 5), "ms")
+        figures.note(f"step, {sequences} sequences, context 512", step_ms(runner, sequences, 512, 1), "ms")
+        figures.note(f"step, {sequences} sequences of 5 rows", step_ms(runner, sequences, 512, 5), "ms")
 
 
 def plain_and_oracle(runner: ModelRunner, figures: Figures, rounds: int) -> None:
-    """The whole loop: what it costs beside the device's work, and what known guesses gain."""
+    """Time the engine loop: the host time beyond the device's work, and the speedup of known drafts."""
     vocab = runner.model.config.vocab
     for batch, gain, host in ((1, ">= 2.2", "<= 0.4"), (8, ">= 1.8", ""), (32, ">= 1.3", "<= 1.5")):
         prompts = prompts_of(batch, vocab)
         plain = Arm(runner, None, 0, batch)
         truth = plain.write(prompts, WRITTEN)
-        texts = {tuple(prompt): text for prompt, text in zip(prompts, truth, strict=True)}
-        guessed = Arm(runner, OracleDrafter(texts, vocab, 0.2), 4, batch)
-        same = guessed.write(prompts, WRITTEN)
-        for arm in (plain, guessed):
+        outputs = {tuple(prompt): text for prompt, text in zip(prompts, truth, strict=True)}
+        speculative = Arm(runner, OracleDrafter(outputs, vocab, 0.2), 4, batch)
+        same = speculative.write(prompts, WRITTEN)
+        for arm in (plain, speculative):
             arm.rates.clear()
             arm.steps.clear()
         for _ in range(rounds):
             plain.write(prompts, WRITTEN)
-            guessed.write(prompts, WRITTEN)
+            speculative.write(prompts, WRITTEN)
         device = step_ms(runner, batch, 512, 1)
         figures.note(f"plain, batch {batch}: wall a step", median(plain.steps), "ms", "<= 3.8" if batch == 1 else "")
         figures.note("  beyond the device's work", median(plain.steps) - device, "ms", host)
         figures.note("  tokens a second", median(plain.rates), "")
-        figures.note("  oracle (0.8, 4 tokens) over plain", median(guessed.rates) / median(plain.rates), "x", gain)
-        figures.note("    accepted per step", guessed.accepted)
-        figures.note("    wall a step", median(guessed.steps), "ms")
-        figures.note("    beyond the device's work", median(guessed.steps) - step_ms(runner, batch, 512, 5), "ms", host)
+        figures.note("  oracle (0.8, 4 tokens) over plain", median(speculative.rates) / median(plain.rates), "x", gain)
+        figures.note("    accepted per step", speculative.accepted)
+        figures.note("    wall a step", median(speculative.steps), "ms")
+        figures.note(
+            "    beyond the device's work", median(speculative.steps) - step_ms(runner, batch, 512, 5), "ms", host
+        )
         agree = sum(a == b for a, b in zip(truth, same, strict=True)) / batch
-        figures.note("    texts that are the same", agree)
+        figures.note("    equal outputs", agree)
 
 
 def by_turns(arms: tuple[Arm, Arm], prompts: list[list[int]], tokens: int, rounds: int) -> tuple[float, float]:
@@ -173,7 +175,7 @@ def by_turns(arms: tuple[Arm, Arm], prompts: list[list[int]], tokens: int, round
 def passages(runner: ModelRunner, figures: Figures, rounds: int) -> None:
     """N-grams where text repeats, one text at a time: whether a model goes on with what it read differs by passage.
 
-    As many tokens are written behind each, so the harmonic mean of the rates is all tokens over all seconds.
+    As many tokens are generated after each, so the harmonic mean of the rates is all tokens over all seconds.
     """
     vocab = runner.model.config.vocab
     arms = (Arm(runner, None, 0, 1), Arm(runner, NGramDrafter(2, 4), 8, 1))
@@ -182,9 +184,9 @@ def passages(runner: ModelRunner, figures: Figures, rounds: int) -> None:
         rates.append(by_turns(arms, [prompt], WRITTEN // 2, rounds))
         accepted.append(arms[1].accepted)
         walls.append(median(arms[1].steps))
-    plain, guessed = zip(*rates, strict=True)
+    plain, speculative = zip(*rates, strict=True)
     ratios = [mine / its for its, mine in rates]
-    figures.note(f"{NGRAMS}, batch 1: over plain", harmonic_mean(guessed) / harmonic_mean(plain), "x", ">= 1.5")
+    figures.note(f"{NGRAMS}, batch 1: over plain", harmonic_mean(speculative) / harmonic_mean(plain), "x", ">= 1.5")
     figures.note(f"  the fewest of {PASSAGES} passages", min(ratios), "x")
     figures.note(f"  the most of {PASSAGES} passages", max(ratios), "x")
     figures.note("  accepted per step", harmonic_mean(accepted))
@@ -203,8 +205,8 @@ def drafts(runner: ModelRunner, draft: ModelRunner, figures: Figures, rounds: in
     for name, (make, nodes, batches) in makers.items():
         for batch in batches:
             arms = (Arm(runner, None, 0, batch), Arm(runner, make(), nodes, batch))
-            plain, guessed = by_turns(arms, prompts_of(batch, vocab, name == NGRAMS), WRITTEN, rounds)
-            figures.note(f"{name}, batch {batch}: over plain", guessed / plain, "x")
+            plain, speculative = by_turns(arms, prompts_of(batch, vocab, name == NGRAMS), WRITTEN, rounds)
+            figures.note(f"{name}, batch {batch}: over plain", speculative / plain, "x")
             figures.note("  accepted per step", arms[1].accepted)
             figures.note("  wall a step", median(arms[1].steps), "ms")
             if name == "draft model" and batch == 1:
@@ -212,7 +214,7 @@ def drafts(runner: ModelRunner, draft: ModelRunner, figures: Figures, rounds: in
 
 
 def a_round(runner: ModelRunner, draft: ModelRunner, nodes: int, wall: float, figures: Figures) -> None:
-    """What is in a round of a draft model's and its check beside what its parts take, on the device and off it."""
+    """Time a step with a draft model and its parts, on the device and on the host."""
     step, check = step_ms(draft, 1, 512, 1), step_ms(runner, 1, 512, nodes + 1)
     chain = chain_ms(draft, 512, nodes, runner.model.config.vocab)
     figures.note(f"  a round over {nodes} draft steps and a check", wall / (nodes * step + check), "x", "<= 1.12")
@@ -221,7 +223,7 @@ def a_round(runner: ModelRunner, draft: ModelRunner, nodes: int, wall: float, fi
 
 
 def sampled(runner: ModelRunner, figures: Figures, rounds: int) -> None:
-    """Plain decoding where tokens are drawn: chosen on the device."""
+    """Time plain decoding with sampling on the device."""
     for batch in (1, 32):
         prompts = prompts_of(batch, runner.model.config.vocab)
         for name, asked in SAMPLED.items():
@@ -230,7 +232,7 @@ def sampled(runner: ModelRunner, figures: Figures, rounds: int) -> None:
             arm.steps.clear()
             for _ in range(rounds):
                 arm.write(prompts, WRITTEN // 2, **asked)
-            figures.note(f"drawn, {name}, batch {batch}: wall a step", median(arm.steps), "ms")
+            figures.note(f"sampled, {name}, batch {batch}: wall a step", median(arm.steps), "ms")
 
 
 def eight_bits(base: Decoder, figures: Figures, rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""Foretell as a child of `gpu_peers.py`: one engine on which ways to guess take turns, each with nothing learnt."""
+"""Foretell as a child of `gpu_peers.py`: one engine on which drafters take turns, each with no learned state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from engine_child import Job, Written, answer
 
 from foretell import SamplingParams
-from foretell.bench.drafter_slots import DrafterSlots, open_with
+from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
 from foretell.bench.machine import describe
 from foretell.bench.measure import Variant
 from foretell.build.model_source import no_progress, open_model
@@ -29,7 +29,7 @@ class OurEngine:
     def __init__(self, ways: dict[str, dict[str, Any]], settings: dict[str, Any]) -> None:
         self.ways = {name: SpeculationConfig(**config) for name, config in ways.items()}
         arms = [Variant(name, config) for name, config in self.ways.items() if config.drafter != "none"]
-        self.llm = open_with(arms, quiet=True, **settings)
+        self.llm = load_llm_for(arms, quiet=True, **settings)
         self.seats = DrafterSlots(self.llm, open_model(settings["model"], self.llm.config, no_progress))
 
     def about(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class OurEngine:
             self.begin(job)(job.prompts[: job.batch])
 
     def begin(self, job: Job) -> Callable[[list[list[int]]], list[RequestOutput]]:
-        self.seats.make(self.ways[job.way]).take()
+        self.seats.make(self.ways[job.way]).activate()
         wanted = {"temperature": job.temperature, "ignore_eos": True}
         warm_up = SamplingParams(max_tokens=min(WARM_UP, job.tokens), **wanted)
         self.llm.generate([job.prompts[0][::-1]], warm_up)  # no text of a job: who learns from it learns nothing of use
@@ -56,9 +56,9 @@ class OurEngine:
         return write
 
     def read(self, outputs: list[RequestOutput]) -> Written:
-        texts = [list(output.outputs[0].token_ids) for output in outputs]
+        outputs = [list(output.outputs[0].token_ids) for output in outputs]
         steps = sum(output.speculation.steps for output in outputs)
-        return Written(texts, sum(output.timings.decode for output in outputs), sum(map(len, texts)) - steps)
+        return Written(outputs, sum(output.timings.decode for output in outputs), sum(map(len, outputs)) - steps)
 
 
 if __name__ == "__main__":

@@ -22,17 +22,17 @@ class VllmEngine:
         import vllm  # only now does what it prints go to the log
 
         self.vllm = vllm
-        guesses = settings.get("speculative_config")
-        if guesses is not None and guesses["method"] == "ngram" and find_spec("numba") is None:
-            guesses["method"] = "ngram_gpu"  # the same without numba
+        speculative = settings.get("speculative_config")
+        if speculative is not None and speculative["method"] == "ngram" and find_spec("numba") is None:
+            speculative["method"] = "ngram_gpu"  # the same without numba
         self.settings = settings
         self.llm = vllm.LLM(**settings)
         self.accepted = 0
 
     def about(self) -> dict[str, Any]:
-        guesses = self.settings.get("speculative_config") or {}
+        speculative = self.settings.get("speculative_config") or {}
         return {
-            "vllm": self.vllm.__version__, "torch": installed("torch"), "method": guesses.get("method", "none"),
+            "vllm": self.vllm.__version__, "torch": installed("torch"), "method": speculative.get("method", "none"),
             "graphs": self._graphs(),
         }  # fmt: skip
 
@@ -60,11 +60,11 @@ class VllmEngine:
         return Written([list(output.outputs[0].token_ids) for output in outputs], decoding, self.accepted - before)
 
     def _count(self) -> int:
-        """Guesses that stood since it was loaded."""
+        """Return the draft tokens accepted since the engine was loaded."""
         return int(sum(metric.value for metric in self.llm.get_metrics() if metric.name == ACCEPTED))
 
     def _graphs(self) -> str:
-        """Which steps are recorded: the target's, and behind a plus those of a model that guesses."""
+        """Return which CUDA graphs are captured: those of the target, and after a plus those of a draft model."""
         try:
             config = self.llm.llm_engine.vllm_config.compilation_config
             (drafter,) = self.llm.collective_rpc(drafter_graphs)

@@ -1,10 +1,11 @@
-"""Foretell beside vLLM on one CUDA device, in one run: plain speed, guesses, the first token, and the time until ready.
+"""Foretell against vLLM on one CUDA device in one run: plain speed, speculation, time to first token and start-up.
 
 Run it as `python bench/gpu_peers.py --base smollm2-135m [--vllm-path DIR] [--seconds 540] [--out FILE]`. Both read the
-same folders in bf16 (`inflate.py`): 5.9 billion weights that say what the base says, and the base in 4 bits to guess.
+same folders in bf16 (`inflate.py`): 5.9 billion weights that say what the base says, and the base in 4 bits as
+draft model.
 `DIR` goes before the other paths of vLLM's processes, and of theirs only. Every configuration of vLLM has a process;
 all start at once, as far as memory goes, and what is measured runs alone while the others sleep. A configuration that
-fails is told and left out. Each figure is a line of JSON as it comes; tables are last.
+fails is reported and left out. Each figure is a line of JSON as it comes; tables are last.
 `--device cpu --times 1 --layers 2 --peers none --tokens 8` tries the script elsewhere.
 """
 
@@ -25,10 +26,10 @@ from gpu_peers_run import HERE, Limits, Peer, Places, Run
 GIB = 1 << 30
 LONGEST = 4096  # tokens of a text, prompt included
 ONE_CACHE, MANY_CACHE = 0.8, 4.0  # GiB for keys and values of one text at a time, and of 32
-ONE_WORK, MANY_WORK = 2.0, 2.8  # GiB beside: what steps work with, graphs, what libraries take
-SPARE = 10.0  # GiB of the device that nobody is to have
-ONE_STEP = 4096  # the most tokens a step of vLLM reads where texts come one at a time
-DRAFTS, NGRAMS = (2, 4, 3, 1, 5), (5, 3)  # tokens that vLLM guesses, in the order of their weight
+ONE_WORK, MANY_WORK = 2.0, 2.8  # GiB of workspace, CUDA graphs and libraries
+SPARE = 10.0  # GiB of the device left free
+ONE_STEP = 4096  # prefill tokens per step of vLLM at batch size 1
+DRAFTS, NGRAMS = (2, 4, 3, 1, 5), (5, 3)  # draft lengths of vLLM, most important first
 BASE_LAYERS = 30
 
 
@@ -40,19 +41,19 @@ def peers(given: argparse.Namespace) -> list[Peer]:
     if given.peers == "none":
         return [ours]
     plain = Peer(VLLM, vllm_settings(given, AT_ONCE, MANY_CACHE), many)
-    guesses: dict[str, dict[str, Any]] = {
+    configs: dict[str, dict[str, Any]] = {
         f"vllm draft {k}": {"method": "draft_model", "model": str(given.draft), "num_speculative_tokens": k}
         for k in DRAFTS
     }
     lookup = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    guesses |= {f"vllm n-gram {k}": lookup | {"num_speculative_tokens": k} for k in NGRAMS}
+    configs |= {f"vllm n-gram {k}": lookup | {"num_speculative_tokens": k} for k in NGRAMS}
     alone = vllm_settings(given, 8, ONE_CACHE) | {"max_num_batched_tokens": ONE_STEP}
-    guessing = [Peer(name, alone | {"speculative_config": guess}, one) for name, guess in guesses.items()]
-    return [plain, ours, *guessing]
+    speculative = [Peer(name, alone | {"speculative_config": config}, one) for name, config in configs.items()]
+    return [plain, ours, *speculative]
 
 
 def our_settings(given: argparse.Namespace) -> dict[str, Any]:
-    """One engine with all that guesses; 0.5 GiB of cache is plenty where a CPU tries the script."""
+    """Return one engine with all drafters; 0.5 GiB of KV cache is enough to try the script on a CPU."""
     draft, on_gpu = f"model:{given.draft}", given.device == "cuda"
     ways: dict[str, dict[str, Any]] = {
         "plain": {"drafter": "none"},
@@ -70,11 +71,11 @@ def our_settings(given: argparse.Namespace) -> dict[str, Any]:
     return {"ways": ways, "settings": settings}
 
 
-def vllm_settings(given: argparse.Namespace, texts: int, cache: float) -> dict[str, Any]:
+def vllm_settings(given: argparse.Namespace, max_num_seqs: int, cache: float) -> dict[str, Any]:
     """Its own ways but for room. The cache is set: to find out how much there is, it would count as its own what others
     take meanwhile. `gpu_memory_utilization` is then only what must be free when it begins."""
     return {
-        "model": str(given.folder), "dtype": "bfloat16", "max_model_len": given.longest, "max_num_seqs": texts,
+        "model": str(given.folder), "dtype": "bfloat16", "max_model_len": given.longest, "max_num_seqs": max_num_seqs,
         "kv_cache_memory_bytes": int(cache * GIB), "gpu_memory_utilization": given.utilization,
         "enable_prefix_caching": False, "disable_log_stats": False,
     }  # fmt: skip
@@ -117,7 +118,7 @@ def free_gib(device: str) -> float:
 def arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="the target; written where it is not there, and kept")
-    parser.add_argument("--draft", type=Path, help="the model that guesses; likewise")
+    parser.add_argument("--draft", type=Path, help="the draft model; likewise")
     parser.add_argument("--base", help="a model's name; else random weights of SmolLM2-135M's shape")
     parser.add_argument("--times", type=int, default=7, help="how much wider than the base")
     parser.add_argument("--layers", type=int, default=32)
@@ -138,7 +139,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 def stop(*_: object) -> None:
-    """What was measured until then is told."""
+    """Report what was measured so far."""
     raise SystemExit("stopped")
 
 

@@ -16,9 +16,9 @@ from foretell.build.model_source import read_tokenizer
 from foretell.hub import open_checkpoint, resolve
 
 LONG_PROMPT, LONG_PROMPTS = 2048, 4  # tokens of a prompt whose first token is waited for, and such prompts
-LONGEST_PROMPT = 1024  # tokens of those that texts are written after
+LONGEST_PROMPT = 1024  # tokens
 AT_ONCE = 32
-DRAWN = f"{ONE}, T=1"
+SAMPLED = f"{ONE}, T=1"
 
 Cell = tuple[str, Job]
 
@@ -42,22 +42,22 @@ def prompts_of(folder: Path, count: int, longest: int) -> list[list[int]]:
 
 
 class Cells:
-    """The jobs, by what is measured with them: `texts` of `tokens` one after the other, 32 at once."""
+    """Jobs by measurement: `prompts` of `tokens` output tokens sequentially, and 32 in a batch."""
 
-    def __init__(self, prompts: list[list[int]], texts: int, tokens: int, longest: int) -> None:
+    def __init__(self, prompts: list[list[int]], num_prompts: int, tokens: int, longest: int) -> None:
         words = [token for prompt in prompts for token in prompt]
         size = min(LONG_PROMPT, longest // 2)
         long = [list(islice(cycle(words[97 * i :] + words[: 97 * i]), size)) for i in range(LONG_PROMPTS)]
-        self.one = Job(prompts[:texts], 1, tokens)
+        self.one = Job(prompts[:num_prompts], 1, tokens)
         many = Job(prompts, len(prompts), tokens)
         self.plain: list[Cell] = [(ONE, self.one), (MANY, many), (FIRST, Job(long, 1, 1))]
-        drawn = replace(self.one, temperature=1.0)
-        self.ours: list[Cell] = [(DRAWN, drawn)]
+        sampled = replace(self.one, temperature=1.0)
+        self.ours: list[Cell] = [(SAMPLED, sampled)]
         for way in ("draft, 4 tokens", "auto", "draft", "n-gram", "auto and draft"):
-            self.ours += [(ONE, replace(self.one, way=way)), (DRAWN, replace(drawn, way=way))]
+            self.ours += [(ONE, replace(self.one, way=way)), (SAMPLED, replace(sampled, way=way))]
         self.ours.append((MANY, replace(many, way="auto")))
 
     @property
-    def guesses(self) -> list[Cell]:
-        """Of another engine that guesses."""
+    def speculative(self) -> list[Cell]:
+        """Return the cells of another engine with speculation."""
         return [(ONE, self.one)]

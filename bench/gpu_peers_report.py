@@ -12,7 +12,7 @@ from engine_child import Taken
 
 OURS, VLLM = "foretell", "vllm plain"
 PLAIN, ONE, MANY, FIRST = "plain", "batch 1", "batch 32", "first token"
-SAME = 32  # tokens a text begins with: in half precision texts of two engines part sooner or later
+SAME = 32  # first tokens compared: in half precision outputs of two engines differ sooner or later
 
 
 def first_ms(taken: Taken) -> float:
@@ -57,10 +57,10 @@ class Report:
 
     def add(self, engine: str, way: str, cell: str, taken: Taken) -> None:
         self.found.setdefault((engine, way, cell), []).append(taken)
-        told = {"tokens_per_second": round(taken.rate, 1)} if cell != FIRST else {"ms": round(first_ms(taken), 2)}
-        told |= {"tokens_per_step": round(taken.per_step, 3), "step_ms": round(taken.step_ms, 3)}
-        told |= {"seconds": round(sum(taken.each), 3), "same": self.same(engine, way, cell)}
-        self.say(json.dumps({"engine": engine, "way": way, "cell": cell, **told}))
+        message = {"tokens_per_second": round(taken.rate, 1)} if cell != FIRST else {"ms": round(first_ms(taken), 2)}
+        message |= {"tokens_per_step": round(taken.per_step, 3), "step_ms": round(taken.step_ms, 3)}
+        message |= {"seconds": round(sum(taken.each), 3), "same": self.same(engine, way, cell)}
+        self.say(json.dumps({"engine": engine, "way": way, "cell": cell, **message}))
 
     def ready(self, engine: str, seconds: float, about: dict[str, Any], at_once: int) -> None:
         self.loaded[engine] = about | {"ready": seconds, "at_once": at_once}
@@ -80,13 +80,13 @@ class Report:
                 file.write(text + "\n")
 
     def same(self, engine: str, way: str, cell: str) -> float | None:
-        """Texts that are plain ones: ours as a whole; vLLM's, and ours beside vLLM's, by how they begin."""
+        """Count outputs equal to plain ones: ours in full; vLLM's, and ours against vLLM's, by first tokens."""
         other = (OURS, PLAIN, cell) if (engine, way) != (OURS, PLAIN) else (VLLM, PLAIN, cell)
         if other not in self.found or (engine, way, cell) not in self.found:
             return None
-        texts = [self.found[key][-1].texts for key in ((engine, way, cell), other)]
+        outputs = [self.found[key][-1].outputs for key in ((engine, way, cell), other)]
         length = None if engine == OURS and way != PLAIN else SAME
-        equal = [a[:length] == b[:length] for a, b in zip(*texts, strict=True)]
+        equal = [a[:length] == b[:length] for a, b in zip(*outputs, strict=True)]
         return round(sum(equal) / len(equal), 3)
 
     def tell(self) -> None:
@@ -97,9 +97,9 @@ class Report:
 
     def _starts(self) -> list[str]:
         lines = ["| ready after | seconds | of so many started at once | |", "|---|---:|---:|---|"]
-        for engine, told in self.loaded.items():
-            about = {name: value for name, value in told.items() if name not in ("ready", "at_once")}
-            lines.append(f"| {engine} | {told['ready']:.1f} | {told['at_once']} | {json.dumps(about)} |")
+        for engine, message in self.loaded.items():
+            about = {name: value for name, value in message.items() if name not in ("ready", "at_once")}
+            lines.append(f"| {engine} | {message['ready']:.1f} | {message['at_once']} | {json.dumps(about)} |")
         return lines
 
     def _goals(self) -> list[str]:

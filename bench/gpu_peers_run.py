@@ -16,7 +16,7 @@ from gpu_peers_report import OURS, VLLM, Report
 
 HERE = Path(__file__).parent
 A_JOB = 150.0  # seconds, the most
-AGAIN = 30.0  # seconds beside loading without which no second start is tried
+AGAIN = 30.0  # seconds left beyond loading, below which no second start is tried
 WARM_UP = 16  # tokens
 
 
@@ -62,7 +62,7 @@ class Places:
 
 
 class Run:
-    """Engines that are there, the time that is left, and what was told."""
+    """Running engines, the time left, and the report."""
 
     def __init__(self, cells: Cells, limits: Limits, places: Places, report: Report) -> None:
         self.cells, self.limits, self.places, self.report = cells, limits, places, report
@@ -94,7 +94,7 @@ class Run:
             self.wave(later)
 
     def alone(self, peers: list[Peer]) -> None:
-        """Start each once more by itself, with nothing compiled: what that takes without others beside it."""
+        """Start each once more by itself, with nothing compiled and no other engine running."""
         for peer in peers:
             if self.left < self.loading:
                 self.report.unreached(f"{peer.name}, started alone")
@@ -115,11 +115,11 @@ class Run:
                 if self.report.rounds(OURS, job.way, cell) <= turn:
                     self.measure(OURS, (cell, job))
             for name in [peer.name for peer in peers if peer.name not in (OURS, VLLM)]:
-                for cell in self.cells.guesses:
+                for cell in self.cells.speculative:
                     self.measure(name, cell)
 
     def start(self, peers: list[Peer]) -> None:
-        """All at once. Those that are not ready in time are given up, so that nobody computes beside others."""
+        """Start all engines. Those not ready in time are stopped, so that no engine computes during another's turn."""
         for peer in peers:
             log = self.places.logs / f"{peer.file}.log"
             self.children[peer.name] = Child(peer.name, peer.command, self.environment(peer), log)
@@ -135,7 +135,7 @@ class Run:
             self.loading = max(self.loading, child.ready)
 
     def environment(self, peer: Peer) -> dict[str, str]:
-        """Nothing from the network, and everything compiled anew, by each for itself."""
+        """Return an environment without network and with a compile cache of its own."""
         caches = self.places.caches / peer.file
         found = os.environ | {"HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": str(caches / "triton")}
         if not peer.is_vllm:
@@ -159,9 +159,9 @@ class Run:
     def prepare(self) -> None:
         """Graphs, costs and first times, of one after the other."""
         for name in list(self.children):
-            cells = self.cells.plain if name in (OURS, VLLM) else self.cells.guesses
+            cells = self.cells.plain if name in (OURS, VLLM) else self.cells.speculative
             cells = cells + self.cells.ours if name == OURS else cells
-            # Of many texts the whole: what is recorded for longer ones is recorded when they come to it.
+            # The full length of many sequences, because CUDA graphs of longer ones are captured when they are reached.
             jobs = [job if job.batch > 1 else replace(job, tokens=min(job.tokens, WARM_UP)) for _, job in cells]
             try:
                 self.children[name].prepare(jobs, min(A_JOB, self.left))

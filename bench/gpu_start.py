@@ -1,5 +1,5 @@
 """Time until a model of 5.9 billion weights on local disk is ready on a CUDA device, and its first request against the
-tenth: with kernels compiled anew, and with those of the run before.
+tenth: with a cold and with a warm kernel cache.
 
 Run it as `python bench/gpu_start.py [--folder DIR] [--base smollm2-135m] [--drafter auto]`. A folder that is not there
 is written first, 12 GB in bf16 (`inflate.py`), and stays; what that takes is said apart. After that the files lie in
@@ -7,8 +7,8 @@ the page cache, unless `--from-disk` has them dropped.
 
 The tenth request has the first one's prompt, those between have others, and each has a tenant of its own: nothing that
 was read or written before is found again, in the cache or by drafters that copy. What is left of a difference is what
-was compiled, recorded and learnt about costs and about how well drafters do; as that decides how much is guessed,
-steps are told with the seconds, and with `--drafter none` all requests take as many.
+was compiled, recorded and learnt about costs and about how well drafters do; as that decides the draft length,
+steps are reported with the seconds, and with `--drafter none` all requests take as many.
 `--device cpu --times 1 --layers 2` tries the script elsewhere.
 """
 
@@ -112,8 +112,8 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        for told in start(given.folder, given.drafter, given.device):
-            print(json.dumps(told), flush=True)
+        for message in start(given.folder, given.drafter, given.device):
+            print(json.dumps(message), flush=True)
         return
     with tempfile.TemporaryDirectory() as place:
         folder = given.folder or Path(place) / "model"

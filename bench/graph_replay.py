@@ -36,7 +36,7 @@ def step_ms(runner: ModelRunner, sequences: int, start: int, rows: int) -> float
 
 
 def chain_ms(runner: ModelRunner, start: int, steps: int, vocab: int) -> float:
-    """Milliseconds of a draft model's chain behind one sequence, which has read all but its last token."""
+    """Return the milliseconds of a draft model's chain for one sequence with all but its last token prefilled."""
     share, _ = share_of(runner, 0, start, 1 + steps)
     runner.draft_chain([share], steps, vocab)
     packed, heads = pack([share], [Draft()], runner.layout.page_size), runner.layout.queries_per_kv_head

@@ -1,7 +1,7 @@
-"""Steps of the engine by texts, tokens guessed and context: what `foretell plan --calibrate` reads and is held to.
+"""Step times by batch size, draft length and context, the input and the test of `foretell plan --calibrate`.
 
-The target costs what 5.9 billion weights cost (`inflate.py`); guesses are known and right at a set rate, or come from
-the model it was inflated from. Run it as `python bench/grid.py [--out FILE] [--quick]` on a CUDA device.
+The target costs what 5.9 billion weights cost (`inflate.py`); drafts are known with a given acceptance rate, or come
+from the model it was inflated from. Run it as `python bench/grid.py [--out FILE] [--quick]` on a CUDA device.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Sequence
 
 CONTEXT, PAGE, MOST = 9216, 16, 32
-WRITTEN = {1: 256, 8: 96, 32: 64}  # tokens by texts: enough for the share that stands to be the one set
+WRITTEN = {1: 256, 8: 96, 32: 64}  # output tokens by batch size, enough to reach the given acceptance rate
 RECORDED = 256  # rows; larger steps are not one graph, and are timed as a whole only
 RIGHT = 0.8
 LENGTHS = (0, 1, 2, 4, 8)
 DRAFTED = (2, 4)
 
-Texts = list[list[int]]
+Outputs = list[list[int]]
 
 
 class Writer:
@@ -53,7 +53,7 @@ class Writer:
         self.steps: list[float] = []  # milliseconds of steps in which every text took part
         self.accepted = 0.0
 
-    def write(self, prompts: Texts) -> Texts:
+    def write(self, prompts: Outputs) -> Outputs:
         wanted = SamplingParams(max_tokens=WRITTEN[len(prompts)], ignore_eos=True)
         tracks = [
             self.engine.add(request)
@@ -77,26 +77,26 @@ def _accepted(tracks: list[SequenceState]) -> float:
     return sum(t.speculation.tokens for t in tracks) / sum(t.speculation.steps for t in tracks)
 
 
-def known(guesses: Texts) -> Drafter:
-    """Guesses that were made beforehand, by the number of the text: an oracle that costs nothing at any context."""
+def known(drafts: Outputs) -> Drafter:
+    """Return a drafter of precomputed drafts by request number: an oracle at no cost for any context."""
 
     def script(seq: Sequence, budget: Budget) -> Draft:
-        text = guesses[int(seq.request.id)]
+        text = drafts[int(seq.request.id)]
         return Draft.chain(text[seq.num_output_tokens : seq.num_output_tokens + budget.nodes], "oracle")
 
     return ScriptedDrafter(script)
 
 
-def cells_of(runner: ModelRunner, draft: ModelRunner, texts: int, context: int, rounds: int) -> list[dict[str, Any]]:
+def cells_of(runner: ModelRunner, draft: ModelRunner, batch: int, context: int, rounds: int) -> list[dict[str, Any]]:
     """Every length at one batch and context, arms interleaved."""
-    vocab, rng = runner.model.config.vocab, random.Random(f"{texts} {context}")
-    prompts = [[rng.randrange(vocab) for _ in range(context - WRITTEN[texts] // 2)] for _ in range(texts)]
+    vocab, rng = runner.model.config.vocab, random.Random(f"{batch} {context}")
+    prompts = [[rng.randrange(vocab) for _ in range(context - WRITTEN[batch] // 2)] for _ in range(batch)]
     prefix = PrefixIndex(runner.pool)
     truth = Writer(runner, prefix, NoDrafter(), 0).write(prompts)
-    guesses = [[token if rng.random() < RIGHT else (token + 1) % vocab for token in text] for text in truth]
+    drafts = [[token if rng.random() < RIGHT else (token + 1) % vocab for token in text] for text in truth]
     arms: dict[tuple[str, int], Writer] = {}
     for length in LENGTHS:
-        drafter = known(guesses) if length else NoDrafter()
+        drafter = known(drafts) if length else NoDrafter()
         arms["oracle" if length else "none", length] = Writer(runner, prefix, drafter, length)
     for length in DRAFTED if context <= 1024 else ():
         arms["model", length] = Writer(runner, prefix, GraphModelDrafter(draft, vocab, "draft"), length)
@@ -111,12 +111,12 @@ def cells_of(runner: ModelRunner, draft: ModelRunner, texts: int, context: int, 
     found = []
     for (drafter_name, length), arm in arms.items():
         cell = {
-            "texts": texts,
+            "texts": batch,
             "context": context,
             "drafter": drafter_name,
             "length": length,
             "wall_ms": median(arm.steps),
-            "device_ms": step_ms(runner, texts, context, length + 1) if texts * (length + 1) <= RECORDED else None,
+            "device_ms": step_ms(runner, batch, context, length + 1) if batch * (length + 1) <= RECORDED else None,
             "accepted_per_step": arm.accepted,
             "same_text": same[drafter_name, length],
         }
@@ -163,13 +163,13 @@ def main() -> None:
         "dtype": "bfloat16",
         "acceptance": RIGHT,
         "draft_steps": [
-            {"texts": texts, "context": 512, "device_ms": step_ms(draft, texts, 512, 1)} for texts in (1, 8, 32)
+            {"texts": batch, "context": 512, "device_ms": step_ms(draft, batch, 512, 1)} for batch in (1, 8, 32)
         ],
         "cells": [],
     }
     for context in (512,) if given.quick else (512, 8192):
-        for texts in (1, 8, 32):
-            result["cells"] += cells_of(runner, draft, texts, context, 2 if given.quick else 3)
+        for batch in (1, 8, 32):
+            result["cells"] += cells_of(runner, draft, batch, context, 2 if given.quick else 3)
             if given.out is not None:
                 given.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))

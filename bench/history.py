@@ -2,7 +2,7 @@
 
 Takes the JSON of `foretell bench offline`, `drafters` or `never-slower` (or of `foretell tune`) and appends a line for
 each arm to `bench/history.jsonl`: when, which commit and machine, the ratio with its interval, accepted per step.
-Without a file it prints the last line of each arm beside the best one it ever had on the same machine.
+Without a file it prints the last line of each variant next to its best one on the same machine.
 """
 
 from __future__ import annotations

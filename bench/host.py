@@ -47,8 +47,8 @@ from foretell.sampling_params import SamplingParams
 VOCAB, CONTEXT, PAGE, PAGES, PROMPT = 512, 4096, 16, 4096, 200
 MODEL = ModelConfig(vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, context=CONTEXT)
 HEAD = EagleConfig(LayerConfig(width=32, heads=4, kv_heads=2, head_dim=8, ffn=48), VOCAB, 32, (0, 1, 2))
-STANDS = 0.6  # how often a further guess stands
-PEAK = 1e3  # of a row's chosen token over all others: it is drawn at any temperature
+STANDS = 0.6  # acceptance rate of each further draft token
+PEAK = 1e3  # logit of a row's token over all others, so that it is sampled at any temperature
 STEP, ROW = 0.04, 5e-4  # seconds of a step and of each of its rows on the machine that is decided for
 PARTS = ("plan", "draft", "pack", "tables", "verify", "commit", "observe")
 
@@ -139,7 +139,7 @@ class Unreal(Executor):
         return StepOutput(logits, features[: packed.rows], lambda: said)
 
     def branch(self, span: Span) -> list[tuple[int, int]]:
-        """Rows of a span and behind each the row that stands there."""
+        """Return the rows of a span, each followed by its own row."""
         parents = span.parents or tuple(range(-1, span.rows - 2))
         root, node = span.first + span.rows - len(parents) - 1, -1
         found: list[tuple[int, int]] = []
@@ -178,10 +178,10 @@ def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
 
 
 class Bench:
-    """An engine that writes some texts, and is watched."""
+    """An engine with running sequences whose parts are timed."""
 
     def __init__(self, batch: int, heat: float, mixed: bool = False) -> None:
-        """`mixed`: with two free drafters beside the head."""
+        """`mixed` adds two free drafters to the head."""
         self.watch, (runner, head) = Watch(), runner_and_head()
         drafter: Drafter = MixDrafter([head, SuffixDrafter(), TokenRecyclingDrafter(VOCAB)]) if mixed else head
         self.engine = Engine(
@@ -265,7 +265,7 @@ def rounds(run: Run) -> dict[str, dict[str, float]]:
 
 
 def deciding(run: Run) -> dict[str, dict[str, float]]:
-    """By texts and the largest tree there may be."""
+    """Measure by batch size and largest tree."""
     found = {}
     for batch in (1, 16):
         for tree in (0, 64):

@@ -1,6 +1,6 @@
-"""What guessing costs the host where nothing is guessed: python bench/idle_controller.py
+"""Host time of speculation while nothing is drafted: python bench/idle_controller.py
 
-A runner without a model says what stands in texts that nobody can foretell. Three engines write them in turn: one
+A runner without a model generates random outputs that no drafter can predict. Three engines write them in turn: one
 without drafters, one whose controller has switched them off, and one whose requests want none. The first is taken off
 the others: what is left should be under 30 microseconds a step and 3 a text, the rare looks included.
 """
@@ -40,7 +40,7 @@ STEP, ROW = 0.01, 0.002  # seconds that a step and a row of it would take on the
 
 
 class Chance(ModelRunner):
-    """Every token is drawn at random, the low ones more often, so that texts repeat a little and nothing follows."""
+    """Samples every token at random, low ids more often, so that sequences repeat a little without a pattern."""
 
     def __init__(self, rows: int, seed: int) -> None:
         self.pool, self.context, self.hidden_layers = PagePool(1 << 16, PAGE), CONTEXT, ()
@@ -74,10 +74,10 @@ def controlled(drafter: Drafter) -> AdaptiveController:
     return AdaptiveController(traits, costs=PlayedCosts())
 
 
-def engine(batch: int, guesses: bool, seed: int) -> Engine:
+def engine(batch: int, speculates: bool, seed: int) -> Engine:
     runner = Chance(batch * 17, seed)
-    drafter = build(DrafterParts(SpeculationConfig(), runner)) if guesses else NoDrafter()
-    controller = controlled(drafter) if guesses else FixedController(0)
+    drafter = build(DrafterParts(SpeculationConfig(), runner)) if speculates else NoDrafter()
+    controller = controlled(drafter) if speculates else FixedController(0)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
     return Engine(runner, drafter, controller, scheduler)
 

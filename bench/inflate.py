@@ -3,7 +3,7 @@
 Every hidden unit, head and feed-forward unit is there `times` times; a matrix that reads repeated values is split into
 parts that sum to the original, with noise that cancels. Layers beyond the small model's add nothing.
 `python bench/inflate.py FOLDER [--base smollm2-135m]` writes one as a folder that `--model` takes: 12 GB, in bf16.
-`--times 1 --layers 30 --bits 4` writes a coarse copy of the base instead, which guesses well and not always.
+`--times 1 --layers 30 --bits 4` writes a coarse copy of the base instead, which drafts well but not always.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Inflater:
         return parts.reshape(out, -1)
 
     def rows(self, weight: Tensor, sizes: list[int]) -> Tensor:
-        """A matrix whose outputs are several, one behind the other."""
+        """Inflate a matrix with several concatenated outputs."""
         return torch.cat([self.repeated(self.split(part)) for part in weight.split(sizes)])
 
 
@@ -102,7 +102,7 @@ def inflate(base: Decoder, times: int = 7, layers: int = 32, dtype: torch.dtype 
 
 @torch.no_grad()
 def inflate_head(head: DraftHead[Any], target: Decoder, times: int, context: int) -> DraftHead[Any]:
-    """The head's larger twin, for a target that was inflated as often: the same guesses at a large head's cost."""
+    """Inflate a head for an inflated target: the same drafts at the cost of a large head."""
     c = head.config
     layer = replace(
         c.layer, width=c.layer.width * times, heads=c.layer.heads * times, kv_heads=c.layer.kv_heads * times,

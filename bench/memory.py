@@ -14,8 +14,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.http_client import Address, ask
-from foretell.bench.server_process import OwnServer, own_server
+from foretell.bench.http_client import Address, stream_request
+from foretell.bench.server_process import ServerProcess, start_server
 from foretell.config import EngineConfig
 from foretell.server.memory_report import process_memory
 
@@ -24,7 +24,7 @@ WORDS, TOKENS = 400, 24
 MIB = 1 << 20
 
 
-async def load(server: OwnServer, callers: int, seconds: float, tokens: int) -> int:
+async def load(server: ServerProcess, callers: int, seconds: float, tokens: int) -> int:
     """Ask for at least so long, and until so many tokens were read or written; how many answers came."""
     address, loop = Address.parse(server.url), asyncio.get_running_loop()
     until, answers, read = loop.time() + seconds, 0, 0
@@ -34,7 +34,7 @@ async def load(server: OwnServer, callers: int, seconds: float, tokens: int) -> 
         turn = 0
         while loop.time() < until or read < tokens:
             turn += 1
-            answer = await ask(address, body(f"{number}.{turn}"))
+            answer = await stream_request(address, body(f"{number}.{turn}"))
             assert answer.error is None, answer.error
             answers += 1
             read += WORDS + TOKENS
@@ -50,7 +50,7 @@ def body(mark: str) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": TOKENS, "temperature": 0.8, "ignore_eos": True, "stream": True}
 
 
-def told(server: OwnServer) -> dict[str, int]:
+def announced_bytes(server: ServerProcess) -> dict[str, int]:
     with urllib.request.urlopen(f"{server.url}/server_info") as reply:
         memory: dict[str, int] = json.load(reply)["memory"]
     return memory
@@ -62,8 +62,8 @@ def main() -> int:
     parser.add_argument("--callers", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, help="a shorter one has a smaller cache, which is full sooner")
     args = parser.parse_args()
-    with own_server({"max_model_len": args.max_model_len}) as server:
-        announced = told(server)
+    with start_server({"max_model_len": args.max_model_len}) as server:
+        announced = announced_bytes(server)
         tokens = announced["pages"] * EngineConfig().page_size
         answers = asyncio.run(load(server, args.callers, args.seconds, tokens))
         peak = process_memory(Path(f"/proc/{server.pid}")).peak

@@ -1,7 +1,7 @@
-"""What serving costs beside the engine's own steps: python bench/overhead.py
+"""Time of the server outside of engine steps: python bench/overhead.py
 
 Streams from `foretell serve` at once, as callers read them. The event loop of the server has a thread of its own: its
-processor time (HTTP, JSON, events, counting) is set beside the wall time of the engine's steps, which detokenise.
+processor time (HTTP, JSON, events, counting) is compared with the wall time of the engine's steps, which detokenise.
 Callers and server share this machine, so wall times of the whole would tell of the callers as well.
 """
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell import LLM
-from foretell.bench.http_client import Address, ask
-from foretell.bench.server_process import OwnServer, own_server
+from foretell.bench.http_client import Address, stream_request
+from foretell.bench.server_process import ServerProcess, start_server
 from foretell.engine.detokenizer import Detokenizer
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request
@@ -38,7 +38,7 @@ class Reading:
     seconds: float  # of steps by the wall clock
 
     @classmethod
-    def of(cls, server: OwnServer) -> Reading:
+    def of(cls, server: ServerProcess) -> Reading:
         with urllib.request.urlopen(f"{server.url}/metrics") as reply:
             text = reply.read().decode()
         return cls(_processor_time(server.pid), int(_metric(text, "count")), _metric(text, "sum"))
@@ -59,7 +59,7 @@ def _metric(text: str, part: str) -> float:
     return float(found[1])
 
 
-async def streams(server: OwnServer, count: int, seconds: float, speculative: bool) -> None:
+async def streams(server: ServerProcess, count: int, seconds: float, speculative: bool) -> None:
     address, until = Address.parse(server.url), time.monotonic() + seconds
 
     async def caller(number: int) -> None:
@@ -68,7 +68,7 @@ async def streams(server: OwnServer, count: int, seconds: float, speculative: bo
             turn += 1
             words = [{"role": "user", "content": f"Tell me story {number}.{turn} of a lighthouse and its keeper."}]
             body = {"messages": words, "max_tokens": 128, "ignore_eos": True, "stream": True}
-            answer = await ask(address, body if speculative else body | {"speculative": False})
+            answer = await stream_request(address, body if speculative else body | {"speculative": False})
             assert answer.error is None, answer.error
 
     await asyncio.gather(*(caller(number) for number in range(count)))
@@ -77,7 +77,7 @@ async def streams(server: OwnServer, count: int, seconds: float, speculative: bo
 def detokenising() -> float:
     """Seconds a token, in the engine's own thread."""
     llm = LLM(drafter="none", quiet=True, kv_memory=0.5)
-    tokens = llm.tokenizer.encode("The lighthouse keeper walked along the shore, and nobody had seen him since. " * 40)
+    tokens = llm.tokenizer.encode("The lighthouse keeper walked along the shore, and no one had seen him since. " * 40)
     writer = Detokenizer(Request("x", (1,), SamplingParams(), 0, len(tokens) + 1), llm.tokenizer)
     began = time.perf_counter()
     for token in tokens:
@@ -93,7 +93,7 @@ def main() -> int:
     print("| streams | speculation | steps | step | event loop a step | detokenising | share of a step | may be |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     found, held = [], True
-    with own_server({}) as server:
+    with start_server({}) as server:
         for count, most in STREAMS.items():
             for speculative in (False, True):
                 asyncio.run(streams(server, count, 2, speculative))

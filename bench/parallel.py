@@ -1,10 +1,9 @@
-"""Whether a model split over ranks writes what one process writes: python bench/parallel.py --ranks 2 --out FILE
+"""Equality of tensor-parallel outputs with those of one process: python bench/parallel.py --ranks 2 --out FILE
 
-Beginnings of texts are continued without guesses and with several drafters, in batches, with texts that make way and
-texts that are given up; with each drafter the texts must be those without. `--against FILE` holds them against another
-run's, of one rank: where two differ, the scores there say whether it is a near-tie. Pieces (`--first`, `--prompts`)
-keep a run short. `--drafter eagle` takes that drafter alone: how many tokens its steps yield, and what each rank holds
-of its head.
+Prompts are completed plain and with several drafters, in batches, with preempted and with aborted sequences; outputs
+with each drafter must equal the plain ones. `--against FILE` compares them with another run, of one rank: where two
+differ, the scores show whether it is a near-tie. `--first` and `--prompts` select a part to keep a run short.
+`--drafter eagle` runs that drafter alone and reports its tokens per step and the head's memory on each rank.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from foretell.types import Budget, Draft, Sequence
 
 BEGINNING = 24  # tokens of a prompt
 NODES = 4
-Texts = list[list[int]]
+TokenLists = list[list[int]]
 
 
-def beginnings(llm: LLM, first: int, count: int) -> Texts:
+def beginnings(llm: LLM, first: int, count: int) -> TokenLists:
     """Pieces of the prompts that come with the package."""
     tokens = [llm.tokenizer.encode(item.messages[-1]["content"], add_special=False) for item in load("own")]
     pieces = [each[at : at + BEGINNING] for each in tokens for at in range(0, len(each) - BEGINNING + 1, BEGINNING)]
@@ -48,15 +47,15 @@ def beginnings(llm: LLM, first: int, count: int) -> Texts:
 
 
 def write_random_head(config: ModelConfig, folder: Path) -> None:
-    """An untrained head: its guesses hardly stand, and what it keeps lies in the target's pages all the same."""
+    """Return an untrained head: hardly any draft token is accepted, but its KV is in the target's pages."""
     layer = LayerConfig(config.width, config.heads, config.kv_heads, config.head_dim, config.ffn)
     head = make_head(EagleConfig(layer, config.vocab, config.width, (1, config.layers // 2, config.layers)))
     head.init_weights(torch.Generator().manual_seed(0))
     write_head(head, folder)
 
 
-def tree_around(prompts: Texts, truth: Texts) -> ScriptedDrafter:
-    """The right token stands second, behind a wrong one: to accept it, keys and values move on every rank."""
+def tree_around(prompts: TokenLists, truth: TokenLists) -> ScriptedDrafter:
+    """Draft the right token after a wrong sibling: to accept it, every rank compacts its KV cache."""
     known = {tuple(prompt): text for prompt, text in zip(prompts, truth, strict=True)}
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
@@ -71,7 +70,7 @@ def tree_around(prompts: Texts, truth: Texts) -> ScriptedDrafter:
 
 
 @contextmanager
-def disturbed(llm: LLM, prompts: Texts) -> Iterator[list[int]]:
+def disturbed(llm: LLM, prompts: TokenLists) -> Iterator[list[int]]:
     """While this runs, every other step a text makes way, and another comes and is given up."""
     steps, step, engine = [0], llm.engine.step, llm.engine
 
@@ -93,7 +92,7 @@ def disturbed(llm: LLM, prompts: Texts) -> Iterator[list[int]]:
         engine.step = step  # type: ignore[method-assign]
 
 
-def write(llm: LLM, prompts: Texts, args: argparse.Namespace, arm: str) -> tuple[Texts, SpeculationStats]:
+def write(llm: LLM, prompts: TokenLists, args: argparse.Namespace, arm: str) -> tuple[TokenLists, SpeculationStats]:
     choice = SpeculationChoice(enabled=False) if arm == "none" else SpeculationChoice(drafter=arm)
     params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
     outputs = llm.generate(prompts, params, speculation=choice)
@@ -101,7 +100,9 @@ def write(llm: LLM, prompts: Texts, args: argparse.Namespace, arm: str) -> tuple
     return found, SpeculationStats.total(output.speculation for output in outputs)
 
 
-def write_trees(llm: LLM, prompts: Texts, truth: Texts, args: argparse.Namespace) -> tuple[Texts, SpeculationStats]:
+def write_trees(
+    llm: LLM, prompts: TokenLists, truth: TokenLists, args: argparse.Namespace
+) -> tuple[TokenLists, SpeculationStats]:
     """By an engine of its own over the same ranks: trees are scripted."""
     old, drafter = llm.engine, tree_around(prompts, truth)
     drafter.name = "tree"
@@ -133,7 +134,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             return record(llm, prompts, arms, args)
 
 
-def record(llm: LLM, prompts: Texts, arms: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def record(llm: LLM, prompts: TokenLists, arms: list[str], args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"ranks": args.ranks, "prompts": prompts}
     found |= {"differ": {}, "accepted": {}, "per_step": {}, "seconds": {}}
     team = llm.assembly.workers
@@ -141,26 +142,26 @@ def record(llm: LLM, prompts: Texts, arms: list[str], args: argparse.Namespace) 
     heads = sum(head_bytes(each.head, model) for each in drafters if isinstance(each, HeadDrafter))
     found["weights"] = [weight_bytes(model) + heads, *([] if team is None else team.wait_ready())]
     found["heads"] = [heads, *([] if team is None else team.head_weights)]
-    truth: Texts = []
+    truth: TokenLists = []
     steps = [0]
     for arm in ["none", *arms, "disturbed", "tree"]:
         began, name = time.perf_counter(), arm.partition(":")[0]
         if arm == "tree":
-            texts, counted = write_trees(llm, prompts, truth, args)
+            outputs, counted = write_trees(llm, prompts, truth, args)
         elif arm == "disturbed":
             with disturbed(llm, prompts) as steps:
-                texts, counted = write(llm, prompts, args, args.drafter or "ngram")
+                outputs, counted = write(llm, prompts, args, args.drafter or "ngram")
         else:
-            texts, counted = write(llm, prompts, args, arm)
-        truth = truth or texts
-        found["differ"][name] = sum(a != b for a, b in zip(texts, truth, strict=True))
+            outputs, counted = write(llm, prompts, args, arm)
+        truth = truth or outputs
+        found["differ"][name] = sum(a != b for a, b in zip(outputs, truth, strict=True))
         found["accepted"][name], found["per_step"][name] = counted.accepted, round(counted.accepted_per_step, 3)
         found["seconds"][name] = round(time.perf_counter() - began, 1)
     return found | {"texts": truth, "made_way": steps[0] // 2, "given_up": steps[0]}
 
 
 def against(found: dict[str, Any], other: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Where the texts part from another run's, and how close the two tokens were there."""
+    """Compare outputs with another run: the first differences and the margins of the two tokens."""
     assert found["prompts"] == other["prompts"], "runs of the same prompts"
     margins: list[tuple[float, float]] = []
     llm = LLM(args.model, drafter="none", quiet=True, quantization="none", kv_memory=0.5, max_model_len=256)

@@ -1,4 +1,4 @@
-"""What peers.py measures besides one text at a time: reading 512 tokens of prompt, writing eight texts at once."""
+"""Further measurements of peers.py: prefill of 512 tokens, and a batch of eight requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import count
 from statistics import median
 from typing import Any
 
-PROMPT, TEXTS, TOKENS = 512, 8, 128
+PROMPT, REQUESTS, TOKENS = 512, 8, 128
 
 Read = Callable[[Sequence[int]], float]  # a prompt's tokens to tokens read a second
 Write = Callable[[str], int]  # a prompt to the tokens written
@@ -76,11 +76,11 @@ def reading(ways: Mapping[str, Read], tokens: Sequence[int], rounds: int) -> dic
 
 
 def at_once(ways: Mapping[str, Write], prompts: Sequence[str], rounds: int) -> dict[str, float]:
-    """Tokens a second of eight texts together by the wall clock, prompts included."""
+    """Return the tokens per second of eight concurrent requests, prefill included."""
     seen: dict[str, list[float]] = {name: [] for name in ways}
-    with ThreadPoolExecutor(TEXTS) as callers:
+    with ThreadPoolExecutor(REQUESTS) as callers:
         for turn in range(rounds + 1):
-            some = [prompts[(turn * TEXTS + i) % len(prompts)] for i in range(TEXTS)]
+            some = [prompts[(turn * REQUESTS + i) % len(prompts)] for i in range(REQUESTS)]
             for name, write in ways.items():
                 began = time.perf_counter()
                 written = sum(callers.map(write, some))

@@ -1,4 +1,4 @@
-"""A child of peers.py: OpenVINO GenAI behind lines of JSON. python peer_openvino.py MODEL_FOLDER plain|lookup TOKENS"""
+"""A child of peers.py: OpenVINO GenAI over JSON lines. python peer_openvino.py MODEL_FOLDER plain|lookup TOKENS"""
 
 from __future__ import annotations
 

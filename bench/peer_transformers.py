@@ -1,4 +1,4 @@
-"""A child of peers.py: transformers in float32 behind lines of JSON. python peer_transformers.py FILE.gguf TOKENS"""
+"""A child of peers.py: transformers in float32 over JSON lines. python peer_transformers.py FILE.gguf TOKENS"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Decoding on this CPU beside llama.cpp, OpenVINO GenAI and transformers, in one run:
+"""Decoding on this CPU against llama.cpp, OpenVINO GenAI and transformers, in one run:
 
     python bench/peers.py --llama FOLDER --gguf MODEL.gguf [--openvino FOLDER --openvino-python PYTHON] [--transformers]
 
 FOLDER holds llama-server and llama-quantize, built with native flags; MODEL.gguf is the file our default model is in;
 the OpenVINO folder is an int8 export of the same weights. Every setting is a server (or a child process) that waits
 while it is not asked; they take turns on each prompt, and each is timed by its own clock from the first token on.
-Two more tables: a prompt of 512 tokens, and eight texts at once (`peer_loads.py`).
+Two more tables: a prompt of 512 tokens, and a batch of eight requests (`peer_loads.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import peer_loads
 from peer_loads import post
 
 from foretell import LLM
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 from foretell.tokenizer import Tokenizer
 
 KINDS = {
@@ -162,7 +162,7 @@ def arms(args: argparse.Namespace, stack: ExitStack, tokenizer: Tokenizer) -> Wa
 
 
 def add_llama(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iterator[int]) -> None:
-    """Each format plain and with n-gram drafts; in 8 bits also with room for eight texts."""
+    """Each format plain and with n-gram drafts; in int8 also with room for eight requests."""
     for kind, path in quantized(args.llama, args.gguf, args.formats.split(",")).items():
         command = [str(args.llama / "llama-server"), "-m", str(path), "-t", "2", "-tb", "2"]
         for name, flags in ((f"llama.cpp {kind}", ()), (f"llama.cpp {kind} n-gram", NGRAM)):
@@ -174,8 +174,8 @@ def add_llama(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Ite
                 ways.reading[name] = peer_loads.llama_reads(port)
             if kind == EIGHT_BITS:
                 port = next(ports)
-                room = str(1024 * peer_loads.TEXTS)
-                several = [*command, "-c", room, "-np", str(peer_loads.TEXTS), "--port", str(port), *flags]
+                room = str(1024 * peer_loads.REQUESTS)
+                several = [*command, "-c", room, "-np", str(peer_loads.REQUESTS), "--port", str(port), *flags]
                 stack.enter_context(server(several, port))
                 ways.at_once[name] = peer_loads.llama_writes(port)
 
@@ -195,7 +195,7 @@ def add_ours(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iter
 
 def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Kind and prompt, as the model wants to see it."""
-    items, _ = take(load("own", tasks=tuple(KINDS)), per_kind, lambda item: True)
+    items, _ = select(load("own", tasks=tuple(KINDS)), per_kind, lambda item: True)
     return [(KINDS[item.task], tokenizer.apply_chat_template(item.messages)) for item in items]
 
 
@@ -215,7 +215,7 @@ def main() -> None:
     tokenizer = LLM(drafter="none", quiet=True, kv_memory=0.5).tokenizer
     asked = prompts(args.per_kind, tokenizer)
     speeds: dict[str, dict[str, list[float]]] = {}
-    texts: dict[tuple[str, str], set[str]] = {}
+    outputs: dict[tuple[str, str], set[str]] = {}
     with ExitStack() as stack:
         all_ways = arms(args, stack, tokenizer)
         ways = all_ways.one
@@ -226,20 +226,20 @@ def main() -> None:
                     answer = ways[name](prompt)
                     if turn:  # the first round warms up
                         speeds.setdefault(name, {}).setdefault(kind, []).append(answer.speed)
-                    texts.setdefault((name, prompt), set()).add(answer.text)
+                    outputs.setdefault((name, prompt), set()).add(answer.text)
             print(f"round {turn} done", file=sys.stderr, flush=True)
         words = [token for _, prompt in asked for token in tokenizer.encode(prompt)]
         read = peer_loads.reading(all_ways.reading, words, args.rounds)
         several = [prompt for _, prompt in prompts(2, tokenizer)]
         written = peer_loads.at_once(all_ways.at_once, several, args.rounds)
-    kept = report(speeds, texts, [prompt for _, prompt in asked])
+    kept = report(speeds, outputs, [prompt for _, prompt in asked])
     peer_loads.report(f"a prompt of {peer_loads.PROMPT} tokens", read)
-    peer_loads.report(f"{peer_loads.TEXTS} texts at once", written)
+    peer_loads.report(f"{peer_loads.REQUESTS} concurrent requests", written)
     print(json.dumps({"bench": "peers", "tokens_per_second": kept, "reading": read, "at_once": written}))
 
 
 def report(
-    speeds: dict[str, dict[str, list[float]]], texts: dict[tuple[str, str], set[str]], asked: list[str]
+    speeds: dict[str, dict[str, list[float]]], outputs: dict[tuple[str, str], set[str]], asked: list[str]
 ) -> dict[str, dict[str, float]]:
     """The table of one text at a time."""
     kinds = list(KINDS.values())
@@ -250,7 +250,7 @@ def report(
         each = [median(by_kind[kind]) for kind in kinds]
         spread = max(max(values) / min(values) for values in by_kind.values())
         plain = name.removesuffix(" auto").removesuffix(" n-gram").replace(" lookup", " plain")
-        same = "" if plain == name else f"{sum(texts[name, p] == texts[plain, p] for p in asked)} of {len(asked)}"
+        same = "" if plain == name else f"{sum(outputs[name, p] == outputs[plain, p] for p in asked)} of {len(asked)}"
         kept[name] = {"geometric_mean": geometric_mean(each), **dict(zip(kinds, each, strict=True))}
         cells = " | ".join(f"{value:.1f}" for value in [*each, geometric_mean(each)])
         print(f"| {name} | {cells} | {spread:.2f} | {same} |")

@@ -9,7 +9,7 @@ import argparse
 from statistics import geometric_mean, median
 
 from foretell import LLM, SamplingParams, SpeculationChoice
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 
 EVERY = 10
 
@@ -29,7 +29,7 @@ def main() -> None:
     llm = LLM(drafter="prediction", quantization=args.quantization, quiet=True)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
     ratios, per_step = [], []
-    items, _ = take(load("own", tasks=("chat", "code", "summary", "story")), 1, lambda item: True)
+    items, _ = select(load("own", tasks=("chat", "code", "summary", "story")), 1, lambda item: True)
     for item in items:
         (plain,) = llm.chat(item.messages, params, speculation=SpeculationChoice(enabled=False))
         expected = SpeculationChoice(prediction=spoilt(plain.outputs[0].text))

@@ -1,7 +1,7 @@
 """What running programs at once gains over a loop: python bench/programs.py
 
 The same programs with the same seeds, one after the other and by `run_batch`, on the default model with its default
-drafters. Every pass has an engine of its own: what one has cached or learnt to guess must not help the next.
+drafters. Every pass has an engine of its own: the caches and learned state of one must not help the next.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Pass:
     seconds: float
     tokens: int
     forwards: int
-    texts: list[str]
+    outputs: list[str]
 
 
 def run(program: fp.Function, runs: list[dict[str, Any]], at_once: bool, args: argparse.Namespace) -> Pass:
@@ -66,8 +66,8 @@ def run(program: fp.Function, runs: list[dict[str, Any]], at_once: bool, args: a
         else:
             states = [program.run(**each, **options, seed=derive_seed(1, i)) for i, each in enumerate(runs)]
         seconds = perf_counter() - began
-        texts = [state.text() for state in states]
-        return Pass(seconds, stats.speculation.tokens - tokens, stats.forwards - forwards, texts)
+        outputs = [state.text() for state in states]
+        return Pass(seconds, stats.speculation.tokens - tokens, stats.forwards - forwards, outputs)
 
 
 def compare(program: fp.Function, args: argparse.Namespace) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def compare(program: fp.Function, args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(args.rounds):
         loops.append(run(program, runs, False, args))
         batches.append(run(program, runs, True, args))
-        assert loops[-1].texts == batches[-1].texts, "the same texts"
+        assert loops[-1].outputs == batches[-1].outputs, "equal outputs"
     ratios = [loop.seconds / batch.seconds for loop, batch in zip(loops, batches, strict=True)]
     for name, passes in (("loop", loops), ("at once", batches)):
         seconds, forwards = (median(getattr(each, what) for each in passes) for what in ("seconds", "forwards"))

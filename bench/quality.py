@@ -1,7 +1,7 @@
 """What rounding the weights does to the text: python bench/quality.py [--text FILE] [--text FILE]
 
 Perplexity over windows of plain text (the prompts that ship with the package, where no file is named), how often the
-likeliest token is the one float32 finds likeliest, and how far greedy answers go before they part. FILE may be packed
+argmax token is that of float32, and how far greedy answers go before they part. FILE may be packed
 with xz.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from foretell import LLM, SamplingParams
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Reading:
     """How a model reads windows of text, and what it answers."""
 
     logprobs: list[float]
-    likeliest: list[int]
+    argmax: list[int]
     answers: list[tuple[int, ...]]
 
     @property
@@ -45,11 +45,11 @@ def own_text() -> str:
     return "\n\n".join(str(message["content"]) for item in load("own") for message in item.messages)
 
 
-def read(quantization: str, texts: list[str], args: argparse.Namespace) -> Reading:
+def read(quantization: str, documents: list[str], args: argparse.Namespace) -> Reading:
     llm = LLM(drafter="none", quiet=True, quantization=quantization)
     logprobs: list[float] = []
-    likeliest: list[int] = []
-    for text in texts:
+    argmax: list[int] = []
+    for text in documents:
         tokens = llm.tokenizer.encode(text[: args.windows * args.window * 8], add_special=False)
         for start in range(0, args.windows * args.window, args.window):
             window = tokens[start : start + args.window]
@@ -61,12 +61,12 @@ def read(quantization: str, texts: list[str], args: argparse.Namespace) -> Readi
             for token, each in zip(window, found.prompt_logprobs or (), strict=True):
                 if each is not None:
                     logprobs.append(each[token].logprob)
-                    likeliest.append(next(id for id, one in each.items() if one.rank == 1))
-    items, _ = take(load("own"), 2, lambda item: True)
+                    argmax.append(next(id for id, one in each.items() if one.rank == 1))
+    items, _ = select(load("own"), 2, lambda item: True)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0)
     outputs = [llm.chat(item.messages, params)[0] for item in items]
     answers = [tuple(output.outputs[0].token_ids) for output in outputs]
-    return Reading(logprobs, likeliest, answers)
+    return Reading(logprobs, argmax, answers)
 
 
 def agreed(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
@@ -81,16 +81,16 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
-    texts = [text_of(path) for path in args.text] if args.text else [own_text()]
+    documents = [text_of(path) for path in args.text] if args.text else [own_text()]
     found: dict[str, Reading] = {}
-    print("| weights | perplexity | same likeliest token | greedy tokens before the first difference |")
+    print("| weights | perplexity | same argmax token | greedy tokens before the first difference |")
     print("| --- | ---: | ---: | ---: |")
     kept = {}
     for name in ("none", "int8", "int4"):
-        found[name] = reading = read(name, texts, args)
+        found[name] = reading = read(name, documents, args)
         gc.collect()
         reference = found["none"]
-        same = fmean(a == b for a, b in zip(reading.likeliest, reference.likeliest, strict=True))
+        same = fmean(a == b for a, b in zip(reading.argmax, reference.argmax, strict=True))
         pairs = list(zip(reading.answers, reference.answers, strict=True))
         share = sum(agreed(a, b) for a, b in pairs) / sum(len(b) for _, b in pairs)
         kept[name] = {"perplexity": reading.perplexity, "same_likeliest": same, "same_greedy": share}

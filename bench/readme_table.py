@@ -57,7 +57,7 @@ def offline_table(run: Run) -> list[str]:
     rows = [*run["cells"], *run["overall"]]
     several = [name for name in ("arm", "temperature", "batch") if len({row[name] for row in rows}) > 1]
     words = {"arm": "drafter", "temperature": "T", "batch": "at once"}
-    head = ["task", *(words[name] for name in several), "tokens/s plain", "with guesses", "times as fast"]
+    head = ["task", *(words[name] for name in several), "tokens/s plain", "with speculation", "speedup"]
     head += ["tokens a step", "same text"]
     lines = [line(head), line(["---"] * (1 + len(several)) + ["---:"] * 4 + ["---"])]
     for row in rows:
@@ -87,7 +87,7 @@ def compare_table(run: Run) -> list[str]:
 
 def synthetic_table(run: Run) -> list[str]:
     """A row for each rate, length and batch size; kept text by text and in step side by side."""
-    head = ["right", "guesses", "at once", "tokens a step", "by the law", "times as fast", "in step: tokens a step"]
+    head = ["rate", "draft length", "batch", "tokens per step", "expected", "speedup", "lockstep: tokens per step"]
     lines = [line([*head, "in step: times as fast"]), line(["---:"] * 8)]
     found = {(cell["rate"], cell["length"], cell["batch"], cell["mode"]): cell for cell in run["cells"]}
     for (rate, length, batch, mode), cell in found.items():
@@ -119,7 +119,7 @@ def table(name: str) -> str:
 
 
 def rewritten(text: str, names: Sequence[str]) -> str:
-    """A page with its tables made anew; of all runs, or of those named."""
+    """Return a page with its tables regenerated from all runs, or from the named ones."""
 
     def replace(found: re.Match[str]) -> str:
         if names and found["run"] not in names:

@@ -67,17 +67,17 @@ class Case:
             self._glance(Cells(keys, values), pages)
 
     def _glance(self, text: Cells, pages: Tensor) -> None:
-        n, guesses = 2 * self.branches, 8 * self.branches
+        n, draft_tokens = 2 * self.branches, 8 * self.branches
         q = torch.empty(n, KV_HEADS * self.share, self.dim, dtype=text.keys.dtype)
-        own = Cells(*torch.empty(2, 2, guesses, KV_HEADS, self.dim, dtype=q.dtype))
-        ways = torch.ones(n, guesses, dtype=torch.int8) if self.branches > 1 else None
+        own = Cells(*torch.empty(2, 2, draft_tokens, KV_HEADS, self.dim, dtype=q.dtype))
+        ways = torch.ones(n, draft_tokens, dtype=torch.int8) if self.branches > 1 else None
         places = torch.zeros(2, dtype=torch.int64)
         glance(q, text, own, Sight(places, pages, PAGES * PAGE, self.branches, 1, 1, self.branches, ways), 0.1, None)
 
     def __str__(self) -> str:
         if self.sizes is None:
             return f"{self.dtype} {self.dim}: a head, {self.branches} branches of {self.share}"
-        kind = "prompts" if self.sizes.splits == NO_PARTS else "texts" if self.sizes.tiles < MANY else "many texts"
+        kind = "prompts" if self.sizes.splits == NO_PARTS else "decode" if self.sizes.tiles < MANY else "large batches"
         kind = f"{kind} of few keys" if 0 < self.sizes.splits <= FEW else kind
         return f"{self.dtype} {self.dim}: {kind}, {self.sizes.height} rows{', trees' if self.sizes.deep else ''}"
 

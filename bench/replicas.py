@@ -1,8 +1,8 @@
 """Replicas on Ray: python bench/replicas.py [routing|kill|update|cost] (needs the extra `cluster`)
 
 `routing`: how much of the prompts of conversations is found in a cache, by routing. `kill`: a replica is killed under
-load. `update`: all are replaced under load. `cost`: what a request takes beside a single server. The tiny model of
-the tests: what is measured is what stands around a model.
+load. `update`: all are replaced under load. `cost`: the time of a request compared with a single server. It uses
+the tiny model of the tests, because the time around the model is measured.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _timed(do: Callable[[], None]) -> float:
 
 
 def _stream(url: str, tokens: int = 200) -> float:
-    """Tokens per second of one stream, the wait for the first included; no guesses: a chunk a token."""
+    """Tokens per second of one stream, the wait for the first included; a chunk is a token without speculation."""
     body = {"prompt": "The quick brown fox", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     body |= {"speculative": False}
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: guessing, the target on its device, and the host around both."""
+"""Time of a step by component: drafting, the target on its device, and the host."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class DeviceClock(Executor):
 
 @dataclass(frozen=True)
 class Taken:
-    """What texts took from their first token on."""
+    """Times of sequences from their first token on."""
 
     seconds: float = 0.0
-    drafting: float = 0.0  # until the guesses are there
+    drafting: float = 0.0  # until the drafts are ready
     device: float = 0.0  # the target's pass over them
     running: float = 0.0  # that pass, choosing, judging and committing
     tokens: int = 0

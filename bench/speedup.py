@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 from foretell.build.engine_builder import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.engine.async_engine import AsyncEngine
@@ -29,12 +29,12 @@ TOLERANCE = 0.05
 
 @dataclass
 class Arm:
-    """One way to write the prompts: what the metric makes of it, and seconds of each text behind its first token."""
+    """A variant with its value of the metric, and the seconds of each output after its first token."""
 
     choice: SpeculationChoice
     metric: Speedup
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    texts: dict[str, list[int]] = field(default_factory=dict)
+    outputs: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Scene:
@@ -50,13 +50,13 @@ class Scene:
         self.engine.observe = arm.metric.observe
         self.count += 1
         tokens, name = self.assembly.tokenizer.encode_chat(item.messages), str(self.count)
-        # Each its own tenant: nobody finds what was written before.
+        # A tenant each, so that no request hits the prefix cache.
         requests = self.assembly.requests.make(name, tokens, self.params, arm.choice, tenant=name)
         pieces: list[StreamItem] = [piece async for piece in self.engine.submit(requests).items()]
         clock = pieces[-1].state.timings
         assert clock.finished is not None and clock.first_token is not None
         arm.seconds.setdefault(item.id, []).append(clock.finished - clock.first_token)
-        arm.texts[item.id] = [token for piece in pieces for token in piece.delta.tokens]
+        arm.outputs[item.id] = [token for piece in pieces for token in piece.delta.tokens]
 
 
 async def measure(scene: Scene, items: list[BenchPrompt], rounds: int) -> tuple[Arm, Arm]:
@@ -65,13 +65,13 @@ async def measure(scene: Scene, items: list[BenchPrompt], rounds: int) -> tuple[
     warm = Arm(SpeculationChoice(), Speedup(known))
     for item in items:  # costs are learnt, pages touched
         await scene.write(item, warm)
-    plain, guessed = Arm(SpeculationChoice(enabled=False), Speedup(known)), Arm(SpeculationChoice(), Speedup(known))
+    plain, speculative = Arm(SpeculationChoice(enabled=False), Speedup(known)), Arm(SpeculationChoice(), Speedup(known))
     for _ in range(rounds):
         for item in items:
-            for arm in (plain, guessed):
+            for arm in (plain, speculative):
                 await scene.write(item, arm)
     await scene.engine.stop()
-    return plain, guessed
+    return plain, speculative
 
 
 def main() -> int:
@@ -81,14 +81,14 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=1, help="of each task")
     args = parser.parse_args()
     assembly = build_engine(EngineConfig(), SpeculationConfig())
-    items, _ = take(load("own", tasks=TASKS), args.prompts, lambda item: True)
-    plain, guessed = asyncio.run(measure(Scene(assembly, args.max_tokens), items, args.rounds))
+    items, _ = select(load("own", tasks=TASKS), args.prompts, lambda item: True)
+    plain, speculative = asyncio.run(measure(Scene(assembly, args.max_tokens), items, args.rounds))
     for item in items:
-        assert guessed.texts[item.id] == plain.texts[item.id], "the same text"
-        pairs = zip(plain.seconds[item.id], guessed.seconds[item.id], strict=True)
+        assert speculative.outputs[item.id] == plain.outputs[item.id], "equal outputs"
+        pairs = zip(plain.seconds[item.id], speculative.seconds[item.id], strict=True)
         print(f"{item.task}: {median(a / b for a, b in pairs):.2f}x plain")
-    measured = sum(map(sum, plain.seconds.values())) / sum(map(sum, guessed.seconds.values()))
-    metric, of_plain = guessed.metric.value, plain.metric.value
+    measured = sum(map(sum, plain.seconds.values())) / sum(map(sum, speculative.seconds.values()))
+    metric, of_plain = speculative.metric.value, plain.metric.value
     assert metric is not None and of_plain is not None, "steps were measured"
     off = max(abs(metric / measured - 1), abs(of_plain - 1))
     print(f"measured {measured:.3f}, metric {metric:.3f}, of plain {of_plain:.3f}")

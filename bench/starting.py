@@ -103,8 +103,8 @@ def main() -> None:
             found = measure(partial(run, args.model, env), Path(place) / "packed", args.runs)
             result[name] = found
             for state, figures in found.items():
-                told = ", ".join(f"{each} {statistics.median(all_):.2f}" for each, all_ in figures.items())
-                print(f"{name:9} {state:5} {told}")
+                medians = ", ".join(f"{each} {statistics.median(all_):.2f}" for each, all_ in figures.items())
+                print(f"{name:9} {state:5} {medians}")
     print(json.dumps(result))
 
 

@@ -14,7 +14,7 @@ CONTROLLER = "controller"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to guess; `levels` 0 is a chain, or with no nodes plain decoding."""
+    """A shape of drafts; `levels` 0 is a chain, or with no nodes plain decoding."""
 
     nodes: int
     levels: int = 0
@@ -33,7 +33,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Setting:
-    """How tokens are chosen and guesses judged."""
+    """Sampling parameters and verification rule."""
 
     temperature: float
     rule: str
@@ -63,15 +63,15 @@ class Report:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.records: list[Record] = []
-        self.others: dict[tuple[str, str], int] = {}  # texts that differ from the plain ones, by setting and way
+        self.others: dict[tuple[str, str], int] = {}  # outputs that differ from the plain ones, by setting and shape
         self.more: dict[str, object] = {}
         self.given, self.out = {name: str(value) for name, value in vars(args).items()}, args.out
 
-    def add(self, records: list[Record], texts: dict[Way, tuple[int, ...]]) -> None:
+    def add(self, records: list[Record], outputs: dict[Way, tuple[int, ...]]) -> None:
         """One text in all ways."""
         self.records += records
-        first, plain = records[0], texts[Way(0)]
-        for way, text in texts.items():
+        first, plain = records[0], outputs[Way(0)]
+        for way, text in outputs.items():
             if first.setting.rule == "match":
                 name = (first.setting.name, way.name)
                 self.others[name] = self.others.get(name, 0) + (text != plain)
@@ -125,7 +125,10 @@ class Report:
         for setting in dict.fromkeys(each.setting for each in self.records):
             found = self.summary(setting)
             print(f"\n{setting.name}, milliseconds of a round:\n", flush=True)
-            print("| | tokens/s | of plain | tokens a step | guesses a step | round | draft | verify | judge | rest |")
+            print(
+                "| | tokens/s | of plain | tokens per step | draft tokens per step "
+                "| step | draft | forward | verify | rest |"
+            )
             print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
             for name, way in found["ways"].items():  # type: ignore[attr-defined]
                 parts = " | ".join(f"{each:.2f}" for each in way["milliseconds"].values())
@@ -135,4 +138,4 @@ class Report:
                 )
             print(f"\nbest: {found['best']}, tree over chain {found['tree_over_chain']}", flush=True)
             others = sum(count for (name, _), count in self.others.items() if name == setting.name)
-            print(f"texts other than plain's: {others}", flush=True)
+            print(f"outputs that differ from plain: {others}", flush=True)

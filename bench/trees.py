@@ -57,7 +57,7 @@ from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, ScheduledSequence, Sequence, SpeculationChoice
 
 CONTEXT, PAGE, PAGES = 2048, 16, 512
-SIZES = (512, 1024, CONTEXT)  # of texts, by which a GPU records its steps
+SIZES = (512, 1024, CONTEXT)  # sequence lengths for which a GPU captures CUDA graphs
 SHORT = 24  # tokens of a text that warms up
 REHEARSING = 20.0  # seconds at most
 
@@ -81,7 +81,7 @@ def chosen(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Text]:
 
 
 class Bench:
-    """A target with a head, and texts to be written."""
+    """A target with a head, and prompts to complete."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         kind, _, folder = args.drafter.partition(":")
@@ -104,7 +104,7 @@ class Bench:
         self.maker = RequestBuilder(
             RequestLimits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter
         )
-        self.texts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
+        self.prompts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
         self.controllers: dict[Setting, AdaptiveController] = {}
 
     def write(self, text: Text, setting: Setting, way: Way, tokens: int) -> tuple[Taken, tuple[int, ...]]:
@@ -140,7 +140,7 @@ class Bench:
                 max_tree=max(DEFAULT_TREE, *self.args.nodes),
             )
             Warmup(self.engine, some).run(REHEARSING)
-        sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}
+        sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.prompts}
         for number, setting in enumerate(settings):
             for text in list(sizes.values())[: 1 if number else None]:
                 for way in ways:
@@ -199,14 +199,14 @@ def ways(args: argparse.Namespace) -> list[Way]:
 
 
 def run(bench: Bench, report: Report, args: argparse.Namespace, began: float) -> None:
-    """All texts in all ways, as long as there is time."""
+    """Run all prompts with all shapes of drafts while there is time."""
     rules = [Setting(heat, rule) for heat in args.temperatures for rule in args.rules]
     settings = list(dict.fromkeys(each if each.temperature else Setting(0.0, "match") for each in rules))
     some = ways(args)
     bench.warm_up(settings, some)
-    print(f"ready after {perf_counter() - began:.0f} s; {len(bench.texts)} texts", flush=True)
+    print(f"ready after {perf_counter() - began:.0f} s; {len(bench.prompts)} prompts", flush=True)
     for turn in range(args.rounds):
-        for number, text in enumerate(bench.texts):
+        for number, text in enumerate(bench.prompts):
             for setting in settings:
                 if (turn or number) and perf_counter() - began > args.seconds:
                     return

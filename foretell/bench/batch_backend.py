@@ -1,4 +1,4 @@
-"""Writes several texts at once with our own engine, and takes the time of decoding alone."""
+"""Benchmark backends that run batches on the engine in this process and time decoding alone."""
 
 from __future__ import annotations
 
@@ -6,83 +6,95 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from foretell.bench.drafter_slots import DrafterSlot, DrafterSlots
-from foretell.bench.engine_backend import NO_GUESS, EngineBackend, write
-from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant, again, long_enough, variations
-from foretell.bench.never_slower_grid import STAND_INS
-from foretell.bench.plan import Plan
-from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import Setting
-from foretell.bench.synthetic_drafters import SetRateOracle, stand_in
 from foretell.draft.base import Drafter
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.types import Request, SpeculationChoice
 
+from .drafter_slots import DrafterSlot, DrafterSlots
+from .engine_backend import NO_SPECULATION, EngineBackend, timed_generate
+from .measure import PLAIN, Batch, BatchResult, MeasureJob, Variant, rephrase, variations, with_min_tokens
+from .never_slower_grid import SYNTHETIC
+from .plan import BenchPlan
+from .prompt import BenchPrompt
+from .synthetic import SyntheticSetting
+from .synthetic_drafters import SetRateOracle, synthetic_drafter
 
-class EngineBatches:
-    """Arms take turns on one engine.
 
-    Prompts are in its cache before they do, and the clock starts when every text has its first token: what is timed
-    is decoding. A controller stays for the whole run, as a server's does; drafters are made anew each round, because
-    one that remembers finished texts would meet in the second what it wrote in the first.
+class EngineBatchBackend:
+    """Variants take turns on one engine.
+
+    Prompts are in the prefix cache before, and the clock starts when every sequence has its first token, so that only
+    decoding is timed. A controller stays for the whole run, as in a server. Drafters are rebuilt each round, because
+    one that remembers finished sequences would find in the second round what it saw in the first.
     """
 
-    def __init__(self, llm: LLM, seats: DrafterSlots, plan: Plan) -> None:
-        self.llm, self._make, self._plan = llm, seats, plan
-        self._alone = EngineBackend(llm, seats)
-        self._seats: dict[str, DrafterSlot] = {PLAIN.name: seats.make(PLAIN.speculation)}
-        self._texts: dict[tuple[int, ...], tuple[int, ...]] = {}  # plain ones of the batches at hand, by prompt
+    def __init__(self, llm: LLM, slots: DrafterSlots, plan: BenchPlan) -> None:
+        self.llm, self._make, self._plan = llm, slots, plan
+        self._single = EngineBackend(llm, slots)
+        self._slots: dict[str, DrafterSlot] = {PLAIN.name: slots.make(PLAIN.speculation)}
+        self._outputs: dict[tuple[int, ...], tuple[int, ...]] = {}  # plain outputs of the prepared batches, by prompt
         self._names = itertools.count()
 
     def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
-        """So many batches of texts that no other is like; those that do not fit the model's context are left out."""
-        fitting = [item for item in items if self._alone.fits(again(item, 1), self._plan)]
+        """Return batches of distinct prompts and run them plain; prompts that do not fit the context are left out."""
+        fitting = [item for item in items if self._single.fits(rephrase(item, 1), self._plan)]
         if not fitting:
             task = items[0].task if items else "the workload"
             raise RequestError("max_tokens", f"leaves no prompt of {task} that fits into this model's context")
-        self._texts.clear()
-        asked = [long_enough(item, self._plan) for item in variations(fitting, batch * batches)]
-        jobs = [job for item in asked for job in self._alone.prepare(item, temperature, self._plan)]
+        self._outputs.clear()
+        distinct = [with_min_tokens(item, self._plan) for item in variations(fitting, batch * batches)]
+        jobs = [job for item in distinct for job in self._single.prepare(item, temperature, self._plan)]
         found = [tuple(jobs[i : i + batch]) for i in range(0, len(jobs), batch)]
         for each in found:
-            for job, text in zip(each, self.write(PLAIN, each).texts, strict=True):
-                self._texts[job.prompt] = text
+            for job, output in zip(each, self.generate(PLAIN, each).outputs, strict=True):
+                self._outputs[job.prompt] = output
         return found
 
-    def refresh(self, arms: Sequence[Variant]) -> None:
-        """New drafters where the old ones sat."""
-        for arm in arms:
-            drafter = self._drafter(arm)
-            seat = self._seats.get(arm.name)
-            self._seats[arm.name] = self._make.make(arm.speculation, drafter) if seat is None else seat.pass_on(drafter)
+    def reset(self, variants: Sequence[Variant]) -> None:
+        """Rebuild the drafter of each variant and keep its controller."""
+        for variant in variants:
+            drafter = self._drafter(variant)
+            slot = self._slots.get(variant.name)
+            self._slots[variant.name] = (
+                self._make.make(variant.speculation, drafter) if slot is None else slot.with_drafter(drafter)
+            )
 
-    def _drafter(self, arm: Variant) -> Drafter:
-        if arm.speculation.drafter in STAND_INS:
-            step = self.llm.assembly.profiler.controller.costs.seconds(1)
-            return stand_in(arm.speculation.drafter, self._texts, self.llm.engine.runner.model.config.vocab, step)
-        return self._make.drafter(arm.speculation)
+    def _drafter(self, variant: Variant) -> Drafter:
+        if variant.speculation.drafter in SYNTHETIC:
+            step_seconds = self.llm.assembly.profiler.controller.costs.seconds(1)
+            vocab = self.llm.engine.runner.model.config.vocab
+            return synthetic_drafter(variant.speculation.drafter, self._outputs, vocab, step_seconds)
+        return self._make.drafter(variant.speculation)
 
-    def write(self, arm: Variant, batch: Batch) -> BatchResult:
-        """Write a batch and take the time."""
-        self._seats[arm.name].take()
+    def generate(self, variant: Variant, batch: Batch) -> BatchResult:
+        """Run a batch and time its decoding."""
+        self._slots[variant.name].activate()
         stats = self.llm.engine.stats
         failures = stats.drafter_failures
-        course = write(self.llm, [self._request(arm, job) for job in batch])
-        return BatchResult(course.texts, course.steps, course.timed, course.decoding, stats.drafter_failures - failures)
+        times = timed_generate(self.llm, [self._request(variant, job) for job in batch])
+        return BatchResult(
+            outputs=times.outputs,
+            steps=times.steps,
+            timed_tokens=times.timed_tokens,
+            seconds=times.decode_seconds,
+            drafter_failures=stats.drafter_failures - failures,
+        )
 
-    def _request(self, arm: Variant, job: MeasureJob) -> Request:
-        choice = SpeculationChoice(prediction=job.prediction if arm.reads_prediction else None)
-        choice = NO_GUESS if arm == PLAIN else choice
+    def _request(self, variant: Variant, job: MeasureJob) -> Request:
+        choice = SpeculationChoice(prediction=job.prediction if variant.uses_prediction else None)
+        choice = NO_SPECULATION if variant == PLAIN else choice
         (request,) = self.llm.assembly.requests.make(f"batch-{next(self._names)}", list(job.prompt), job.params, choice)
         return request
 
 
-class SyntheticBatches(EngineBatches):
-    """Arms that are settings: each has an oracle of its own."""
+class SyntheticBackend(EngineBatchBackend):
+    """A backend whose variants are synthetic settings, each with an oracle of its own."""
 
-    def __init__(self, llm: LLM, seats: DrafterSlots, plan: Plan, settings: Mapping[str, Setting]) -> None:
-        super().__init__(llm, seats, plan)
+    def __init__(
+        self, llm: LLM, slots: DrafterSlots, plan: BenchPlan, settings: Mapping[str, SyntheticSetting]
+    ) -> None:
+        super().__init__(llm, slots, plan)
         self._settings = settings
         self._oracles: dict[str, SetRateOracle] = {}
         self._batch = 1
@@ -92,15 +104,16 @@ class SyntheticBatches(EngineBatches):
         self._oracles.clear()
         return super().prepare(items, temperature, batch, batches)
 
-    def _drafter(self, arm: Variant) -> Drafter:
+    def _drafter(self, variant: Variant) -> Drafter:
         vocab = self.llm.engine.runner.model.config.vocab
-        oracle = SetRateOracle(self._texts, vocab, self._settings[arm.name], self._batch)
-        self._oracles[arm.name] = oracle
+        oracle = SetRateOracle(self._outputs, vocab, self._settings[variant.name], self._batch)
+        self._oracles[variant.name] = oracle
         return oracle
 
-    def take_drafts(self, arm: Variant) -> Counter[int]:
-        if arm.name not in self._oracles:
+    def take_drafts(self, variant: Variant) -> Counter[int]:
+        """Return and reset the counts of full-length drafts by accepted tokens."""
+        if variant.name not in self._oracles:
             return Counter()
-        oracle = self._oracles[arm.name]
+        oracle = self._oracles[variant.name]
         drafts, oracle.drafts = oracle.drafts, Counter()
         return drafts

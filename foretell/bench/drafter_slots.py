@@ -1,4 +1,4 @@
-"""One model on which drafters take turns: the memory of one engine, whatever the number of arms."""
+"""Drafters that take turns on one engine, so that any number of variants needs the memory of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .measure import Variant
 
 
 class TimedDrafter(Wrapper):
-    """Adds up the seconds that are spent in another drafter, and how far its guesses stood."""
+    """A wrapper that adds up the seconds spent in a drafter and counts its drafts by accepted tokens."""
 
     seconds = 0.0
 
@@ -41,23 +41,23 @@ class TimedDrafter(Wrapper):
         with self._clock():
             return super().free_drafts(seqs, nodes)
 
-    def update_kv(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, results: list[StepResult]) -> None:
         with self._clock():
-            super().update_kv(outcomes)
+            super().update_kv(results)
 
-    def observe(self, outcomes: list[StepResult]) -> None:
-        for each in outcomes:
+    def observe(self, results: list[StepResult]) -> None:
+        for each in results:
             if each.verify_result is not None and len(each.draft):
                 self._drafts[max(each.draft.depths()), len(each.verify_result.accepted_path)] += 1
         with self._clock():
-            super().observe(outcomes)
+            super().observe(results)
 
     def forget(self, seq: Sequence) -> None:
         with self._clock():
             super().forget(seq)
 
     def take_drafts(self) -> Counter[tuple[int, int]]:
-        """Drafts since it was last asked, by how far they went and how far they stood."""
+        """Return and reset the counts of drafts by (depth, accepted tokens)."""
         drafts, self._drafts = self._drafts, Counter()
         return drafts
 
@@ -72,38 +72,37 @@ class TimedDrafter(Wrapper):
 
 @dataclass(frozen=True)
 class DrafterSlot:
-    """A drafter that is ready and knows its seconds; `place` puts one before the engine, with the seat's controller."""
+    """A timed drafter with a controller; `activate_drafter` installs a drafter with this controller in the engine."""
 
     drafter: TimedDrafter
-    place: Callable[[TimedDrafter], None]
+    activate_drafter: Callable[[TimedDrafter], None]
 
-    def take(self) -> None:
-        """Let it guess for the requests that come now."""
-        self.place(self.drafter)
+    def activate(self) -> None:
+        """Use this drafter for the next requests."""
+        self.activate_drafter(self.drafter)
 
-    def pass_on(self, drafter: Drafter) -> DrafterSlot:
-        """The same for another drafter of the same traits: what the controller has learnt stays."""
-        return DrafterSlot(TimedDrafter(drafter), self.place)
+    def with_drafter(self, drafter: Drafter) -> DrafterSlot:
+        """Return a slot for another drafter of the same traits that keeps the controller and its learned state."""
+        return DrafterSlot(TimedDrafter(drafter), self.activate_drafter)
 
 
 class DrafterSlots:
-    """Makes drafters for a model that is loaded, as often as wanted.
+    """A factory of drafters for a loaded model.
 
-    Those with weights of their own are taken from the engine, which must have been opened with them; they keep
-    nothing from one text to the next. The others may learn, and are made anew.
+    Drafters with weights are taken from the engine, which must have been loaded with them; they keep no state between
+    sequences. The others may learn and are built again each time.
     """
 
     def __init__(self, llm: LLM, target: ModelSource) -> None:
-        """`target` is what the engine's model was opened from."""
+        """`target` is the source that the engine's model was loaded from."""
         self.llm, self._target = llm, target
         self._loaded = dict(llm.engine.drafter.drafters)
         self._parts = draft.DrafterParts(llm.speculation, llm.engine.runner, llm.tokenizer)
 
     def make(self, config: SpeculationConfig, drafter: Drafter | None = None) -> DrafterSlot:
-        """A drafter with the controller its config asks for, which knows what steps and drafts cost as far as the
-        engine does.
+        """Build a drafter and the controller of its config; `drafter` overrides the config's.
 
-        Nothing else is learnt yet. `drafter` overrides the config's.
+        The controller gets the step and draft costs that the engine has measured, and no other learned state.
         """
         engine, requests = self.llm.engine, self.llm.assembly.requests
         timed = TimedDrafter(drafter or self.drafter(config))
@@ -115,15 +114,15 @@ class DrafterSlots:
             if name in measured.draft_costs:
                 costs.load(measured.draft_costs[name].dump())
 
-        def place(drafter: TimedDrafter) -> None:
-            assert not engine.busy, "a text that is being written belongs to its drafter"
+        def activate(drafter: TimedDrafter) -> None:
+            assert not engine.busy, "running sequences belong to the drafter they started with"
             engine.drafter = requests.drafter = drafter
             engine.controller, requests.defaults = controller, defaults
 
-        return DrafterSlot(timed, place)
+        return DrafterSlot(timed, activate)
 
     def drafter(self, config: SpeculationConfig) -> Drafter:
-        """One that has learnt nothing yet."""
+        """Return a drafter with no learned state."""
         config = with_shipped_heads(config, self.llm.config.model)
         named, parts = draft.arms(config), replace(self._parts, config=config)
         if not any(has_weights(name) for name in named):
@@ -135,14 +134,15 @@ class DrafterSlots:
 
 
 def has_weights(name: str) -> bool:
-    """Whether a drafter brings a model, a head, or a copy of the target in fewer bits."""
+    """Return whether a drafter has a model, a head, or a quantized copy of the target."""
     config = SpeculationConfig(drafter=name)
     return bool(draft.models_wanted(config) or draft.copies_wanted(config) or draft.heads_wanted(config))
 
 
-def open_with(arms: Several[Variant], **options: Any) -> LLM:
-    """A model with all that these arms will need; what they share of speculation is theirs from the start."""
+def load_llm_for(variants: Several[Variant], **options: Any) -> LLM:
+    """Load a model with the drafters of all variants and their common speculation settings."""
     model = str(options.get("model", EngineConfig.model))
-    names = dict.fromkeys(name for arm in arms for name in draft.arms(with_shipped_heads(arm.speculation, model)))
-    shared = asdict(replace(arms[0].speculation, drafter=",".join(names), num_speculative_tokens=None))
+    configs = [with_shipped_heads(variant.speculation, model) for variant in variants]
+    names = dict.fromkeys(name for config in configs for name in draft.arms(config))
+    shared = asdict(replace(variants[0].speculation, drafter=",".join(names), num_speculative_tokens=None))
     return LLM(**shared, **options)

@@ -1,4 +1,4 @@
-"""Writes the texts of a bench with our own engine and takes the time."""
+"""A benchmark backend that runs and times jobs on the engine in this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from foretell.bench.drafter_slots import DrafterSlot, DrafterSlots
-from foretell.bench.latency import AcceptanceByDepth
-from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant
-from foretell.bench.plan import Plan
-from foretell.bench.prompt import BenchPrompt
 from foretell.engine.sequence_state import SequenceState
 from foretell.engine.stats import SpeculationStats
 from foretell.llm import LLM
@@ -22,98 +17,104 @@ from foretell.structured_output import GrammarSpec
 from foretell.tokenizer import StreamDecoder
 from foretell.types import Request, SpeculationChoice
 
+from .drafter_slots import DrafterSlot, DrafterSlots
+from .measure import PLAIN, MeasureJob, TimedOutput, Variant
+from .metrics import AcceptanceByDepth
+from .plan import BenchPlan
+from .prompt import BenchPrompt
+
 
 @dataclass(frozen=True)
-class Course:
-    """How texts were written. Times are seconds; `decoding` begins when the last of them has its first token."""
+class GenerateTimes:
+    """Times of a batch in seconds; decoding begins when the last sequence has its first token."""
 
-    tracks: tuple[SequenceState, ...]
-    whole: float
-    decoding: float
-    early: int  # tokens that were there before
-    pace: tuple[tuple[float, int], ...]  # then for each step and text: the step's seconds, the tokens it brought
+    states: tuple[SequenceState, ...]
+    total_seconds: float
+    decode_seconds: float
+    early_tokens: int  # tokens generated before decoding began
+    step_times: tuple[tuple[float, int], ...]  # (seconds, new tokens) of each later step and sequence
 
     @property
-    def texts(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(track.seq.tokens[len(track.seq.request.prompt) :]) for track in self.tracks)
+    def outputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(state.seq.tokens[len(state.seq.request.prompt) :]) for state in self.states)
 
     @property
     def steps(self) -> int:
-        """Forwards that gave a text a token, summed over texts."""
-        return sum(track.speculation.steps for track in self.tracks)
+        """Return the steps that gave a sequence a token, summed over sequences."""
+        return sum(state.speculation.steps for state in self.states)
 
     @property
-    def timed(self) -> int:
-        """Tokens that came while decoding was timed."""
-        return sum(map(len, self.texts)) - self.early
+    def timed_tokens(self) -> int:
+        """Return the tokens generated while decoding was timed."""
+        return sum(map(len, self.outputs)) - self.early_tokens
 
 
-def write(llm: LLM, requests: Sequence[Request]) -> Course:
-    """Write all of them to their ends, from one batch; nobody else may be served meanwhile."""
+def timed_generate(llm: LLM, requests: Sequence[Request]) -> GenerateTimes:
+    """Run a batch of requests to the end on an engine that serves no other request."""
     engine = llm.engine
     grammars = [request.params.structured_outputs for request in requests]
     compiled = [None if wanted is None else llm.assembly.grammars.compile(wanted) for wanted in grammars]
     began = perf_counter()
     try:
-        tracks = [engine.add(request, grammar) for request, grammar in zip(requests, compiled, strict=True)]
-        while any(track.timings.first_token is None for track in tracks):
+        states = [engine.add(request, grammar) for request, grammar in zip(requests, compiled, strict=True)]
+        while any(state.timings.first_token is None for state in states):
             engine.step()
-        first, early = perf_counter(), sum(track.seq.num_output_tokens for track in tracks)
+        first, early = perf_counter(), sum(state.seq.num_output_tokens for state in states)
         pace: list[tuple[float, int]] = []
-        _drain(tracks)
+        _drain(states)
         last = first
         while engine.busy:
             engine.step()
             now = perf_counter()
-            pace += [(now - last, count) for count in _drain(tracks) if count]
+            pace += [(now - last, count) for count in _drain(states) if count]
             last = now
     finally:
-        for request in requests:  # where all went well there is nothing left to abort
+        for request in requests:  # a no-op for finished requests
             engine.abort(request.id)
-    return Course(tuple(tracks), last - began, last - first, early, tuple(pace))
+    return GenerateTimes(tuple(states), last - began, last - first, early, tuple(pace))
 
 
-def _drain(tracks: Sequence[SequenceState]) -> list[int]:
-    """The tokens each text got since it was last asked."""
+def _drain(states: Sequence[SequenceState]) -> list[int]:
+    """Return the tokens each sequence got since the last call."""
     counts: list[int] = []
-    for track in tracks:
-        counts.append(sum(len(delta.tokens) for delta in track.outbox))
-        track.outbox.clear()
+    for state in states:
+        counts.append(sum(len(delta.tokens) for delta in state.outbox))
+        state.outbox.clear()
     return counts
 
 
-WARM_UP = "Count from one to ten and back again."  # no item of a workload: who learns from it learns nothing of use
+WARM_UP = "Count from one to ten and back again."  # in no workload, so that what a drafter learns from it does not help
 WARM_UP_TOKENS = 8
-NO_GUESS = SpeculationChoice(enabled=False)
+NO_SPECULATION = SpeculationChoice(enabled=False)
 
 
 class EngineBackend:
-    """Arms take turns on one engine. The prompt is in its cache before they do, so that none of them pays for it."""
+    """Variants take turns on one engine; prompts are in the prefix cache, so that no variant pays for prefill."""
 
-    def __init__(self, llm: LLM, seats: DrafterSlots) -> None:
-        self.llm, self._make = llm, seats
-        self._plain = seats.make(PLAIN.speculation)
-        self._seats: dict[str, DrafterSlot] = {}
-        self._answers: dict[tuple[str, int, int], str] = {}  # to the turns before the last
+    def __init__(self, llm: LLM, slots: DrafterSlots) -> None:
+        self.llm, self._make = llm, slots
+        self._plain = slots.make(PLAIN.speculation)
+        self._slots: dict[str, DrafterSlot] = {}
+        self._answers: dict[tuple[str, int, int], str] = {}  # of turns before the last, by (prompt, turn, max_tokens)
         self._names = itertools.count()
 
-    def refresh(self, arms: Sequence[Variant]) -> None:
-        self._seats.clear()  # first the old ones go, with their memory
-        self._seats |= {arm.name: self._make.make(arm.speculation) for arm in arms}
+    def reset(self, variants: Sequence[Variant]) -> None:
+        self._slots.clear()  # free the old drafters first
+        self._slots |= {variant.name: self._make.make(variant.speculation) for variant in variants}
         prompt = self.encode(({"role": "user", "content": WARM_UP},))
-        for seat in self._seats.values():
-            seat.take()
+        for slot in self._slots.values():
+            slot.activate()
             self.llm.generate([prompt], SamplingParams(max_tokens=WARM_UP_TOKENS))
 
-    def fits(self, item: BenchPrompt, plan: Plan) -> bool:
-        """Whether the whole conversation has room in the model's context."""
-        asked = len(self._prompt(item)) + sum(len(self.llm.tokenizer.encode(turn)) for turn in item.turns)
+    def fits(self, item: BenchPrompt, plan: BenchPlan) -> bool:
+        """Return whether the whole conversation fits the model's context."""
+        prompt_tokens = len(self._prompt(item)) + sum(len(self.llm.tokenizer.encode(turn)) for turn in item.turns)
         turns = len(item.turns) + 1
-        margin = 16 * len(item.turns)  # what a chat template puts between messages
-        return asked + margin + turns * _max_tokens(item, plan) <= self.llm.assembly.requests.limits.context
+        margin = 16 * len(item.turns)  # tokens that a chat template puts between messages
+        return prompt_tokens + margin + turns * _max_tokens(item, plan) <= self.llm.assembly.requests.limits.context
 
-    def prepare(self, item: BenchPrompt, temperature: float | None, plan: Plan) -> list[MeasureJob]:
-        self._plain.take()
+    def prepare(self, item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> list[MeasureJob]:
+        self._plain.activate()
         prompt, params = self._prompt(item), params_for(item, temperature, plan)
         jobs = [MeasureJob(item.id, item.task, 0, tuple(prompt), params, item.prediction)]
         messages = list(item.messages)
@@ -123,65 +124,67 @@ class EngineBackend:
             prompt = self.encode(messages)
             jobs.append(MeasureJob(item.id, item.task, turn, tuple(prompt), params))
         for job in jobs:
-            self.llm.generate([list(job.prompt)], SamplingParams(max_tokens=1), speculation=NO_GUESS)
+            self.llm.generate([list(job.prompt)], SamplingParams(max_tokens=1), speculation=NO_SPECULATION)
         return jobs
 
-    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
-        seat, stats = self._seats[arm.name], self.llm.engine.stats
-        seat.take()
-        seat.drafter.take_drafts()
-        drafting, running, failures = seat.drafter.seconds, stats.target_seconds, stats.drafter_failures
-        course = write(self.llm, [self._request(arm, each) for each in job.all])
+    def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
+        slot, stats = self._slots[variant.name], self.llm.engine.stats
+        slot.activate()
+        slot.drafter.take_drafts()
+        draft_seconds = slot.drafter.seconds
+        target_seconds = stats.target_seconds
+        failures = stats.drafter_failures
+        times = timed_generate(self.llm, [self._request(variant, each) for each in job.jobs])
         return TimedOutput(
-            tokens=tuple(token for text in course.texts for token in text),
-            steps=course.steps,
-            decoding=course.decoding,
-            whole=course.whole,
-            drafting=seat.drafter.seconds - drafting,
-            running=stats.target_seconds - running,
-            failures=stats.drafter_failures - failures,
-            promised=all(_promises(track.speculation, job.params) for track in course.tracks),
-            timed=course.timed,
-            pace=course.pace,
-            places=AcceptanceByDepth.counted(seat.drafter.take_drafts()),
-            origins=tuple(origin for track in course.tracks for origin in track.speculation.origins),
-            lengths=tuple(map(len, course.texts)),
+            tokens=tuple(token for output in times.outputs for token in output),
+            steps=times.steps,
+            decode_seconds=times.decode_seconds,
+            total_seconds=times.total_seconds,
+            draft_seconds=slot.drafter.seconds - draft_seconds,
+            target_seconds=stats.target_seconds - target_seconds,
+            drafter_failures=stats.drafter_failures - failures,
+            must_match=all(_must_match(state.speculation, job.params) for state in times.states),
+            timed_tokens=times.timed_tokens,
+            step_times=times.step_times,
+            acceptance=AcceptanceByDepth.counted(slot.drafter.take_drafts()),
+            origins=tuple(origin for state in times.states for origin in state.speculation.origins),
+            lengths=tuple(map(len, times.outputs)),
         )
 
-    def spell(self, tokens: Sequence[int]) -> list[str]:
-        """The words of each token; those of one that ends inside a character come with the next."""
+    def decode(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token; a token that ends inside a character has its text in the next."""
         decoder = StreamDecoder(self.llm.tokenizer, skip_special=False)
-        words = [decoder.push([token]) for token in tokens]
-        return [*words[:-1], words[-1] + decoder.flush()] if words else []
+        pieces = [decoder.push([token]) for token in tokens]
+        return [*pieces[:-1], pieces[-1] + decoder.flush()] if pieces else []
 
-    def _request(self, arm: Variant, job: MeasureJob) -> Request:
-        choice = SpeculationChoice(prediction=job.prediction if arm.reads_prediction else None)
-        choice = NO_GUESS if arm == PLAIN else choice
+    def _request(self, variant: Variant, job: MeasureJob) -> Request:
+        choice = SpeculationChoice(prediction=job.prediction if variant.uses_prediction else None)
+        choice = NO_SPECULATION if variant == PLAIN else choice
         (request,) = self.llm.assembly.requests.make(f"bench-{next(self._names)}", list(job.prompt), job.params, choice)
         return request
 
     def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """As the model is asked; one without a chat template reads what was said."""
+        """Apply the chat template; without one, join the contents of the messages."""
         if self.llm.tokenizer.chat_template:
             return self.llm.tokenizer.encode_chat(messages)
-        said = [str(message.get("content") or "") for message in messages]
-        return self.llm.tokenizer.encode("\n\n".join([*said, ""]))
+        contents = [str(message.get("content") or "") for message in messages]
+        return self.llm.tokenizer.encode("\n\n".join([*contents, ""]))
 
     def _prompt(self, item: BenchPrompt) -> list[int]:
         return self.encode(item.messages) if item.text is None else self.llm.tokenizer.encode(item.text)
 
     def _answer(self, item: BenchPrompt, turn: int, prompt: list[int], max_tokens: int) -> str:
-        """What the model says before the next turn: the same for every arm and temperature."""
+        """Return the model's greedy answer before the next turn, the same for every variant and temperature."""
         key = (item.id, turn, max_tokens)
         if key not in self._answers:
             params = SamplingParams(max_tokens=max_tokens)
-            (output,) = self.llm.generate([prompt], params, speculation=NO_GUESS)
+            (output,) = self.llm.generate([prompt], params, speculation=NO_SPECULATION)
             self._answers[key] = output.outputs[0].text
         return self._answers[key]
 
 
-def params_for(item: BenchPrompt, temperature: float | None, plan: Plan) -> SamplingParams:
-    """How an item's text is drawn: as it says, greedy where it says nothing, with a seed of its own."""
+def params_for(item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> SamplingParams:
+    """Return the sampling parameters of a prompt: its own, else greedy, with a seed of its own."""
     settings = {"seed": zlib.crc32(item.id.encode()), **item.sampling, "max_tokens": _max_tokens(item, plan)}
     if temperature is not None:
         settings["temperature"] = temperature
@@ -193,10 +196,10 @@ def params_for(item: BenchPrompt, temperature: float | None, plan: Plan) -> Samp
     return SamplingParams(**settings)
 
 
-def _max_tokens(item: BenchPrompt, plan: Plan) -> int:
+def _max_tokens(item: BenchPrompt, plan: BenchPlan) -> int:
     return item.max_tokens if plan.max_tokens is None else min(item.max_tokens, plan.max_tokens)
 
 
-def _promises(record: SpeculationStats, params: SamplingParams) -> bool:
-    """Whether these very tokens are promised: `match` does always, the other lossless rules where nothing is drawn."""
+def _must_match(record: SpeculationStats, params: SamplingParams) -> bool:
+    """Return whether the rule promises equal tokens: `match` always, the other lossless rules when greedy."""
     return record.rule == "match" or (record.lossless and params.temperature == 0)

@@ -1,26 +1,25 @@
 """Speedup ratios with t intervals that hold their level with few prompts and few rounds.
 
 All intervals are Student t intervals of log ratios. What is random depends on the benchmark:
-- prompts: a task's prompts are random draws of the task. One observation per prompt, its median over rounds.
+- prompts: a task's prompts are random samples of the task. One observation per prompt, its median over rounds.
 - rounds: repeated measurements of the same prompts. One observation per round, its mean over prompts.
 - tasks: they are fixed, so the interval of their mean is about other prompts of the same tasks. Variances of prompts
   add, and the degrees of freedom are Welch-Satterthwaite's. A round runs all tasks, so rounds are one source for all.
-With one prompt per task there is no interval over prompts: one prompt does not tell how the others differ.
+With one prompt per task there is no interval over prompts: one prompt does not show how the others differ.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median, variance
-from typing import Any, Protocol
 
-TINY = 1e-300
-PRECISION = 1e-14
+TINY = 1e-300  # replaces 0 in a denominator
+PRECISION = 1e-14  # relative, of the continued fraction
 TERMS = 500  # of the continued fraction, which needs about a dozen
-BISECTIONS = 200
+BISECTIONS = 200  # at most
 
 
 @lru_cache(maxsize=4096)
@@ -196,55 +195,3 @@ def _mean_variance(parts: Sequence[Variance], count: int) -> Variance:
 
 def _prompt_logs(pairs: Pairs) -> list[float]:
     return [median(map(math.log, rounds)) for rounds in pairs]
-
-
-ESTIMATE = "estimate"  # a field for the mean over cells, not part of the JSON
-
-
-class Part(Protocol):
-    """What a mean is made of: a cell. `estimate` is that of its log ratio, where it was measured more than once."""
-
-    @property
-    def accepted_per_step(self) -> float | None: ...
-
-    @property
-    def speedup(self) -> float | None: ...
-
-    @property
-    def same_text(self) -> bool | None: ...
-
-    @property
-    def estimate(self) -> Estimate | None: ...
-
-
-@dataclass(frozen=True)
-class Overall:
-    """One arm over all its cells, of which each counts the same."""
-
-    arm: str
-    cells: int
-    accepted_per_step: float | None
-    speedup: float | None
-    speedup_interval: tuple[float, float] | None
-    same_text: bool | None
-
-
-def over_all(arm: str, cells: Sequence[Part]) -> Overall:
-    """The mean of cells; its interval is known where that of each ratio is."""
-    timed = [cell for cell in cells if cell.speedup is not None]
-    steps = [cell.accepted_per_step for cell in cells if cell.accepted_per_step is not None]
-    same = [cell.same_text for cell in cells if cell.same_text is not None]
-    return Overall(
-        arm=arm,
-        cells=len(cells),
-        accepted_per_step=fmean(steps) if steps else None,
-        speedup=math.exp(fmean(math.log(cell.speedup) for cell in timed if cell.speedup)) if timed else None,
-        speedup_interval=interval(mean_of([cell.estimate for cell in timed])),
-        same_text=all(same) if same else None,
-    )
-
-
-def as_row(cell: Any) -> dict[str, Any]:
-    """A cell as it goes into the JSON."""
-    assert is_dataclass(cell) and not isinstance(cell, type)
-    return {name: value for name, value in asdict(cell).items() if name != ESTIMATE}

@@ -1,4 +1,4 @@
-"""Files of JSON lines, packed or not, and what may stand in a line; what is wrong is said with its place."""
+"""Readers of JSON lines files, compressed or not; errors name the line."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from typing import Any, TextIO
 from foretell.errors import RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 
-BESIDE = ("response_format", "prediction")  # of what decides a text or its speed, what is not sampling
-PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+OTHER_FIELDS = ("response_format", "prediction")  # other fields that decide the output or its speed
+COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def find_file(data: Path, names: tuple[str, ...]) -> Path:
-    """The file itself, or in a folder the first of `names`, packed or not."""
+    """Return the file itself, or in a folder the first of `names`, compressed or not."""
     if not data.exists():
-        raise RequestError("data", f"there is no {data}; name the workload's file, or the folder it lies in")
+        raise RequestError("data", f"there is no {data}; name the workload's file, or its folder")
     if not data.is_dir():
         return data
     if not names:
-        raise RequestError("data", f"{data} is a folder; name a file of requests, one a line")
+        raise RequestError("data", f"{data} is a folder; name a file with one request per line")
     for name in names:
-        for ending in ("", *PACKED):
+        for ending in ("", *COMPRESSED):
             if (data / f"{name}{ending}").is_file():
                 return data / f"{name}{ending}"
     raise RequestError("data", f"there is no {names[0]} in {data}; name the file")
 
 
 def read_records(path: Path) -> list[Record]:
-    """The objects of a file; a file without any is refused."""
+    """Read the objects of a file; an empty file is an error."""
     try:
         with _open(path) as file:
             lines = file.read().splitlines()
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise RequestError("data", f"{path} cannot be read: {error}") from None
-    records = list(whole_lines(lines, path.name))
+    records = list(parse_lines(lines, path.name))
     if not records:
         raise RequestError("data", f"{path} is empty; put one JSON object on each line")
     return records
 
 
 def _open(path: Path) -> TextIO:
-    opened: TextIO = PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig")
+    opened: TextIO = COMPRESSED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig")
     return opened
 
 
-def whole_lines(lines: Iterable[str], name: str) -> Iterator[Record]:
-    """A record for each line that is not empty."""
+def parse_lines(lines: Iterable[str], name: str) -> Iterator[Record]:
+    """Yield a record for each line that is not empty."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -67,27 +67,27 @@ def whole_lines(lines: Iterable[str], name: str) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Record:
-    """One line, and where it stands."""
+    """The object of one line, with file and line number for errors."""
 
     value: Mapping[str, Any]
     where: str
 
-    def text(self, name: str) -> str:
+    def string(self, name: str) -> str:
         found = self.value.get(name)
         if not isinstance(found, str) or not found.strip():
-            raise self._wrong(name, "must be a text that is not empty")
+            raise self._wrong(name, "must be a non-empty string")
         return found
 
-    def texts(self, name: str) -> tuple[str, ...]:
+    def strings(self, name: str) -> tuple[str, ...]:
         found = self.value.get(name)
         if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
-            raise self._wrong(name, "must be a list of texts")
+            raise self._wrong(name, "must be a list of strings")
         return tuple(found)
 
-    def whole(self, name: str) -> int:
+    def integer(self, name: str) -> int:
         found = self.value.get(name)
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise self._wrong(name, "must be a whole number, 1 or more")
+            raise self._wrong(name, "must be an integer of 1 or more")
         return found
 
     def messages(self) -> tuple[Mapping[str, Any], ...]:
@@ -97,21 +97,21 @@ class Record:
         return tuple(found)
 
     def inner(self, name: str) -> Record:
-        """The object under `name`, or the record itself where there is none."""
+        """Return the object under `name`, or the record itself without one."""
         found = self.value.get(name, self.value)
         if not isinstance(found, dict):
             raise self._wrong(name, "must be an object")
         return Record(found, self.where)
 
     def max_tokens(self) -> int | None:
-        """By either of OpenAI's names."""
+        """Return the maximum output length by either of its OpenAI names."""
         for name in ("max_completion_tokens", "max_tokens"):
             if self.value.get(name) is not None:
-                return self.whole(name)
+                return self.integer(name)
         return None
 
     def prediction(self) -> str | None:
-        """OpenAI's `prediction`: a text, or {"type": "content", "content": a text or parts}."""
+        """Return the text of OpenAI's `prediction`: a string, or {"type": "content", "content": string or parts}."""
         found = self.value.get("prediction")
         if isinstance(found, dict):
             found = found.get("content")
@@ -122,7 +122,7 @@ class Record:
         return found or None
 
     def schema(self) -> Mapping[str, Any] | bool | None:
-        """The schema of OpenAI's `response_format`; true for any JSON object."""
+        """Return the schema of OpenAI's `response_format`; true for any JSON object."""
         form = self.value.get("response_format")
         if form is None:
             return None
@@ -137,7 +137,7 @@ class Record:
         return found
 
     def sampling(self) -> dict[str, Any]:
-        """What the request says of sampling, checked. `n` and log-probabilities are left out: they are not measured."""
+        """Return the validated sampling parameters; `n` and logprobs are left out, because they are not measured."""
         given = {name: value for name, value in self.value.items() if name in DECIDING and value is not None}
         try:
             SamplingParams(**given)
@@ -146,9 +146,9 @@ class Record:
         return given
 
     def fields(self) -> dict[str, Any]:
-        """All that decides the text, as the request has it."""
-        names = (*DECIDING, *BESIDE)
+        """Return all fields of the request that decide the output."""
+        names = (*DECIDING, *OTHER_FIELDS)
         return {name: self.value[name] for name in names if self.value.get(name) is not None}
 
-    def _wrong(self, name: str, words: str) -> RequestError:
-        return RequestError("data", f"{self.where}: {name} {words}")
+    def _wrong(self, name: str, problem: str) -> RequestError:
+        return RequestError("data", f"{self.where}: {name} {problem}")

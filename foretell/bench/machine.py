@@ -1,4 +1,4 @@
-"""What a reader needs to know of the machine."""
+"""Description of the machine for benchmark results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def describe(llm: LLM) -> dict[str, Any]:
-    """Where a model runs, and with what."""
+    """Return device, dtype, threads and versions that a model runs with."""
     import torch
 
     runner = llm.engine.runner
@@ -28,7 +28,7 @@ def describe(llm: LLM) -> dict[str, Any]:
 
 
 def describe_host() -> dict[str, Any]:
-    """The machine itself."""
+    """Return processor, cores, system and Python version."""
     return {
         "device": cpu_name(),
         "cores": os.cpu_count(),

@@ -1,4 +1,7 @@
-"""Arms that take turns in one run: what the machine does to one of them it does to all."""
+"""Variants, timed outputs and the measuring loop of `bench offline`.
+
+The variants of a run are interleaved, so that noise of the machine affects all of them alike.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +11,217 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Protocol, TypeVar
 
-from foretell.bench.latency import AcceptanceByDepth
-from foretell.bench.plan import Plan
-from foretell.bench.prompt import BenchPrompt
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 
-SHORTEST = 16  # tokens; among several, what ends sooner leaves the others alone
+from .metrics import AcceptanceByDepth
+from .plan import BenchPlan
+from .prompt import BenchPrompt
+
+T = TypeVar("T")
+
+MIN_TOKENS = 16  # output tokens of each sequence in a batch, so that none finishes long before the others
+ADAPTIVE = ("auto", "mix")  # drafters that choose the draft length themselves
+NEED_A_MODEL = ("model", "eagle", "block", "medusa", "mtp", "distilled")
+ProgressCallback = Callable[[int, int, str], None]  # finished, total, what runs now
 
 
-def packs(items: Sequence[BenchPrompt], batch: int, plan: Plan) -> list[list[BenchPrompt]]:
-    """Items of one task side by side, so many at once; where there are too few they are asked again in other words."""
+@dataclass(frozen=True)
+class Variant:
+    """One way to decode; the variants of a run differ in their speculation."""
+
+    name: str
+    speculation: SpeculationConfig
+
+    @property
+    def uses_prediction(self) -> bool:
+        """Return whether the variant may draft from a request's predicted output."""
+        return bool({"prediction", "auto", "mix"} & set(self.speculation.drafter.split(",")))
+
+    def applies_to(self, job: MeasureJob) -> bool:
+        """Return whether the variant can draft at all: `prediction` needs a predicted output."""
+        return self.speculation.drafter != "prediction" or any(each.prediction is not None for each in job.jobs)
+
+
+PLAIN = Variant("plain", SpeculationConfig(drafter="none"))
+
+
+def variants_of(names: Sequence[str], nodes: Sequence[int], base: SpeculationConfig) -> list[Variant]:
+    """Return a variant for each drafter and draft length; `a+b` is an adaptive mix of both."""
+    variants: dict[str, Variant] = {}
+    for name in names:
+        if name in ("none", PLAIN.name):
+            raise RequestError("drafters", f"{name} is what the others are compared with; leave it out")
+        adapts = name in ADAPTIVE or "+" in name
+        for count in (None,) if adapts else nodes:
+            label = name if adapts or len(nodes) == 1 else f"{name}, {count} tokens"
+            config = replace(base, drafter=name.replace("+", ","), num_speculative_tokens=count)
+            variants[label] = Variant(label, config)
+    return list(variants.values())
+
+
+def variant_grid(names: Sequence[str], nodes: Sequence[int | None], base: SpeculationConfig) -> list[Variant]:
+    """Return a variant for every drafter and draft length; a length of None is adaptive."""
+    variants: list[Variant] = []
+    for name, count in itertools.product(names, dict.fromkeys(nodes)):
+        config = replace(base, drafter=name.replace("+", ","), num_speculative_tokens=count)
+        if config.budget == 0 or name == PLAIN.name:
+            raise RequestError("drafter", "is compared with plain decoding; name one that drafts")
+        length = "adaptive" if count is None else f"{count} tokens"
+        variants.append(Variant(name if len(nodes) == 1 else f"{name}, {length}", config))
+    if not variants:
+        raise RequestError("drafter", "is empty; name one that drafts")
+    return variants
+
+
+def default_drafters(kinds: Iterable[str], layers: int, items: Sequence[BenchPrompt]) -> list[str]:
+    """Return every drafter that needs no other model, with an argument that fits the model; `auto` comes last.
+
+    `prediction` is left out if no prompt has a predicted output.
+    """
+    examples = {"exit": [f"exit:{max(1, layers // 2)}"], "self": ["self:int8", "self:int4"]}
+    left_out = set(NEED_A_MODEL)
+    if all(item.prediction is None for item in items):
+        left_out.add("prediction")
+    return [name for kind in kinds if kind not in left_out for name in examples.get(kind, [kind])] + ["auto"]
+
+
+@dataclass(frozen=True)
+class MeasureJob:
+    """A request that every variant runs, with the others of its batch."""
+
+    prompt_id: str
+    task: str
+    turn: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    prediction: str | None = None
+    others: tuple[MeasureJob, ...] = ()
+
+    @property
+    def jobs(self) -> tuple[MeasureJob, ...]:
+        """Return all jobs of the batch, this one first."""
+        return (self, *self.others)
+
+    @property
+    def batch_size(self) -> int:
+        return 1 + len(self.others)
+
+
+@dataclass(frozen=True)
+class TimedOutput:
+    """The output of a job with its wall-clock times in seconds; tokens of a batch are concatenated."""
+
+    tokens: tuple[int, ...]
+    steps: int
+    decode_seconds: float  # from the first token, of the last sequence in a batch to have one, to the end
+    total_seconds: float  # from submission to the end; parts of it:
+    draft_seconds: float  # in the drafter
+    target_seconds: float  # in the target's forward and verification
+    drafter_failures: int = 0  # steps whose draft was lost because the drafter failed
+    must_match: bool = True  # the rule promises the tokens of plain decoding
+    timed_tokens: int | None = None  # tokens generated during `decode_seconds`; None: all but the first
+    step_times: tuple[tuple[float, int], ...] = ()  # (seconds, new tokens) of each of those steps and sequences
+    acceptance: AcceptanceByDepth = AcceptanceByDepth()
+    origins: tuple[str, ...] = ()  # the drafter or target that proposed each token
+    lengths: tuple[int, ...] = ()  # tokens of each sequence of a batch
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Return the decode time per token, without the first one, which belongs to prefill."""
+        count = len(self.tokens) - 1 if self.timed_tokens is None else self.timed_tokens
+        return self.decode_seconds / count if count > 0 and self.decode_seconds > 0 else None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The output of one job by one variant in one round."""
+
+    job: MeasureJob
+    temperature: float | None
+    round: int
+    variant: str
+    output: TimedOutput
+
+
+class BenchBackend(Protocol):
+    """A system under test that runs one job at a time."""
+
+    def reset(self, variants: Sequence[Variant]) -> None:
+        """Make every variant ready and warm, with no learned state."""
+
+    def fits(self, item: BenchPrompt, plan: BenchPlan) -> bool:
+        """Return whether a prompt and its output fit the model's context."""
+
+    def prepare(self, item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> list[MeasureJob]:
+        """Return the jobs of a prompt, one per turn, and do everything that is not measured."""
+
+    def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
+        """Run a job and time it."""
+
+    def decode(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token."""
+
+
+def rotated(variants: Sequence[T], by: int) -> list[T]:
+    """Rotate the order (A B C, B C A, C A B), so that no variant is always first or always after the same one."""
+    by %= len(variants)
+    return [*variants[by:], *variants[:by]]
+
+
+def measure(
+    backend: BenchBackend,
+    variants: Sequence[Variant],
+    items: Sequence[BenchPrompt],
+    plan: BenchPlan,
+    samples: list[Sample],
+    progress: ProgressCallback,
+) -> None:
+    """Run everything and append to `samples`, so that a stopped run keeps what was finished.
+
+    Variants start each pass over the prompts with no learned state: a drafter that remembers finished sequences would
+    otherwise find in the second round what it saw in the first.
+    """
+    batches_by_size = {batch: make_batches(items, batch, plan) for batch in plan.batches}
+    done, total = 0, plan.rounds * len(plan.temperatures) * sum(map(len, batches_by_size.values()))
+    for number, temperature, size in itertools.product(range(plan.rounds), plan.temperatures, plan.batches):
+        backend.reset(variants)
+        for index, batch in enumerate(batches_by_size[size]):
+            progress(done, total, f"{batch[0].task}, round {number + 1}")
+            for job in merge_turns([backend.prepare(item, temperature, plan) for item in batch]):
+                for variant in rotated([variant for variant in variants if variant.applies_to(job)], index + number):
+                    samples.append(Sample(job, temperature, number, variant.name, backend.generate(variant, job)))
+            done += 1
+    progress(done, total, "done")
+
+
+def make_batches(items: Sequence[BenchPrompt], batch: int, plan: BenchPlan) -> list[list[BenchPrompt]]:
+    """Group the prompts of each task into batches; the last one is completed with rephrased prompts."""
     if batch == 1:
         return [[item] for item in items]
     found: list[list[BenchPrompt]] = []
     for task in dict.fromkeys(item.task for item in items):
         group = [item for item in items if item.task == task]
         count = -(-len(group) // batch) * batch
-        asked = [long_enough(item, plan) for item in variations(group, count)]
-        found += [asked[i : i + batch] for i in range(0, count, batch)]
+        padded = [with_min_tokens(item, plan) for item in variations(group, count)]
+        found += [padded[i : i + batch] for i in range(0, count, batch)]
     return found
 
 
-def side_by_side(prepared: Sequence[Sequence[MeasureJob]]) -> list[MeasureJob]:
-    """Turn by turn one job that has the others of the pack beside it."""
+def merge_turns(prepared: Sequence[Sequence[MeasureJob]]) -> list[MeasureJob]:
+    """Merge the jobs of a batch turn by turn into one job that holds the others."""
     turns = [[job for job in turn if job is not None] for turn in zip_longest(*prepared)]
-    return [replace(first, beside=tuple(others)) if others else first for first, *others in turns]
+    return [replace(first, others=tuple(others)) if others else first for first, *others in turns]
 
 
 def variations(items: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
-    """So many of them; where there are fewer they are asked again, in other words, so that no two texts are one."""
-    return [again(items[i % len(items)], i // len(items)) for i in range(count)]
+    """Return `count` distinct prompts; where there are fewer, they are repeated rephrased."""
+    return [rephrase(items[i % len(items)], i // len(items)) for i in range(count)]
 
 
-def again(item: BenchPrompt, time: int) -> BenchPrompt:
-    """An item in other words; the first time in its own."""
+def rephrase(item: BenchPrompt, time: int) -> BenchPrompt:
+    """Return a prompt with a number in its text that makes it differ; repetition 0 is the prompt itself."""
     if not time:
         return item
     name = f"{item.id}, again {time}"
@@ -54,144 +232,10 @@ def again(item: BenchPrompt, time: int) -> BenchPrompt:
     return replace(item, id=name, messages=(*before, last))
 
 
-def long_enough(item: BenchPrompt, plan: Plan) -> BenchPrompt:
-    """One whose text does not end before it can be timed."""
-    shortest = min(SHORTEST, item.max_tokens, plan.max_tokens or SHORTEST)
+def with_min_tokens(item: BenchPrompt, plan: BenchPlan) -> BenchPrompt:
+    """Return the prompt with a minimum output length, so that it does not end before it can be timed."""
+    shortest = min(MIN_TOKENS, item.max_tokens, plan.max_tokens or MIN_TOKENS)
     return replace(item, sampling={"min_tokens": shortest, **item.sampling})
-
-
-T = TypeVar("T")
-
-Watch = Callable[[int, int, str], None]  # texts written, texts to write, what is being written
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to write; the arms of a run differ by their speculation."""
-
-    name: str
-    speculation: SpeculationConfig
-
-    @property
-    def reads_prediction(self) -> bool:
-        """Whether it may use the text that a request expects."""
-        return bool({"prediction", "auto", "mix"} & set(self.speculation.drafter.split(",")))
-
-    def applies_to(self, job: MeasureJob) -> bool:
-        """A drafter of predictions has nothing to say where there is none."""
-        return self.speculation.drafter != "prediction" or any(each.prediction is not None for each in job.all)
-
-
-PLAIN = Variant("plain", SpeculationConfig(drafter="none"))
-
-
-@dataclass(frozen=True)
-class MeasureJob:
-    """One text that every arm writes, with those that are written beside it."""
-
-    item: str
-    task: str
-    turn: int
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    prediction: str | None = None
-    beside: tuple[MeasureJob, ...] = ()
-
-    @property
-    def all(self) -> tuple[MeasureJob, ...]:
-        return (self, *self.beside)
-
-    @property
-    def batch(self) -> int:
-        """Texts at once."""
-        return 1 + len(self.beside)
-
-
-@dataclass(frozen=True)
-class TimedOutput:
-    """What became of a job. Times are seconds by the wall clock; tokens of several texts stand end to end."""
-
-    tokens: tuple[int, ...]
-    steps: int
-    decoding: float  # from the first token, where several texts are written the last of their first ones, to the end
-    whole: float  # from asking to the end; of it:
-    drafting: float  # in the drafter
-    running: float  # in the target's forwards and their judgement
-    failures: int = 0  # steps whose guesses were lost because the drafter failed
-    promised: bool = True  # whether the text must be the one that plain decoding gives
-    timed: int | None = None  # tokens that came while decoding was timed; None: all but the first
-    pace: tuple[tuple[float, int], ...] = ()  # for each of those steps and texts: its seconds, the tokens it brought
-    places: AcceptanceByDepth = AcceptanceByDepth()
-    origins: tuple[str, ...] = ()  # for each token who proposed it
-    lengths: tuple[int, ...] = ()  # tokens of each text, where there are several
-
-    @property
-    def a_token(self) -> float | None:
-        """Seconds of decoding for one token; the first belongs to the prompt."""
-        later = len(self.tokens) - 1 if self.timed is None else self.timed
-        return self.decoding / later if later > 0 and self.decoding > 0 else None
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A job as one arm did it in one round."""
-
-    job: MeasureJob
-    temperature: float | None
-    round: int
-    arm: str
-    written: TimedOutput
-
-
-class Backend(Protocol):
-    """Where arms write."""
-
-    def refresh(self, arms: Sequence[Variant]) -> None:
-        """Make every arm ready and warm, with nothing learnt."""
-
-    def fits(self, item: BenchPrompt, plan: Plan) -> bool:
-        """Whether an item can be written at all."""
-
-    def prepare(self, item: BenchPrompt, temperature: float | None, plan: Plan) -> list[MeasureJob]:
-        """What is to be written for an item, with all that should not be measured done."""
-
-    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
-        """Do a job and take the time."""
-
-    def spell(self, tokens: Sequence[int]) -> list[str]:
-        """The words of each token."""
-
-
-def rotated(arms: Sequence[T], by: int) -> list[T]:
-    """A B C, then B C A, then C A B: nobody is always first, or always behind the same one."""
-    by %= len(arms)
-    return [*arms[by:], *arms[:by]]
-
-
-def measure(
-    stage: Backend,
-    arms: Sequence[Variant],
-    items: Sequence[BenchPrompt],
-    plan: Plan,
-    samples: list[Sample],
-    watch: Watch,
-) -> None:
-    """Write everything; `samples` grows as texts are finished, so that a run that is stopped leaves what it has.
-
-    Arms start each pass over the items with nothing learnt: one that remembers finished texts would otherwise meet
-    in the second round what it wrote in the first.
-    """
-    work = {batch: packs(items, batch, plan) for batch in plan.batches}
-    done, total = 0, plan.rounds * len(plan.temperatures) * sum(map(len, work.values()))
-    for number, temperature, batch in itertools.product(range(plan.rounds), plan.temperatures, plan.batches):
-        stage.refresh(arms)
-        for place, pack in enumerate(work[batch]):
-            watch(done, total, f"{pack[0].task}, round {number + 1}")
-            for job in side_by_side([stage.prepare(item, temperature, plan) for item in pack]):
-                for arm in rotated([arm for arm in arms if arm.applies_to(job)], place + number):
-                    samples.append(Sample(job, temperature, number, arm.name, stage.write(arm, job)))
-            done += 1
-    watch(done, total, "done")
 
 
 Batch = tuple[MeasureJob, ...]
@@ -199,72 +243,32 @@ Batch = tuple[MeasureJob, ...]
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of a batch."""
+    """The outputs of a batch with its decode time."""
 
-    texts: tuple[tuple[int, ...], ...]
-    steps: int  # forwards that gave a text a token, summed over texts
-    timed: int  # tokens written while the clock ran
-    seconds: float  # from when the last of them had its first token to the end of all
-    failures: int = 0  # steps whose guesses were lost because the drafter failed
+    outputs: tuple[tuple[int, ...], ...]
+    steps: int  # steps that gave a sequence a token, summed over sequences
+    timed_tokens: int  # tokens generated while the clock ran
+    seconds: float  # from when the last sequence had its first token to the end
+    drafter_failures: int = 0  # steps whose draft was lost because the drafter failed
 
     @property
     def tokens(self) -> int:
-        return sum(map(len, self.texts))
+        return sum(map(len, self.outputs))
 
     @property
-    def a_token(self) -> float:
-        """Seconds of decoding for one token of any of the texts."""
-        return self.seconds / self.timed
+    def seconds_per_token(self) -> float:
+        """Return the decode time per token over all sequences."""
+        return self.seconds / self.timed_tokens
 
 
 class BatchBackend(Protocol):
-    """Where arms write batches."""
+    """A system under test that runs batches."""
 
     def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
-        """What is to be written, with all that should not be measured done."""
+        """Return the batches to run, and do everything that is not measured."""
 
-    def refresh(self, arms: Sequence[Variant]) -> None:
-        """Make every arm ready for a round; what its controller has learnt stays."""
+    def reset(self, variants: Sequence[Variant]) -> None:
+        """Make every variant ready for a round; the learned state of its controller stays."""
 
-    def write(self, arm: Variant, batch: Batch) -> BatchResult:
-        """Write a batch and take the time."""
-
-
-ADAPT = ("auto", "mix")  # these find out how far to guess
-NEED_A_MODEL = ("model", "eagle", "block", "medusa", "mtp", "distilled")
-
-
-def arms_of(names: Sequence[str], nodes: Sequence[int], base: SpeculationConfig) -> list[Variant]:
-    """An arm for each drafter and number of tokens guessed; `a+b` is both behind one, which adapts."""
-    arms: dict[str, Variant] = {}
-    for name in names:
-        if name in ("none", PLAIN.name):
-            raise RequestError("drafters", f"{name} is what the others are compared with; leave it out")
-        adapts = name in ADAPT or "+" in name
-        for count in (None,) if adapts else nodes:
-            label = name if adapts or len(nodes) == 1 else f"{name}, {count} tokens"
-            arms[label] = Variant(label, replace(base, drafter=name.replace("+", ","), num_speculative_tokens=count))
-    return list(arms.values())
-
-
-def grid_of(names: Sequence[str], nodes: Sequence[int | None], base: SpeculationConfig) -> list[Variant]:
-    """Every drafter with every number of tokens guessed; None lets it find out how many."""
-    arms: list[Variant] = []
-    for name, count in itertools.product(names, dict.fromkeys(nodes)):
-        config = replace(base, drafter=name.replace("+", ","), num_speculative_tokens=count)
-        if config.budget == 0 or name == PLAIN.name:
-            raise RequestError("drafter", "is compared with plain decoding; name one that guesses")
-        length = "" if len(nodes) == 1 else ", adaptive" if count is None else f", {count} tokens"
-        arms.append(Variant(f"{name}{length}", config))
-    if not arms:
-        raise RequestError("drafter", "is empty; name one that guesses")
-    return arms
-
-
-def default_names(kinds: Iterable[str], layers: int, items: Sequence[BenchPrompt]) -> list[str]:
-    """Every drafter that needs no other model and has something to go by; where a number is wanted, one that fits."""
-    examples = {"exit": [f"exit:{max(1, layers // 2)}"], "self": ["self:int8", "self:int4"]}
-    left_out = set(NEED_A_MODEL)
-    if all(item.prediction is None for item in items):
-        left_out.add("prediction")
-    return [name for kind in kinds if kind not in left_out for name in examples.get(kind, [kind])] + ["auto"]
+    def generate(self, variant: Variant, batch: Batch) -> BatchResult:
+        """Run a batch and time it."""

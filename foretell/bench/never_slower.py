@@ -1,4 +1,4 @@
-"""Every cell in turn: arms interleaved, with more rounds where the first ones do not decide."""
+"""`bench never-slower`: measure every cell with interleaved variants, with more rounds until a cell is decided."""
 
 from __future__ import annotations
 
@@ -8,30 +8,38 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from foretell.bench.intervals import interval, mean_of, shown
-from foretell.bench.measure import PLAIN, Batch, BatchBackend, BatchResult, Watch, rotated
-from foretell.bench.never_slower_grid import Extent, GridCell, adaptive_arm, fixed_arms
-from foretell.bench.never_slower_stats import BEST_SHARE, ERROR, PLAIN_SHARE, Contest, Verdict, worst
-from foretell.bench.prompt import BenchPrompt
+from .intervals import interval, mean_of, shown
+from .measure import PLAIN, Batch, BatchBackend, BatchResult, ProgressCallback, rotated
+from .metrics import as_row, json_name
+from .never_slower_grid import CellPlan, GridCell, adaptive_variant, fixed_variants
+from .never_slower_stats import (
+    ERROR_RATE,
+    MIN_OF_BEST_FIXED,
+    MIN_OF_PLAIN,
+    CellTimes,
+    NeverSlowerVerdict,
+    worst_verdict,
+)
+from .prompt import BenchPrompt
 
 ALL = "all"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What was found for one scene.
+class NeverSlowerCell:
+    """The result of one cell of the grid.
 
-    `speedup` is plain decoding's time a token over that of the adaptive arm: over rounds the median of pairs, over
-    batches the geometric mean. `speedup_interval` is the 95% t interval over rounds, for these batches. `noise` is
-    half the width of the one for the margin that is hardest to keep, as a share. `fixed` has the speedup of each fixed
-    length.
+    `speedup` is the time per token of plain decoding over that of the adaptive variant: the median of pairs over
+    rounds, the geometric mean over batches. `speedup_interval` is the 95% t interval over rounds, for these batches.
+    `noise` is half the relative width of the interval of the smallest margin. `fixed` has the speedup of each fixed
+    draft length, and `bar` is the speedup that the adaptive variant must reach.
     """
 
     task: str
     temperature: float
     batch: int
     drafter: str
-    texts: int
+    sequences: int = field(metadata=json_name("texts"))
     rounds: int
     tokens: int
     accepted_per_step: float
@@ -42,40 +50,42 @@ class Cell:
     best_fixed: int
     best_fixed_speedup: float
     bar: float
-    verdict: Verdict
+    verdict: NeverSlowerVerdict
     tokens_per_second: float
     plain_tokens_per_second: float
     same_text: bool
     differing: tuple[str, ...]
     drafter_failures: int
-    times: dict[str, list[list[float]]] = field(default_factory=dict)  # of each arm: seconds a token by batch and round
+    times: dict[str, list[list[float]]] = field(
+        default_factory=dict
+    )  # seconds per token of each variant by batch and round
 
 
 @dataclass(frozen=True)
-class Overall:
-    """The mean of a drafter's cells, or of all; the verdict is the worst of them."""
+class NeverSlowerOverall:
+    """The mean of the cells of a drafter, or of all; the verdict is the worst of them."""
 
     drafter: str
     cells: int
     accepted_per_step: float
     speedup: float
     speedup_interval: tuple[float, float] | None
-    verdict: Verdict
+    verdict: NeverSlowerVerdict
     same_text: bool
 
 
 @dataclass(frozen=True)
-class Findings:
-    """All that one run found, and what ended it before its time."""
+class NeverSlowerResult:
+    """The result of one run, and the exception that stopped it early."""
 
     conditions: dict[str, Any]
-    cells: tuple[Cell, ...]
-    overall: tuple[Overall, ...]
+    cells: tuple[NeverSlowerCell, ...]
+    overall: tuple[NeverSlowerOverall, ...]
     stopped: BaseException | None = None
 
     @property
-    def verdict(self) -> Verdict:
-        return worst([cell.verdict for cell in self.cells])
+    def verdict(self) -> NeverSlowerVerdict:
+        return worst_verdict([cell.verdict for cell in self.cells])
 
     @property
     def same_text(self) -> bool:
@@ -88,196 +98,207 @@ class Findings:
             "complete": self.stopped is None,
             "verdict": self.verdict,
             "same_text": self.same_text,
-            "overall": [asdict(each) for each in self.overall],
-            "cells": [asdict(cell) for cell in self.cells],
+            "overall": [as_row(each) for each in self.overall],
+            "cells": [as_row(cell) for cell in self.cells],
         }
 
 
 @dataclass
-class _Record:
-    """What the arms of one scene wrote, round by round: for each arm a list for each batch. A round that was broken off
-    is none."""
+class _CellRecord:
+    """Batch results of one grid cell, by variant, batch and round. It holds complete rounds only."""
 
-    scene: GridCell
-    extent: Extent
+    grid_cell: GridCell
+    plan: CellPlan
     batches: Sequence[Batch]
-    written: dict[str, list[list[BatchResult]]] = field(default_factory=dict)
+    results: dict[str, list[list[BatchResult]]] = field(default_factory=dict)
 
-    def add(self, written: Mapping[str, Sequence[BatchResult]]) -> None:
-        """One more round: of each arm what it wrote for each batch."""
-        before = self.written or {arm: [[] for _ in self.batches] for arm in written}
-        self.written = {  # all at once: whoever stops a run may do so here
-            arm: [[*rounds, together] for rounds, together in zip(before[arm], batches, strict=True)]
-            for arm, batches in written.items()
+    def add(self, results: Mapping[str, Sequence[BatchResult]]) -> None:
+        """Append a complete round: the results of each variant by batch."""
+        before = self.results or {variant: [[] for _ in self.batches] for variant in results}
+        self.results = {  # one assignment, so that an interrupt leaves complete rounds
+            variant: [[*rounds, result] for rounds, result in zip(before[variant], batches, strict=True)]
+            for variant, batches in results.items()
         }
 
-    def fill(self, stage: BatchBackend) -> None:
-        """Measure until a look decides or the last one is reached. The first round warms up and is dropped."""
-        extent = self.extent
-        arms = [PLAIN, adaptive_arm(self.scene.drafter), *fixed_arms(self.scene.drafter, extent.lengths).values()]
-        for number in range(extent.most_rounds + 1):
-            stage.refresh(arms)
-            written: dict[str, list[BatchResult]] = {arm.name: [] for arm in arms}
-            for place, batch in enumerate(self.batches):
-                for arm in rotated(arms, place + number):
-                    written[arm.name].append(stage.write(arm, batch))
+    def fill(self, backend: BatchBackend) -> None:
+        """Measure until an interim look decides or the last one is reached. The first round is warm-up and dropped."""
+        plan = self.plan
+        variants = [
+            PLAIN,
+            adaptive_variant(self.grid_cell.drafter),
+            *fixed_variants(self.grid_cell.drafter, plan.lengths).values(),
+        ]
+        for number in range(plan.max_rounds + 1):
+            backend.reset(variants)
+            results: dict[str, list[BatchResult]] = {variant.name: [] for variant in variants}
+            for index, batch in enumerate(self.batches):
+                for variant in rotated(variants, index + number):
+                    results[variant.name].append(backend.generate(variant, batch))
             if number:
-                self.add(written)
-            if number in extent.looks and self.contest.verdict != "inconclusive":
+                self.add(results)
+            if number in plan.looks and self.cell_times.verdict != "inconclusive":
                 break
 
     @property
-    def contest(self) -> Contest:
-        drafter = self.scene.drafter
-        return Contest(
+    def cell_times(self) -> CellTimes:
+        drafter = self.grid_cell.drafter
+        return CellTimes(
             plain=self._times(PLAIN.name),
-            adaptive=self._times(adaptive_arm(drafter).name),
-            fixed={k: self._times(arm.name) for k, arm in fixed_arms(drafter, self.extent.lengths).items()},
-            looks=len(self.extent.looks),
+            adaptive=self._times(adaptive_variant(drafter).name),
+            fixed={k: self._times(variant.name) for k, variant in fixed_variants(drafter, self.plan.lengths).items()},
+            looks=len(self.plan.looks),
         )
 
-    def _times(self, arm: str) -> list[list[float]]:
-        return [[each.a_token for each in rounds] for rounds in self.written[arm]]
+    def _times(self, variant: str) -> list[list[float]]:
+        return [[each.seconds_per_token for each in rounds] for rounds in self.results[variant]]
 
     @property
-    def says_something(self) -> bool:
-        """Whether there are rounds to compare, or a text was not plain's."""
-        return self.contest.rounds >= min(2, self.extent.rounds) or bool(self._differing())
+    def is_usable(self) -> bool:
+        """Return whether there are rounds to compare, or an output differs from that of plain decoding."""
+        return self.cell_times.rounds >= min(2, self.plan.rounds) or bool(self._differing())
 
-    def found(self) -> tuple[Cell, Contest]:
-        contest = self.contest
-        return self._cell(contest), contest
+    def found(self) -> tuple[NeverSlowerCell, CellTimes]:
+        """Return the cell's result and the times it was computed from."""
+        times = self.cell_times
+        return self._cell(times), times
 
-    def _cell(self, contest: Contest) -> Cell:
-        mine = [each for rounds in self.written[adaptive_arm(self.scene.drafter).name] for each in rounds]
-        plain = [each for rounds in self.written[PLAIN.name] for each in rounds]
+    def _cell(self, times: CellTimes) -> NeverSlowerCell:
+        adaptive = [each for rounds in self.results[adaptive_variant(self.grid_cell.drafter).name] for each in rounds]
+        plain = [each for rounds in self.results[PLAIN.name] for each in rounds]
         differing = self._differing()
-        return Cell(
-            **asdict(self.scene),
-            texts=sum(map(len, self.batches)),
-            rounds=contest.rounds,
-            tokens=sum(each.tokens for each in mine),
-            accepted_per_step=sum(each.tokens for each in mine) / sum(each.steps for each in mine),
-            speedup=contest.speedup,
-            speedup_interval=contest.speedup_interval,
-            noise=contest.noise,
-            fixed=contest.fixed_speedups,
-            best_fixed=contest.best_fixed,
-            best_fixed_speedup=contest.fixed_speedups[contest.best_fixed],
-            bar=contest.bar,
-            verdict=contest.verdict,
-            tokens_per_second=1 / median(each.a_token for each in mine),
-            plain_tokens_per_second=1 / median(each.a_token for each in plain),
+        return NeverSlowerCell(
+            **asdict(self.grid_cell),
+            sequences=sum(map(len, self.batches)),
+            rounds=times.rounds,
+            tokens=sum(each.tokens for each in adaptive),
+            accepted_per_step=sum(each.tokens for each in adaptive) / sum(each.steps for each in adaptive),
+            speedup=times.speedup,
+            speedup_interval=times.speedup_interval,
+            noise=times.noise,
+            fixed=times.fixed_speedups,
+            best_fixed=times.best_fixed,
+            best_fixed_speedup=times.fixed_speedups[times.best_fixed],
+            bar=times.bar,
+            verdict=times.verdict,
+            tokens_per_second=1 / median(each.seconds_per_token for each in adaptive),
+            plain_tokens_per_second=1 / median(each.seconds_per_token for each in plain),
             same_text=not differing,
             differing=differing,
-            drafter_failures=sum(each.failures for each in mine),
-            times={arm: self._times(arm) for arm in self.written},
+            drafter_failures=sum(each.drafter_failures for each in adaptive),
+            times={variant: self._times(variant) for variant in self.results},
         )
 
     def _differing(self) -> tuple[str, ...]:
-        """Texts that an arm, whichever, wrote otherwise than plain decoding did in the same round."""
+        """Return the prompts and variants whose output differs from plain decoding in the same round."""
         found = [
-            f"{job.item} by {arm}"
-            for arm, batches in self.written.items()
-            for place, rounds in enumerate(batches)
-            for plain, other in zip(self.written[PLAIN.name][place], rounds, strict=True)
-            for job, ours, theirs in zip(self.batches[place], plain.texts, other.texts, strict=True)
+            f"{job.prompt_id} by {variant}"
+            for variant, batches in self.results.items()
+            for index, rounds in enumerate(batches)
+            for plain, other in zip(self.results[PLAIN.name][index], rounds, strict=True)
+            for job, ours, theirs in zip(self.batches[index], plain.outputs, other.outputs, strict=True)
             if ours != theirs
         ]
         return tuple(dict.fromkeys(found))
 
 
-def contend(stage: BatchBackend, scene: GridCell, items: Sequence[BenchPrompt], extent: Extent) -> tuple[Cell, Contest]:
-    """One cell."""
-    record = _begin(stage, scene, items, extent)
-    record.fill(stage)
+def measure_cell(
+    backend: BatchBackend, grid_cell: GridCell, items: Sequence[BenchPrompt], plan: CellPlan
+) -> tuple[NeverSlowerCell, CellTimes]:
+    """Measure one cell."""
+    record = _begin(backend, grid_cell, items, plan)
+    record.fill(backend)
     return record.found()
 
 
-def _begin(stage: BatchBackend, scene: GridCell, items: Sequence[BenchPrompt], extent: Extent) -> _Record:
-    return _Record(scene, extent, stage.prepare(items, scene.temperature, scene.batch, extent.batches(scene.batch)))
+def _begin(backend: BatchBackend, grid_cell: GridCell, items: Sequence[BenchPrompt], plan: CellPlan) -> _CellRecord:
+    return _CellRecord(
+        grid_cell, plan, backend.prepare(items, grid_cell.temperature, grid_cell.batch, plan.batches(grid_cell.batch))
+    )
 
 
 def run(
-    stage: BatchBackend,
-    scenes: Sequence[GridCell],
+    backend: BatchBackend,
+    grid_cells: Sequence[GridCell],
     items: Mapping[str, Sequence[BenchPrompt]],
-    extent: Extent,
-    watch: Watch,
+    plan: CellPlan,
+    progress: ProgressCallback,
     conditions: dict[str, Any],
-) -> Findings:
-    """Every scene, with the items of its task. Whatever stops it leaves the rounds that were finished, but for a single
-    one of the last cell, which would say nothing and take the others' verdict with it."""
-    records: list[_Record] = []
+) -> NeverSlowerResult:
+    """Measure every cell with the prompts of its task.
+
+    A stopped run keeps the complete rounds, except a single round of the last cell: it would be inconclusive and make
+    the result of the run inconclusive.
+    """
+    records: list[_CellRecord] = []
     stopped: BaseException | None = None
     try:
-        for number, scene in enumerate(scenes):
-            watch(number, len(scenes), str(scene))
-            records.append(_begin(stage, scene, items[scene.task], extent))
-            records[-1].fill(stage)
-        watch(len(scenes), len(scenes), "done")
+        for number, grid_cell in enumerate(grid_cells):
+            progress(number, len(grid_cells), str(grid_cell))
+            records.append(_begin(backend, grid_cell, items[grid_cell.task], plan))
+            records[-1].fill(backend)
+        progress(len(grid_cells), len(grid_cells), "done")
     except BaseException as error:
         stopped = error
-    told = [record for record in records if record.written]
-    if stopped is not None and len(told) > 1 and not told[-1].says_something:
-        told.pop()
-    found = [record.found() for record in told]
+    measured = [record for record in records if record.results]
+    if stopped is not None and len(measured) > 1 and not measured[-1].is_usable:
+        measured.pop()
+    found = [record.found() for record in measured]
     if stopped is not None and not found:
-        raise stopped  # there is nothing to leave
-    return Findings(conditions, tuple(cell for cell, _ in found), tuple(summaries(found)), stopped)
+        raise stopped  # nothing was finished
+    return NeverSlowerResult(conditions, tuple(cell for cell, _ in found), tuple(summaries(found)), stopped)
 
 
-def summaries(found: Sequence[tuple[Cell, Contest]]) -> list[Overall]:
-    """For each drafter, and for all of them."""
+def summaries(found: Sequence[tuple[NeverSlowerCell, CellTimes]]) -> list[NeverSlowerOverall]:
+    """Return the mean of each drafter and of all."""
     drafters = dict.fromkeys(cell.drafter for cell, _ in found)
     groups = {name: [pair for pair in found if pair[0].drafter == name] for name in drafters} | {ALL: list(found)}
     return [_overall(name, group) for name, group in groups.items()]
 
 
-def _overall(drafter: str, found: Sequence[tuple[Cell, Contest]]) -> Overall:
+def _overall(drafter: str, found: Sequence[tuple[NeverSlowerCell, CellTimes]]) -> NeverSlowerOverall:
     cells = [cell for cell, _ in found]
-    looks = max(contest.looks for _, contest in found)
-    return Overall(
+    looks = max(times.looks for _, times in found)
+    return NeverSlowerOverall(
         drafter=drafter,
         cells=len(cells),
         accepted_per_step=fmean(cell.accepted_per_step for cell in cells),
         speedup=math.exp(fmean(math.log(cell.speedup) for cell in cells)),
-        speedup_interval=interval(mean_of([contest.estimate for _, contest in found]), 1 - ERROR / looks),
-        verdict=worst([cell.verdict for cell in cells]),
+        speedup_interval=interval(mean_of([times.estimate for _, times in found]), 1 - ERROR_RATE / looks),
+        verdict=worst_verdict([cell.verdict for cell in cells]),
         same_text=all(cell.same_text for cell in cells),
     )
 
 
-HEAD = ("task", "T", "batch", "drafter", "accepted per step", "fixed", "bar", "ratio to plain", "verdict", "same text")
+HEAD = ("task", "T", "batch", "drafter", "accepted per step", "fixed", "bar", "speedup", "verdict", "same text")
 
 
-def markdown(findings: Findings) -> str:
-    """A row for each cell, and one for the mean of each drafter."""
+def markdown(result: NeverSlowerResult) -> str:
+    """Format a table with a row for each cell and for the mean of each drafter."""
     lines = [_line(HEAD), _line(["---"] * len(HEAD))]
-    lines += [_line(_cell_row(cell)) for cell in findings.cells]
-    return "\n".join([*lines, *(_line(_overall_row(each)) for each in findings.overall)])
+    lines += [_line(_cell_row(cell)) for cell in result.cells]
+    return "\n".join([*lines, *(_line(_overall_row(each)) for each in result.overall)])
 
 
-def remarks(findings: Findings) -> list[str]:
-    """What a reader of the table must know."""
-    count = {verdict: sum(cell.verdict == verdict for cell in findings.cells) for verdict in ("slower", "inconclusive")}
+def remarks(result: NeverSlowerResult) -> list[str]:
+    """Return the notes below the table."""
+    count = {verdict: sum(cell.verdict == verdict for cell in result.cells) for verdict in ("slower", "inconclusive")}
     lines = [
-        f"The bar is {PLAIN_SHARE:g} of plain decoding's speed, and {BEST_SHARE:g} of the best fixed length's. "
-        f"A cell is held or slower where a one-sided {1 - ERROR:.0%} bound is on that side of its bar.",
-        "Ratio: plain decoding's time a token over the adaptive arm's, with a 95% t interval over rounds; timed from "
-        "when all texts of a batch have their first token, prompts being cached.",
-        f"{findings.verdict.upper()}: {len(findings.cells)} cells, {count['slower']} below the bar, "
-        f"{count['inconclusive']} too noisy to tell.",
+        f"The bar is {MIN_OF_PLAIN:g} of the speed of plain decoding and {MIN_OF_BEST_FIXED:g} of that of the best "
+        f"fixed length. A cell is held or slower if a one-sided {1 - ERROR_RATE:.0%} bound is on that side of its bar.",
+        "Speedup: time per token of plain decoding over that of the adaptive variant, with a 95% t interval over "
+        "rounds. Timed from when all sequences of a batch have their first token; prompts are in the prefix cache.",
+        f"{result.verdict.upper()}: {len(result.cells)} cells, {count['slower']} below the bar, "
+        f"{count['inconclusive']} inconclusive.",
     ]
-    for cell in findings.cells:
-        where = f"{cell.drafter}, {cell.task}, T={cell.temperature:g}, {cell.batch} at once"
+    for cell in result.cells:
+        where = f"{cell.drafter}, {cell.task}, T={cell.temperature:g}, batch {cell.batch}"
         if not cell.same_text:
             lines.append(f"NOT THE SAME TEXT: {where}: {'; '.join(cell.differing)}.")
         if cell.drafter_failures:
             lines.append(f"{where}: the drafter FAILED in {cell.drafter_failures} steps; see the log.")
-    if findings.stopped is not None:
-        last = findings.cells[-1].rounds
-        lines.append(f"Stopped before the end: the table has what was finished, its last cell {last} rounds of it.")
+    if result.stopped is not None:
+        last = result.cells[-1].rounds
+        lines.append(f"Stopped early: the table has the finished part, {last} rounds of its last cell.")
     return lines
 
 
@@ -285,7 +306,7 @@ def _line(columns: tuple[str, ...] | list[str]) -> str:
     return f"| {' | '.join(columns)} |"
 
 
-def _cell_row(cell: Cell) -> list[str]:
+def _cell_row(cell: NeverSlowerCell) -> list[str]:
     fixed = ", ".join(f"{length}: {speedup:.2f}" for length, speedup in cell.fixed.items() if length)
     return [
         cell.task,
@@ -301,7 +322,7 @@ def _cell_row(cell: Cell) -> list[str]:
     ]
 
 
-def _overall_row(each: Overall) -> list[str]:
+def _overall_row(each: NeverSlowerOverall) -> list[str]:
     accepted, same = f"{each.accepted_per_step:.2f}", "yes" if each.same_text else "NO"
     ratio = shown(each.speedup, each.speedup_interval)
     return [f"mean of {each.cells}", "", "", each.drafter, accepted, "", "", ratio, each.verdict, same]

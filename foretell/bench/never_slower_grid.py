@@ -1,4 +1,4 @@
-"""What is asked to find out whether adapting is ever slower: cells, and how much of each."""
+"""The grid of `bench never-slower`: its cells, how much of each is measured, and their variants."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .measure import Variant, default_names
+from .measure import Variant, default_drafters
 
-ORACLE, USELESS = STAND_INS = ("oracle", "useless")
-ASKED = (
+ORACLE, USELESS = SYNTHETIC = ("oracle", "useless")
+TASKS = (
     ("edit", 0.0),
     ("code", 0.0),
     ("chat", 0.0),
@@ -22,13 +22,13 @@ ASKED = (
     ("story", 1.0),
     ("story", 1.5),
 )
-MAIN = ("ngram", "mix", ORACLE, USELESS)
+MAIN_DRAFTERS = ("ngram", "mix", ORACLE, USELESS)
 BATCHES = (1, 4, 16)
 
 
 @dataclass(frozen=True)
 class GridCell:
-    """One cell: a task at a temperature, so many texts at once, and who guesses."""
+    """A task at a temperature and batch size with a drafter."""
 
     task: str
     temperature: float
@@ -36,91 +36,96 @@ class GridCell:
     drafter: str
 
     def __str__(self) -> str:
-        return f"{self.task}, T={self.temperature:g}, {self.batch} at once, {self.drafter}"
+        return f"{self.task}, T={self.temperature:g}, batch {self.batch}, {self.drafter}"
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How much of each cell: fixed lengths, prompts, output tokens, rounds until the first look and until the last."""
+class CellPlan:
+    """Extent of each cell: fixed draft lengths, sequences, output tokens, and rounds until the first and last look."""
 
     lengths: tuple[int, ...] = (2, 4, 8)
-    texts: int = 2  # at least; a larger batch has more
+    min_sequences: int = 2  # a larger batch has more
     max_tokens: int = 64
     rounds: int = 4
-    most_rounds: int = 9
+    max_rounds: int = 9
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
             raise RequestError("max_tokens", f"must be 2 or more to be timed, not {self.max_tokens}")
-        if not 1 <= self.rounds <= self.most_rounds:
-            raise RequestError("rounds", f"must be 1 to most_rounds ({self.most_rounds}), not {self.rounds}")
+        if not 1 <= self.rounds <= self.max_rounds:
+            raise RequestError("rounds", f"must be 1 to {self.max_rounds}, not {self.rounds}")
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Rounds after which a verdict is asked for: about twice as many each time. The number of looks is fixed before
-        a run, for the error of a verdict is split between them."""
+        """Return the rounds of the interim looks of a group-sequential test, each about twice the one before.
+
+        The number of looks is fixed before a run, because the error of a verdict is split between them.
+        """
         found = [self.rounds]
-        while 2 * found[-1] <= self.most_rounds:
+        while 2 * found[-1] <= self.max_rounds:
             found.append(2 * found[-1])
-        if len(found) == 1 and self.rounds < self.most_rounds:
-            found.append(self.most_rounds)
-        return *found[:-1], self.most_rounds
+        if len(found) == 1 and self.rounds < self.max_rounds:
+            found.append(self.max_rounds)
+        return *found[:-1], self.max_rounds
 
     def batches(self, batch: int) -> int:
-        return math.ceil(self.texts / batch)
+        return math.ceil(self.min_sequences / batch)
 
 
-QUICK = Extent(lengths=(4,), texts=1, max_tokens=64, rounds=4, most_rounds=8)
-QUICK_SCENES = tuple(
+QUICK = CellPlan(lengths=(4,), min_sequences=1, max_tokens=64, rounds=4, max_rounds=8)
+QUICK_CELLS = tuple(
     GridCell(task, temperature, batch, drafter)
     for task, temperature, drafter in (("edit", 0.0, "ngram"), ("chat", 0.0, "mix"), ("story", 1.0, USELESS))
     for batch in (1, 4)
 )
 
 
-def all_scenes(kinds: Sequence[str], layers: int) -> list[GridCell]:
-    """Every task with the main drafters at every batch size, and with the others alone; `kinds` are known drafters."""
-    others = [name for name in default_names(kinds, layers, ()) if name not in ("auto", *MAIN)]
+def all_cells(kinds: Sequence[str], layers: int) -> list[GridCell]:
+    """Return every task with the main drafters at every batch size and with the others at batch size 1.
+
+    `kinds` are the known drafters.
+    """
+    others = [name for name in default_drafters(kinds, layers, ()) if name not in ("auto", *MAIN_DRAFTERS)]
     return [
         GridCell(task, temperature, batch, drafter)
-        for task, temperature in ASKED
+        for task, temperature in TASKS
         for batch in BATCHES
-        for drafter in (*MAIN, *(others if batch == 1 else ()))
+        for drafter in (*MAIN_DRAFTERS, *(others if batch == 1 else ()))
     ]
 
 
-def chosen(
-    scenes: Sequence[GridCell], tasks: Sequence[str], drafters: Sequence[str], batches: Sequence[int]
+def select_cells(
+    cells: Sequence[GridCell], tasks: Sequence[str], drafters: Sequence[str], batches: Sequence[int]
 ) -> list[GridCell]:
-    """Those of them that a user asked for; nothing stands for all."""
-    _check("tasks", tasks, [scene.task for scene in scenes])
-    _check("drafters", drafters, [scene.drafter for scene in scenes])
-    _check("batches", [str(batch) for batch in batches], [str(scene.batch) for scene in scenes])
+    """Return the cells that a user chose; an empty choice means all."""
+    _check("tasks", tasks, [cell.task for cell in cells])
+    _check("drafters", drafters, [cell.drafter for cell in cells])
+    _check("batches", [str(batch) for batch in batches], [str(cell.batch) for cell in cells])
     found = [
-        scene
-        for scene in scenes
-        if (not tasks or scene.task in tasks)
-        and (not drafters or scene.drafter in drafters)
-        and (not batches or scene.batch in batches)
+        cell
+        for cell in cells
+        if (not tasks or cell.task in tasks)
+        and (not drafters or cell.drafter in drafters)
+        and (not batches or cell.batch in batches)
     ]
     if not found:
-        raise RequestError("batches", "leave nothing to measure with these tasks and drafters")
+        raise RequestError("batches", "leave no cell to measure with these tasks and drafters")
     return found
 
 
-def _check(field: str, asked: Sequence[str], known: Sequence[str]) -> None:
-    for each in asked:
+def _check(field: str, params: Sequence[str], known: Sequence[str]) -> None:
+    for each in params:
         if each not in known:
             raise RequestError(field, f"has no {each!r}; {nearest(each, list(dict.fromkeys(known)))}")
 
 
-def adaptive_arm(drafter: str) -> Variant:
-    """Who finds out how far to guess."""
+def adaptive_variant(drafter: str) -> Variant:
+    """Return the variant with adaptive draft length."""
     return Variant(f"{drafter}, adaptive", SpeculationConfig(drafter=drafter))
 
 
-def fixed_arms(drafter: str, lengths: Sequence[int]) -> dict[int, Variant]:
-    """Who always guesses so many."""
+def fixed_variants(drafter: str, lengths: Sequence[int]) -> dict[int, Variant]:
+    """Return a variant for each fixed draft length."""
     return {
         length: Variant(
             f"{drafter}, {length} tokens", SpeculationConfig(drafter=drafter, num_speculative_tokens=length)
@@ -129,7 +134,7 @@ def fixed_arms(drafter: str, lengths: Sequence[int]) -> dict[int, Variant]:
     }
 
 
-def arms_to_load(scenes: Sequence[GridCell]) -> list[Variant]:
-    """What an engine must be opened with; stand-ins are made for the texts, and mix has no weights."""
-    named = [scene.drafter for scene in scenes if scene.drafter not in STAND_INS]
-    return [adaptive_arm(name) for name in dict.fromkeys(["mix", *named])]
+def variants_to_load(cells: Sequence[GridCell]) -> list[Variant]:
+    """Return the variants whose drafters the engine must load; synthetic drafters are built per batch."""
+    named = [cell.drafter for cell in cells if cell.drafter not in SYNTHETIC]
+    return [adaptive_variant(name) for name in dict.fromkeys(["mix", *named])]

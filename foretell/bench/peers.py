@@ -1,4 +1,4 @@
-"""Others who write the same prompts: any server with OpenAI's API, by its address."""
+"""Peers of `bench compare`: any server with the OpenAI API, and transformers in this process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import parse_qsl
 
-from foretell.bench.http_client import FAILURES, GARBLED, SILENT, Address, Answer, ask, look
-from foretell.bench.prompt import BenchPrompt
 from foretell.errors import ForetellError, RequestError
+
+from .http_client import FAILURES, NOT_HTTP, UNREACHABLE, Address, StreamResult, get_page, stream_request
+from .prompt import BenchPrompt
 
 if TYPE_CHECKING:
     from foretell.build.model_source import ModelSource
 
-SAMPLE = re.compile(r"^([a-z_]+:)?(?P<name>[a-z0-9_]+)(\{[^}]*\})? (?P<value>\S+)$", re.M)
-SALTED: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
-    # Without it a second round finds its prompts in a cache; each server has a field of its own for that.
+METRIC_LINE = re.compile(r"^([a-z_]+:)?(?P<name>[a-z0-9_]+)(\{[^}]*\})? (?P<value>\S+)$", re.M)
+CACHE_SALTS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
+    # Fields that keep a second round from hitting the prefix cache, by server.
     "foretell": lambda salt: {"cache_salt": salt},
     "vllm": lambda salt: {"cache_salt": salt},
     "sglang": lambda salt: {"cache_salt": salt},
     "llamacpp": lambda salt: {"cache_prompt": False},
 }
 
-SHORTEST = 8  # tokens
-TELLS = ("foretell", "llamacpp")  # their answers tell of guesses
+MIN_TOKENS = 8  # output tokens below which a reply is not timed
+REPORTS_STEPS = ("foretell", "llamacpp")  # servers whose responses report accepted draft tokens
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What a peer wrote. `steps` are forwards of its target, where it tells; times are seconds since it was asked."""
+class PeerReply:
+    """A reply of a peer. `steps` are target forwards, if it reports them; times are seconds since the request."""
 
     text: str
     tokens: int
@@ -47,95 +48,95 @@ class Reply:
     error: str | None = None
 
     @property
-    def a_token(self) -> float | None:
-        """Seconds for a token behind the first words; a text of a few tokens tells nothing of speed."""
-        if self.error is not None or self.first is None or self.tokens < SHORTEST or self.last <= self.first:
+    def seconds_per_token(self) -> float | None:
+        """Return the time per token after the first; None for a failed or too short reply."""
+        if self.error is not None or self.first is None or self.tokens < MIN_TOKENS or self.last <= self.first:
             return None
         return (self.last - self.first) / (self.tokens - 1)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How an item is asked: the most tokens, and how they are drawn."""
+class RequestParams:
+    """Maximum output length and temperature of a request."""
 
     max_tokens: int
     temperature: float
 
 
 class Peer(Protocol):
-    """Someone who writes."""
+    """A system that generates outputs."""
 
     name: str
 
-    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
-        """A text and when its words came; whatever goes wrong is a reply too."""
+    def generate(self, item: BenchPrompt, params: RequestParams) -> PeerReply:
+        """Return the output and its times; a failure is a reply with an error."""
 
     def describe(self) -> dict[str, Any]:
-        """Who that is, for whoever measures it again."""
+        """Return name and version of the peer for the record."""
 
 
 @dataclass
 class Endpoint:
-    """A server with OpenAI's API. `extra` goes into every request; `kind` is who it says has made it."""
+    """A server with the OpenAI API. `extra` goes into every request; `kind` is the `owned_by` of its model."""
 
     name: str
     address: Address
     extra: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     kind: str = ""
-    counts: bool = False  # whether its metrics tell of guesses, and its answers do not
+    reads_metrics: bool = False  # accepted draft tokens are in its metrics only
 
     @classmethod
-    def named(cls, text: str, key: str | None = None) -> Endpoint:
-        """Of [NAME=]URL; what stands behind a ? are fields of the request: ours=http://host:8000?speculative=false."""
+    def parse(cls, text: str, key: str | None = None) -> Endpoint:
+        """Parse [NAME=]URL[?FIELD=VALUE&...]; fields go into the request: ours=http://host:8000?speculative=false."""
         name, equals, url = text.partition("=")
-        if not equals or re.search("[/?]", name):  # that one belongs to the address
+        if not equals or re.search("[/?]", name):  # the = belongs to the query
             name, url = "", text
         url, _, query = url.partition("?")
         address = Address.parse(url, key)
         return cls(name or f"{address.host}:{address.port}", address, _fields(query))
 
-    def meet(self) -> None:
-        """Learn its model and kind; one who is not there is told before anything is measured."""
+    def connect(self) -> None:
+        """Read the model and kind of the server; raise before anything is measured if it is not reachable."""
         where = f"{self.address.host}:{self.address.port}"
         try:
-            status, body = asyncio.run(look(self.address, "/v1/models"))
-        except SILENT:
-            raise RequestError("peers", f"nobody answers at {where}; start the server, or mend the address") from None
-        except GARBLED:
-            raise RequestError("peers", f"{where} does not speak HTTP; name a server with OpenAI's API") from None
+            status, body = asyncio.run(get_page(self.address, "/v1/models"))
+        except UNREACHABLE:
+            raise RequestError("peers", f"no server at {where}; start it, or correct the address") from None
+        except NOT_HTTP:
+            raise RequestError("peers", f"{where} is not an HTTP server; name a server with the OpenAI API") from None
         if status in (401, 403):
-            raise RequestError("peers", f"{where} answers {status}; --api-key gives the key it wants")
+            raise RequestError("peers", f"{where} returns {status}; give its key with --api-key")
         try:
             card = json.loads(body)["data"][0] if status == 200 else {}
             self.model = str(card["id"])
         except (ValueError, KeyError, IndexError, TypeError):
-            words = f"{where} has no /v1/models (it answers {status}); name a server with OpenAI's API that is ready"
-            raise RequestError("peers", words) from None
+            message = f"{where} has no /v1/models (it returns {status}); name a ready server with the OpenAI API"
+            raise RequestError("peers", message) from None
         self.kind = str(card.get("owned_by", ""))
-        self.counts = self.kind not in TELLS and self._accepted() is not None
+        self.reads_metrics = self.kind not in REPORTS_STEPS and self._accepted() is not None
 
-    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
-        before = self._accepted() if self.counts else None
-        answer = asyncio.run(ask(self.address, self.body(item, asked)))
-        steps = steps_told(answer) if answer.error is None else None
+    def generate(self, item: BenchPrompt, params: RequestParams) -> PeerReply:
+        before = self._accepted() if self.reads_metrics else None
+        result = asyncio.run(stream_request(self.address, self.body(item, params)))
+        steps = target_steps(result) if result.error is None else None
         if steps is None and before is not None and (after := self._accepted()) is not None:
-            steps = answer.tokens - (after - before)
-        return Reply(answer.text, answer.tokens, answer.first, answer.last, steps, answer.error or _fault(answer))
+            steps = result.tokens - (after - before)
+        return PeerReply(result.text, result.tokens, result.first, result.last, steps, result.error or _fault(result))
 
     def describe(self) -> dict[str, Any]:
         where = f"{self.address.host}:{self.address.port}"
         return {"address": where, "kind": self.kind, "model": Path(self.model).name, **self.extra}
 
-    def body(self, item: BenchPrompt, asked: Asked) -> dict[str, Any]:
-        """The request; its cache is nobody else's."""
-        salted = SALTED.get(self.kind)
+    def body(self, item: BenchPrompt, params: RequestParams) -> dict[str, Any]:
+        """Return the body of the request, with a cache salt of its own."""
+        salted = CACHE_SALTS.get(self.kind)
         return {
             "seed": zlib.crc32(item.id.encode()),
             **item.request,
             "model": self.model,
-            "max_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
             **(salted(secrets.token_hex(8)) if salted else {}),
@@ -143,16 +144,16 @@ class Endpoint:
         }
 
     def _accepted(self) -> float | None:
-        """Guesses that stood since the server started, where its metrics tell."""
+        """Return the draft tokens accepted since the server started; None without such a metric."""
         try:
-            status, body = asyncio.run(look(self.address, "/metrics"))
+            status, body = asyncio.run(get_page(self.address, "/metrics"))
         except FAILURES:
             return None
-        return accepted_guesses(body.decode("utf-8", "replace")) if status == 200 else None
+        return accepted_draft_tokens(body.decode("utf-8", "replace")) if status == 200 else None
 
 
 def _fields(query: str) -> dict[str, Any]:
-    """Fields of a request: JSON where it is, else text."""
+    """Parse fields of a request; values are JSON if valid, else strings."""
     found: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         try:
@@ -162,45 +163,49 @@ def _fields(query: str) -> dict[str, Any]:
     return found
 
 
-def _fault(answer: Answer) -> str | None:
-    """A text without a count of tokens cannot be timed."""
-    return "it does not tell how many tokens it wrote" if answer.text and not answer.tokens else None
+def _fault(result: StreamResult) -> str | None:
+    """Return the error of a reply that cannot be timed because it has no token count."""
+    return "it does not report its number of tokens" if result.text and not result.tokens else None
 
 
-def steps_told(answer: Answer) -> float | None:
-    """Forwards of the target, from what an answer tells of guesses: each gives a token of its own beside them."""
-    timings = answer.told.get("timings") or {}
+def target_steps(result: StreamResult) -> float | None:
+    """Return the target steps of a response that reports accepted draft tokens; each step adds one of its own."""
+    timings = result.extra.get("timings") or {}
     if "draft_n_accepted" in timings:
         return float(timings["predicted_n"] - timings["draft_n_accepted"])
-    if "predicted_n" in timings:  # llama.cpp tells of guesses only where there were some
+    if "predicted_n" in timings:  # llama.cpp reports draft tokens only if there were any
         return float(timings["predicted_n"])
     return None
 
 
-def accepted_guesses(metrics: str) -> float | None:
-    """vLLM's counter by whatever prefix it has; None where there is no such counter."""
+def accepted_draft_tokens(metrics: str) -> float | None:
+    """Return vLLM's counter of accepted draft tokens, with any prefix; None if there is none."""
     found = [
         float(each["value"])
-        for each in SAMPLE.finditer(metrics)
+        for each in METRIC_LINE.finditer(metrics)
         if each["name"] == "spec_decode_num_accepted_tokens_total"
     ]
     return sum(found) if found else None
 
 
 def check_names(peers: list[Peer]) -> None:
-    """Results are kept by name."""
+    """Raise if two peers have the same name, because results are stored by name."""
     for one, other in itertools.combinations(peers, 2):
         if one.name == other.name:
-            raise RequestError("peers", f"two are called {one.name}; write NAME=URL")
+            raise RequestError("peers", f"two have the name {one.name}; write NAME=URL")
 
 
 PLAIN, LOOKUP = TRANSFORMERS = ("transformers", "transformers:lookup")
-ABLE = ("temperature", "seed", "prediction")  # fields of a request that it is asked with, or whose loss changes no text
-LOOKED_UP = 10  # tokens guessed each step from the prompt, as transformers' own guide has it
+SUPPORTED_FIELDS = (
+    "temperature",
+    "seed",
+    "prediction",
+)  # fields of a request that are applied, or do not change the output
+LOOKUP_TOKENS = 10  # draft tokens per step, as in the guide of transformers
 
 
-class Clock:
-    """Hears of each token as transformers writes it."""
+class TokenTimer:
+    """A transformers streamer that records when tokens come."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -209,19 +214,21 @@ class Clock:
         self._prompt_seen = False
 
     def put(self, tokens: Any) -> None:
-        """First comes the prompt, then what is written."""
+        """Record the time of new tokens; the first call has the prompt."""
         if self._prompt_seen:
             self.last = time.perf_counter() - self.began
             self.first = self.last if self.first is None else self.first
         self._prompt_seen = True
 
     def end(self) -> None:
-        """All was put already."""
+        """Do nothing: all tokens were put."""
 
 
 class TransformersPeer:
-    """The same weights in floats, greedy or sampled, asked with our own tokens: what others make of the tokenizer in a
-    GGUF file is not always that tokenizer."""
+    """The same weights in transformers, unquantized.
+
+    Prompts are encoded with our tokenizer, because other readers of a GGUF file do not always build the same one.
+    """
 
     def __init__(self, target: ModelSource, names: Sequence[str]) -> None:
         try:
@@ -238,7 +245,7 @@ class TransformersPeer:
         self.model.to(target.device).eval()
         self.steps = 0
         self.model.register_forward_hook(self._count)
-        self.peers = [_Way(self, name, name == LOOKUP) for name in names]
+        self.peers = [_TransformersVariant(self, name, name == LOOKUP) for name in names]
 
     def _count(self, *_: Any) -> None:
         self.steps += 1
@@ -254,43 +261,43 @@ class TransformersPeer:
             return self.tokenizer.encode(item.text)
         return self.tokenizer.encode_chat(item.messages)
 
-    def write(self, item: BenchPrompt, asked: Asked, lookup: bool) -> Reply:
-        """One text; transformers' own warnings and faults are a reply too."""
-        if unable := [name for name in item.fields if name not in ABLE]:
-            return Reply("", 0, None, 0.0, error=f"transformers is not asked with {', '.join(unable)} here")
+    def generate(self, item: BenchPrompt, params: RequestParams, lookup: bool) -> PeerReply:
+        """Generate one output; an exception of transformers is a reply with an error."""
+        if unsupported := [name for name in item.fields if name not in SUPPORTED_FIELDS]:
+            return PeerReply("", 0, None, 0.0, error=f"transformers does not support {', '.join(unsupported)} here")
         ids = self.torch.tensor([self.encode(item)], device=self.model.device)
-        settings: dict[str, Any] = {"do_sample": asked.temperature > 0}
-        if asked.temperature > 0:
-            settings["temperature"] = asked.temperature
+        settings: dict[str, Any] = {"do_sample": params.temperature > 0}
+        if params.temperature > 0:
+            settings["temperature"] = params.temperature
         if lookup:
-            settings["prompt_lookup_num_tokens"] = LOOKED_UP
-        clock = Clock()
+            settings["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+        clock = TokenTimer()
         self.steps = 0
         try:
             with self.torch.inference_mode():
                 found = self.model.generate(
                     ids,
                     attention_mask=self.torch.ones_like(ids),
-                    max_new_tokens=asked.max_tokens,
+                    max_new_tokens=params.max_tokens,
                     eos_token_id=self.ends,
                     pad_token_id=self.ends[0],
                     streamer=clock,
                     **settings,
                 )
         except Exception as error:
-            return Reply("", 0, None, 0.0, error=" ".join(str(error).split())[:200] or type(error).__name__)
+            return PeerReply("", 0, None, 0.0, error=" ".join(str(error).split())[:200] or type(error).__name__)
         new = found[0, ids.shape[1] :].tolist()
-        return Reply(self.tokenizer.decode(new), len(new), clock.first, clock.last, float(self.steps))
+        return PeerReply(self.tokenizer.decode(new), len(new), clock.first, clock.last, float(self.steps))
 
 
-class _Way:
-    """One way to let it write: plain, or with guesses looked up in the prompt."""
+class _TransformersVariant:
+    """A peer that runs transformers plain or with prompt lookup decoding."""
 
     def __init__(self, model: TransformersPeer, name: str, lookup: bool) -> None:
         self.model, self.name, self.lookup = model, name, lookup
 
-    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
-        return self.model.write(item, asked, self.lookup)
+    def generate(self, item: BenchPrompt, params: RequestParams) -> PeerReply:
+        return self.model.generate(item, params, self.lookup)
 
     def describe(self) -> dict[str, Any]:
         return self.model.describe()

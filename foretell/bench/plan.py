@@ -1,4 +1,4 @@
-"""How much is measured, and how."""
+"""The extent of a benchmark run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from foretell.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How many prompts of each task, how long and how often; None leaves it to the workload."""
+class BenchPlan:
+    """Prompts per task, output length, rounds and settings; None leaves a value to the workload."""
 
     per_task: int | None = None
-    max_tokens: int | None = None  # the most for any text
+    max_tokens: int | None = None  # upper bound for every prompt
     rounds: int = 3
-    temperatures: tuple[float | None, ...] = (None,)  # None: as each request says, greedy where it says nothing
-    schemas: bool = True  # whether a wanted JSON schema is enforced
-    batches: tuple[int, ...] = (1,)  # texts written at once
+    temperatures: tuple[float | None, ...] = (None,)  # None: that of the request, else greedy
+    schemas: bool = True  # enforce the JSON schema of a prompt
+    batches: tuple[int, ...] = (1,)  # batch sizes
 
     def __post_init__(self) -> None:
         for name in ("per_task", "rounds"):
@@ -30,15 +30,15 @@ class Plan:
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature or 0.0, max_tokens=self.max_tokens)
 
-    def but(
+    def override(
         self,
         per_task: int | None = None,
         max_tokens: int | None = None,
         rounds: int | None = None,
         temperatures: tuple[float, ...] | None = None,
         batches: tuple[int, ...] | None = None,
-    ) -> Plan:
-        """With what a user asked for in the place of our own."""
+    ) -> BenchPlan:
+        """Return the plan with the values that a user gave."""
         return replace(
             self,
             per_task=self.per_task if per_task is None else per_task,
@@ -49,11 +49,11 @@ class Plan:
         )
 
 
-OFFLINE = Plan()
-# Without schemas: a grammar guesses as well, and this one is about drafters.
-DRAFTERS = Plan(per_task=5, max_tokens=64, temperatures=(0.0, 1.0), schemas=False)
+OFFLINE = BenchPlan()
+# Without schemas, because a grammar drafts too and this plan compares drafters.
+DRAFTERS = BenchPlan(per_task=5, max_tokens=64, temperatures=(0.0, 1.0), schemas=False)
 
 
-def quick(plan: Plan) -> Plan:
-    """As little as still tells something."""
+def quick(plan: BenchPlan) -> BenchPlan:
+    """Return the smallest plan that still gives an interval."""
     return replace(plan, per_task=1, max_tokens=24, rounds=2, temperatures=(0.0,), batches=plan.batches[:1])

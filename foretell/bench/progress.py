@@ -1,4 +1,4 @@
-"""How far a long run is, on standard error."""
+"""Progress of a long run on standard error."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TextIO
 
-QUIET = 10.0  # seconds between two lines where each stays to be read
-WIDTH = 24  # of the bar, in characters
-PARTS = ("", *"▏▎▍▌▋▊▉")
+LINE_SECONDS = 10.0  # seconds between two lines without a terminal
+WIDTH = 24  # characters of the bar
+EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 
 
-class Progress:
-    """A bar that is written over on a terminal; elsewhere now and then a new line."""
+class ProgressBar:
+    """A progress bar that is overwritten on a terminal; elsewhere a new line every `LINE_SECONDS`."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.stream, self.clock = stream or sys.stderr, clock
         self.began = clock()
-        self.said: float | None = None
+        self.last_line: float | None = None
 
     def __call__(self, done: int, total: int, what: str) -> None:
         now, last = self.clock(), done == total
         line = f"[{done}/{total}] {what}{self._left(now - self.began, done, total)}"
         if self.stream.isatty():
             print(f"\r\x1b[K{bar(done, total)} {line}", end="\n" if last else "", file=self.stream, flush=True)
-        elif last or self.said is None or now - self.said >= QUIET:
-            self.said = now
+        elif last or self.last_line is None or now - self.last_line >= LINE_SECONDS:
+            self.last_line = now
             print(line, file=self.stream, flush=True)
 
     @staticmethod
@@ -38,7 +38,7 @@ class Progress:
 
 
 def bar(done: int, total: int) -> str:
-    """How much of the whole is done, in eighths of a character."""
+    """Draw the finished part in eighths of a character."""
     eighths = round(8 * WIDTH * done / total) if total else 8 * WIDTH
-    whole, rest = divmod(eighths, 8)
-    return str(("█" * whole + PARTS[rest]).ljust(WIDTH, "░"))
+    full, rest = divmod(eighths, 8)
+    return str(("█" * full + EIGHTHS[rest]).ljust(WIDTH, "░"))

@@ -1,4 +1,4 @@
-"""What is asked in a bench."""
+"""A prompt of a benchmark workload."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ DEFAULT_MAX_TOKENS = 128
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """One conversation to be written.
+    """One conversation, or one text to complete.
 
-    `turns` are asked one after the other, each when the last was answered. `text` is continued as it is, in the place
-    of messages. `sampling` is what the request itself says, as those of a user's own trace do; `fields` is that and
-    what else decides its text, in OpenAI's own words, for servers.
+    `turns` are the user messages that follow the first answer. `text` is completed as it is, instead of messages.
+    `sampling` are the sampling parameters of the request itself, as in a user's trace. `fields` are all fields that
+    decide the output, with their OpenAI names, for servers.
     """
 
     id: str
@@ -25,12 +25,12 @@ class BenchPrompt:
     turns: tuple[str, ...] = ()
     max_tokens: int = DEFAULT_MAX_TOKENS
     prediction: str | None = None
-    schema: Mapping[str, Any] | bool | None = None  # of the JSON that is wanted; true for any object
+    schema: Mapping[str, Any] | bool | None = None  # JSON schema of the output; true for any object
     sampling: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def request(self) -> dict[str, Any]:
-        """As a server is asked, but for how long it may be."""
+        """Return the body of an OpenAI request without its maximum length."""
         text = {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
         return {**text, **self.fields}

@@ -1,60 +1,58 @@
-"""Results for people: Markdown that can go into a page as it is."""
+"""Markdown report of `bench offline` and `bench drafters`, and the short JSON of every benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretell.bench.intervals import shown
-from foretell.bench.results import ALL, Cell, Result
+from .intervals import shown
+from .results import ALL, BenchResult, TaskCell
 
 
-def markdown(result: Result) -> str:
-    """A row for each task, batch size and arm, and columns for each temperature."""
+def markdown(result: BenchResult) -> str:
+    """Format a table with a row for each task, batch size and variant, and columns for each temperature."""
     cells = [*result.cells, *result.overall]
     temperatures = list(dict.fromkeys(cell.temperature for cell in cells))
     batches = len({cell.batch for cell in cells}) > 1
-    rows: dict[tuple[str, int, str], dict[float | None, Cell]] = {}
+    rows: dict[tuple[str, int, str], dict[float | None, TaskCell]] = {}
     for task in (*dict.fromkeys(cell.task for cell in result.cells), ALL):
         for cell in cells:
             if cell.task == task:
-                rows.setdefault((task, cell.batch, cell.arm), {})[cell.temperature] = cell
-    named = ["task", *(["at once"] if batches else []), "drafter"]
+                rows.setdefault((task, cell.batch, cell.variant), {})[cell.temperature] = cell
+    named = ["task", *(["batch"] if batches else []), "drafter"]
     head = list(named)
     for temperature in temperatures:
-        at = "" if len(temperatures) == 1 else f", {degree(temperature)}"
-        head += [f"accepted per step{at}", f"time drafting{at}", f"ratio to plain{at}"]
+        at = "" if len(temperatures) == 1 else f", {temperature_label(temperature)}"
+        head += [f"accepted per step{at}", f"time drafting{at}", f"speedup{at}"]
     lines = [_line([*head, "same text"]), _line(["---"] * len(named) + ["---:"] * (len(head) - len(named)) + ["---"])]
-    for (_, batch, arm), found in rows.items():
+    for (_, batch, variant), found in rows.items():
         columns = [part for temperature in temperatures for part in _columns(found.get(temperature))]
-        row = [_task(list(found.values())), *([str(batch)] if batches else []), arm]
+        row = [_task(list(found.values())), *([str(batch)] if batches else []), variant]
         lines.append(_line([*row, *columns, _same(list(found.values()))]))
     return "\n".join(lines)
 
 
-def remarks(result: Result) -> list[str]:
-    """What a reader of the table must know."""
+def remarks(result: BenchResult) -> list[str]:
+    """Return the notes below the table."""
     lines = [
-        "Ratio: plain decoding's time a token over the drafter's, with a 95% t interval over prompts and rounds; "
-        "accepted per step counts the target's own token."
+        "Speedup: time per token of plain decoding over that of the drafter, with a 95% t interval over prompts and "
+        "rounds. Accepted per step counts the target's own token."
     ]
     noise = [cell.noise for cell in result.overall if cell.noise is not None]
     if noise:
-        lines.append(f"Noise of the machine on a mean: at most {max(noise):.1%} either way.")
+        lines.append(f"Noise of the machine: means vary by at most {max(noise):.1%} either way.")
     if result.left_out:
-        lines.append(f"Left out, too long for the model: {', '.join(result.left_out)}.")
+        lines.append(f"Left out, too long for the model's context: {', '.join(result.left_out)}.")
     for cell in result.cells:
         if cell.same_text is False:
-            lines.append(
-                f"NOT THE SAME TEXT: {cell.arm}, {cell.task}, {degree(cell.temperature)}: {'; '.join(cell.differing)}."
-            )
+            where = f"{cell.variant}, {cell.task}, {temperature_label(cell.temperature)}"
+            lines.append(f"NOT THE SAME TEXT: {where}: {'; '.join(cell.differing)}.")
     for cell in result.overall:
         if cell.drafter_failures:
-            lines.append(
-                f"{cell.arm} FAILED in {cell.drafter_failures} steps, {degree(cell.temperature)}; see the log."
-            )
+            failed = f"{cell.variant} FAILED in {cell.drafter_failures} steps"
+            lines.append(f"{failed}, {temperature_label(cell.temperature)}; see the log.")
     if not result.complete:
-        lines.append("Stopped before the end: the table has what was finished.")
+        lines.append("Stopped early: the table has the finished part.")
     return lines
 
 
@@ -62,26 +60,26 @@ def _line(columns: Sequence[str]) -> str:
     return f"| {' | '.join(columns)} |"
 
 
-def _task(cells: Sequence[Cell]) -> str:
-    """An arm that does not apply to every task has a mean of fewer."""
+def _task(cells: Sequence[TaskCell]) -> str:
+    """Return the task; a variant that does not apply to every task has a mean over fewer."""
     return f"mean of {cells[0].tasks}" if cells[0].task == ALL else cells[0].task
 
 
-def _columns(cell: Cell | None) -> list[str]:
+def _columns(cell: TaskCell | None) -> list[str]:
     if cell is None:
         return ["", "", ""]
     ratio = shown(cell.speedup, cell.speedup_interval, "too short")
     return [f"{cell.accepted_per_step:.2f}", f"{cell.time['drafting']:.1%}", ratio]
 
 
-def _same(cells: Sequence[Cell]) -> str:
+def _same(cells: Sequence[TaskCell]) -> str:
     found = [cell.same_text for cell in cells]
     return "NO" if False in found else "yes" if True in found else "not promised"
 
 
-def degree(temperature: float | None) -> str:
-    """A temperature in a word."""
-    return "T as asked" if temperature is None else f"T={temperature:g}"
+def temperature_label(temperature: float | None) -> str:
+    """Return a short label of a temperature; None is that of each request."""
+    return "T as requested" if temperature is None else f"T={temperature:g}"
 
 
 TOP = ("bench", "version", "model", "complete", "same_text", "verdict", "cause", "errors", "requests_per_second")
@@ -108,8 +106,8 @@ DIGITS = 4
 
 
 def brief(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of each task and over all; those of the whole run on top where there is one arm."""
-    found = {name: _rounded(result[name]) for name in (*TOP, *FIGURES) if name in result}
+    """Return the main figures by task and over all; at the top level too if there is one variant."""
+    found = {name: _short(result[name]) for name in (*TOP, *FIGURES) if name in result}
     rows = {name: [_row(row) for row in result[name]] for name in ("overall", "cells") if name in result}
     if len(rows.get("overall", ())) == 1:
         found |= {name: rows["overall"][0].get(name) for name in FIGURES}
@@ -117,10 +115,10 @@ def brief(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _rounded(row[name]) for name in ROW if name in row}
+    return {name: _short(row[name]) for name in ROW if name in row}
 
 
-def _rounded(value: Any) -> Any:
+def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_short(each) for each in value] if isinstance(value, list | tuple) else value

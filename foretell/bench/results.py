@@ -1,17 +1,19 @@
-"""What samples say: for each task and arm, and over all tasks."""
+"""Results of `bench offline` and `bench drafters`: speedup and metrics by task and variant, and over all tasks."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from foretell.bench.intervals import (
+from foretell.errors import RequestError
+
+from .intervals import (
     Estimate,
     half_width,
     interval,
@@ -21,61 +23,60 @@ from foretell.bench.intervals import (
     ratio_of,
     rounds_over_tasks,
 )
-from foretell.bench.latency import AcceptanceByDepth, Latency, token_times
-from foretell.bench.measure import PLAIN, Sample, TimedOutput
-from foretell.bench.transcripts import TextRecord
-from foretell.errors import RequestError
+from .measure import PLAIN, Sample, TimedOutput
+from .metrics import JSON_NAME, AcceptanceByDepth, Latency, as_row, json_name, token_times
+from .transcripts import Transcript
 
-Text = tuple[str, int]  # an item and its turn
+OutputKey = tuple[str, int]  # prompt id and turn
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One text in one round."""
+class OutputPair:
+    """The plain and the speculative output of one prompt in one round."""
 
-    text: Text
+    key: OutputKey
     plain: TimedOutput
-    other: TimedOutput
+    speculative: TimedOutput
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster than plain decoding; None for a text too short to be timed."""
-        plain, other = self.plain.a_token, self.other.a_token
+        """Return the speedup over plain decoding; None for an output too short to be timed."""
+        plain, other = self.plain.seconds_per_token, self.speculative.seconds_per_token
         return None if plain is None or other is None else plain / other
 
     @property
     def same(self) -> bool | None:
-        """None where the rule promises the distribution and not the tokens."""
-        return self.plain.tokens == self.other.tokens if self.other.promised else None
+        """Return whether tokens are equal; None where the rule promises the distribution and not the tokens."""
+        return self.plain.tokens == self.speculative.tokens if self.speculative.must_match else None
 
 
 @dataclass
-class Group:
-    """The pairs of one task, temperature, batch size and arm."""
+class PairGroup:
+    """The pairs of one task, temperature, batch size and variant."""
 
     task: str
     temperature: float | None
     batch: int
-    arm: str
-    pairs: list[Pair] = field(default_factory=list)
+    variant: str
+    pairs: list[OutputPair] = field(default_factory=list)
 
     @cached_property
     def ratios(self) -> list[list[float]]:
-        """For each text its ratios, one a round."""
-        found: dict[Text, list[float]] = {}
+        """Return the ratios of each prompt, one per round."""
+        found: dict[OutputKey, list[float]] = {}
         for pair in self.pairs:
             if pair.ratio is not None:
-                found.setdefault(pair.text, []).append(pair.ratio)
+                found.setdefault(pair.key, []).append(pair.ratio)
         return list(found.values())
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """The ratio with prompts as random draws of the task; None with fewer than two prompts."""
+        """Estimate the ratio with prompts as random samples of the task; None with fewer than two prompts."""
         return over_prompts(self.ratios)
 
     @cached_property
     def round_estimate(self) -> Estimate | None:
-        """The ratio for these prompts alone, with rounds as random; None with fewer than two rounds."""
+        """Estimate the ratio for these prompts alone, with random rounds; None with fewer than two rounds."""
         return over_rounds(self.ratios)
 
     @property
@@ -83,49 +84,51 @@ class Group:
         return [pair.plain for pair in self.pairs]
 
     @property
-    def others(self) -> list[TimedOutput]:
-        return [pair.other for pair in self.pairs]
+    def speculative(self) -> list[TimedOutput]:
+        return [pair.speculative for pair in self.pairs]
 
 
-def grouped(samples: Sequence[Sample], arms: Sequence[str]) -> list[Group]:
-    """Pairs by task, arm, temperature and batch size, arms in the order given.
+def group_pairs(samples: Sequence[Sample], variants: Sequence[str]) -> list[PairGroup]:
+    """Pair the outputs of each variant with plain ones, grouped by task, temperature, batch size and variant.
 
-    What has no plain partner, as in a run that was stopped, is left out.
+    An output without a plain counterpart, as in a stopped run, is left out.
     """
-    plain = {_occasion(each): each.written for each in samples if each.arm == PLAIN.name}
-    groups: dict[tuple[str, float | None, int, str], Group] = {}
+    plain = {_pair_key(each): each.output for each in samples if each.variant == PLAIN.name}
+    groups: dict[tuple[str, float | None, int, str], PairGroup] = {}
     for each in samples:
-        if each.arm == PLAIN.name or _occasion(each) not in plain:
+        if each.variant == PLAIN.name or _pair_key(each) not in plain:
             continue
-        key = (each.job.task, each.temperature, each.job.batch, each.arm)
-        pair = Pair((each.job.item, each.job.turn), plain[_occasion(each)], each.written)
-        groups.setdefault(key, Group(*key)).pairs.append(pair)
+        key = (each.job.task, each.temperature, each.job.batch_size, each.variant)
+        pair = OutputPair((each.job.prompt_id, each.job.turn), plain[_pair_key(each)], each.output)
+        groups.setdefault(key, PairGroup(*key)).pairs.append(pair)
     tasks = list(dict.fromkeys(group.task for group in groups.values()))
-    return sorted(groups.values(), key=lambda group: (tasks.index(group.task), group.batch, arms.index(group.arm)))
+    return sorted(
+        groups.values(), key=lambda group: (tasks.index(group.task), group.batch, variants.index(group.variant))
+    )
 
 
-def _occasion(sample: Sample) -> tuple[str, int, int, float | None, int]:
-    return sample.job.item, sample.job.turn, sample.job.batch, sample.temperature, sample.round
+def _pair_key(sample: Sample) -> tuple[str, int, int, float | None, int]:
+    return sample.job.prompt_id, sample.job.turn, sample.job.batch_size, sample.temperature, sample.round
 
 
 ALL = "all"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One arm on one task, or on all: there it is the mean of the tasks, so that each counts the same.
+class TaskCell:
+    """Metrics of one variant on one task, or the mean over all tasks with equal weights.
 
-    `speedup` is plain decoding's time a token over the arm's: over rounds the median of pairs, over texts the
-    geometric mean. `speedup_interval` is the 95% t interval for other prompts of the same tasks and other rounds; None
-    with fewer than two prompts per task. `noise` is half the width of the 95% t interval over rounds alone, as a share:
-    what the machine does to the ratio. Tasks are fixed: the interval of their mean says nothing about other tasks.
+    `speedup` is the time per token of plain decoding over that of the variant: the median of pairs over rounds, the
+    geometric mean over prompts. `speedup_interval` is the 95% t interval for other prompts of the same tasks and other
+    rounds; None with fewer than two prompts per task. `noise` is half the relative width of the 95% t interval over
+    rounds alone, the noise of the machine. Tasks are fixed: the interval of their mean does not cover other tasks.
     """
 
     task: str
     temperature: float | None
-    arm: str
+    variant: str = field(metadata=json_name("arm"))
     tasks: int
-    texts: int
+    sequences: int = field(metadata=json_name("texts"))
     tokens: int
     steps: int
     accepted_per_step: float
@@ -135,33 +138,32 @@ class Cell:
     noise: float | None
     tokens_per_second: float | None
     plain_tokens_per_second: float | None
-    time: dict[str, float]  # shares of the time from asking to the end
+    time: dict[str, float]  # fractions of the time from submission to the end
     same_text: bool | None  # None where the rule promises the distribution and not the tokens
     differing: tuple[str, ...]
-    drafter_failures: int  # steps whose guesses were lost
-    batch: int = 1  # texts at once
-    places: AcceptanceByDepth = AcceptanceByDepth()
-    token_seconds: Latency | None = None  # of each token behind the first
+    drafter_failures: int  # steps whose draft was lost
+    batch: int = 1  # batch size
+    acceptance: AcceptanceByDepth = field(default=AcceptanceByDepth(), metadata=json_name("places"))
+    token_seconds: Latency | None = None  # time per token after the first
     plain_token_seconds: Latency | None = None
-    text_seconds: Latency | None = None  # from asking to the end, all texts that were asked for at once
-    plain_text_seconds: Latency | None = None
-    ratios: list[list[float]] = field(
-        default_factory=list
-    )  # by prompt and round, so that an interval can be computed again
+    # From submission to the end of the batch.
+    request_seconds: Latency | None = field(default=None, metadata=json_name("text_seconds"))
+    plain_request_seconds: Latency | None = field(default=None, metadata=json_name("plain_text_seconds"))
+    ratios: list[list[float]] = field(default_factory=list)  # by prompt and round, to recompute intervals from
 
 
 @dataclass(frozen=True)
-class Result:
-    """All that one run found."""
+class BenchResult:
+    """The result of one run."""
 
     bench: str
     conditions: dict[str, Any]
-    cells: tuple[Cell, ...]
-    overall: tuple[Cell, ...]
+    cells: tuple[TaskCell, ...]
+    overall: tuple[TaskCell, ...]
     complete: bool = True
     prompts: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # items that do not fit into the model's context
-    texts: tuple[TextRecord, ...] = ()  # what was asked and written; not part of the JSON
+    left_out: tuple[str, ...] = ()  # prompts that do not fit the model's context
+    transcripts: tuple[Transcript, ...] = ()  # prompts and outputs; not part of the JSON
 
     @property
     def same_text(self) -> bool:
@@ -175,64 +177,67 @@ class Result:
             "prompts": list(self.prompts),
             "left_out": list(self.left_out),
             "same_text": self.same_text,
-            "overall": [asdict(cell) for cell in self.overall],
-            "cells": [asdict(cell) for cell in self.cells],
+            "overall": [as_row(cell) for cell in self.overall],
+            "cells": [as_row(cell) for cell in self.cells],
         }
 
 
-def summarise(samples: Sequence[Sample], arms: Sequence[str]) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
-    """The cells of each task, and for each arm, temperature and batch size the one over all tasks."""
-    groups = grouped(samples, arms)
-    cells = [cell_of(group) for group in groups]
-    together: dict[tuple[str, float | None, int], list[int]] = {}
-    for place, cell in enumerate(cells):
-        together.setdefault((cell.arm, cell.temperature, cell.batch), []).append(place)
-    overall = [over_all([groups[i] for i in places], [cells[i] for i in places]) for places in together.values()]
+def summarize(samples: Sequence[Sample], variants: Sequence[str]) -> tuple[tuple[TaskCell, ...], tuple[TaskCell, ...]]:
+    """Return the cells of each task, and their means by variant, temperature and batch size."""
+    groups = group_pairs(samples, variants)
+    cells = [task_cell(group) for group in groups]
+    by_setting: dict[tuple[str, float | None, int], list[int]] = {}
+    for index, cell in enumerate(cells):
+        by_setting.setdefault((cell.variant, cell.temperature, cell.batch), []).append(index)
+    overall = [
+        mean_over_tasks([groups[i] for i in indices], [cells[i] for i in indices]) for indices in by_setting.values()
+    ]
     return tuple(cells), tuple(overall)
 
 
-def cell_of(group: Group) -> Cell:
-    """One task."""
-    texts, tokens = group.others, sum(len(text.tokens) for text in group.others)
-    steps = sum(text.steps for text in texts)
+def task_cell(group: PairGroup) -> TaskCell:
+    """Summarize the pairs of one task."""
+    outputs = group.speculative
+    tokens = sum(len(output.tokens) for output in outputs)
+    steps = sum(output.steps for output in outputs)
     same = [pair.same for pair in group.pairs if pair.same is not None]
-    differing = [f"{item}, turn {turn + 1}" for item, turn in (p.text for p in group.pairs if p.same is False)]
-    return Cell(
+    differing = [f"{item}, turn {turn + 1}" for item, turn in (p.key for p in group.pairs if p.same is False)]
+    return TaskCell(
         task=group.task,
         temperature=group.temperature,
-        arm=group.arm,
+        variant=group.variant,
         tasks=1,
-        texts=group.batch * len({pair.text for pair in group.pairs}),
+        sequences=group.batch * len({pair.key for pair in group.pairs}),
         tokens=tokens,
         steps=steps,
         accepted_per_step=tokens / steps,
-        steps_over_plain=steps / sum(text.steps for text in group.plain),
+        steps_over_plain=steps / sum(output.steps for output in group.plain),
         speedup=ratio_of(group.ratios) if group.ratios else None,
         speedup_interval=interval(group.estimate),
         noise=half_width(group.round_estimate),
-        tokens_per_second=_rate(texts),
+        tokens_per_second=_rate(outputs),
         plain_tokens_per_second=_rate(group.plain),
-        time=_shares(texts),
+        time=_shares(outputs),
         same_text=all(same) if same else None,
         differing=tuple(dict.fromkeys(differing)),
-        drafter_failures=sum(text.failures for text in texts),
+        drafter_failures=sum(output.drafter_failures for output in outputs),
         batch=group.batch,
         ratios=group.ratios,
-        **_waits([group]),
+        **_distributions([group]),
     )
 
 
-def over_all(groups: Sequence[Group], cells: Sequence[Cell]) -> Cell:
-    """The mean of one arm's tasks."""
+def mean_over_tasks(groups: Sequence[PairGroup], cells: Sequence[TaskCell]) -> TaskCell:
+    """Average the tasks of one variant."""
     ratios = [cell.speedup for cell in cells if cell.speedup is not None]
     timed = [group for group in groups if group.ratios]
     same = [cell.same_text for cell in cells if cell.same_text is not None]
-    return Cell(
+    return TaskCell(
         task=ALL,
         temperature=cells[0].temperature,
-        arm=cells[0].arm,
+        variant=cells[0].variant,
         tasks=len(cells),
-        texts=sum(cell.texts for cell in cells),
+        sequences=sum(cell.sequences for cell in cells),
         tokens=sum(cell.tokens for cell in cells),
         steps=sum(cell.steps for cell in cells),
         accepted_per_step=fmean(cell.accepted_per_step for cell in cells),
@@ -247,26 +252,26 @@ def over_all(groups: Sequence[Group], cells: Sequence[Cell]) -> Cell:
         differing=tuple(name for cell in cells for name in cell.differing),
         drafter_failures=sum(cell.drafter_failures for cell in cells),
         batch=cells[0].batch,
-        **_waits(groups),
+        **_distributions(groups),
     )
 
 
-def _waits(groups: Sequence[Group]) -> dict[str, Any]:
-    """How far guesses stood and how long readers waited, all texts in one."""
-    ours = [text for group in groups for text in group.others]
-    plain = [text for group in groups for text in group.plain]
+def _distributions(groups: Sequence[PairGroup]) -> dict[str, Any]:
+    """Return acceptance by depth and latencies over all outputs, as fields of a cell."""
+    speculative = [output for group in groups for output in group.speculative]
+    plain = [output for group in groups for output in group.plain]
     return {
-        "places": AcceptanceByDepth.total(text.places for text in ours),
-        "token_seconds": Latency.of(second for text in ours for second in token_times(text.pace)),
-        "plain_token_seconds": Latency.of(second for text in plain for second in token_times(text.pace)),
-        "text_seconds": Latency.of(text.whole for text in ours),
-        "plain_text_seconds": Latency.of(text.whole for text in plain),
+        "acceptance": AcceptanceByDepth.total(output.acceptance for output in speculative),
+        "token_seconds": Latency.of(second for output in speculative for second in token_times(output.step_times)),
+        "plain_token_seconds": Latency.of(second for output in plain for second in token_times(output.step_times)),
+        "request_seconds": Latency.of(output.total_seconds for output in speculative),
+        "plain_request_seconds": Latency.of(output.total_seconds for output in plain),
     }
 
 
-def _rate(texts: Sequence[TimedOutput]) -> float | None:
-    """The median of tokens a second."""
-    seconds = [text.a_token for text in texts if text.a_token is not None]
+def _rate(outputs: Sequence[TimedOutput]) -> float | None:
+    """Return the median of tokens per second."""
+    seconds = [output.seconds_per_token for output in outputs if output.seconds_per_token is not None]
     return 1 / median(seconds) if seconds else None
 
 
@@ -275,19 +280,24 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _shares(texts: Sequence[TimedOutput]) -> dict[str, float]:
-    whole = sum(text.whole for text in texts)
-    drafting = sum(text.drafting for text in texts) / whole if whole else 0.0
-    running = sum(text.running for text in texts) / whole if whole else 0.0
+def _shares(outputs: Sequence[TimedOutput]) -> dict[str, float]:
+    total = sum(output.total_seconds for output in outputs)
+    drafting = sum(output.draft_seconds for output in outputs) / total if total else 0.0
+    running = sum(output.target_seconds for output in outputs) / total if total else 0.0
     return {"drafting": drafting, "running": running, "rest": max(0.0, 1 - drafting - running)}
 
 
 NOT_CONDITIONS = ("bench", "complete", "prompts", "left_out", "same_text", "overall", "cells")
-WAITS = ("token_seconds", "plain_token_seconds", "text_seconds", "plain_text_seconds")
+LATENCIES = (  # JSON names
+    "token_seconds",
+    "plain_token_seconds",
+    "text_seconds",
+    "plain_text_seconds",
+)
 
 
-def read_result(path: Path) -> Result:
-    """The result of `bench offline` or `bench drafters` in a file that --out wrote."""
+def read_result(path: Path) -> BenchResult:
+    """Read the result of `bench offline` or `bench drafters` from a file written by --out."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -297,31 +307,35 @@ def read_result(path: Path) -> Result:
     try:
         return result_from_json(value)
     except (KeyError, TypeError, AttributeError):
-        raise RequestError("run", f"{path} is no run of bench offline or bench drafters of this version") from None
+        raise RequestError(
+            "run", f"{path} is not a result of bench offline or bench drafters of this version"
+        ) from None
 
 
-def result_from_json(value: Mapping[str, Any]) -> Result:
-    """What `Result.as_json` gave."""
-    return Result(
-        value["bench"],
-        {name: each for name, each in value.items() if name not in NOT_CONDITIONS},
-        tuple(map(cell_from_json, value["cells"])),
-        tuple(map(cell_from_json, value["overall"])),
-        value["complete"],
-        tuple(value["prompts"]),
-        tuple(value["left_out"]),
+def result_from_json(value: Mapping[str, Any]) -> BenchResult:
+    """Invert `BenchResult.as_json`."""
+    return BenchResult(
+        bench=value["bench"],
+        conditions={name: each for name, each in value.items() if name not in NOT_CONDITIONS},
+        cells=tuple(map(cell_from_json, value["cells"])),
+        overall=tuple(map(cell_from_json, value["overall"])),
+        complete=value["complete"],
+        prompts=tuple(value["prompts"]),
+        left_out=tuple(value["left_out"]),
     )
 
 
-def cell_from_json(value: Mapping[str, Any]) -> Cell:
-    """One row of it."""
+def cell_from_json(value: Mapping[str, Any]) -> TaskCell:
+    """Invert `as_row` for a cell."""
     bounds = value["speedup_interval"]
     changed = {
         "speedup_interval": None if bounds is None else (bounds[0], bounds[1]),
         "differing": tuple(value["differing"]),
         "places": AcceptanceByDepth(*(tuple(value["places"][name]) for name in ("reached", "stood"))),
     }
-    return Cell(**{**value, **changed, **{name: _latency(value[name]) for name in WAITS}})
+    row = {**value, **changed, **{name: _latency(value[name]) for name in LATENCIES}}
+    names = {each.metadata.get(JSON_NAME, each.name): each.name for each in fields(TaskCell)}
+    return TaskCell(**{names[name]: each for name, each in row.items()})
 
 
 def _latency(value: Mapping[str, Any] | None) -> Latency | None:

@@ -1,4 +1,4 @@
-"""A whole run, and what there is of it if it ends early."""
+"""A full run of `bench offline` or `bench drafters`, which keeps its results if it ends early."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .measure import PLAIN, Backend, Sample, Variant, Watch, measure
-from .plan import Plan
+from .measure import PLAIN, BenchBackend, ProgressCallback, Sample, Variant, measure
+from .plan import BenchPlan
 from .prompt import BenchPrompt
-from .results import Result, summarise
-from .transcripts import records
-from .workloads import take
+from .results import BenchResult, summarize
+from .transcripts import transcripts_of
+from .workloads import select
 
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What is to be measured; `conditions` go into the result as they are."""
+    """Variants, prompts and plan of a run; `conditions` are copied into the result."""
 
     bench: str
-    arms: Sequence[Variant]  # plain decoding is added
-    items: Sequence[BenchPrompt]
-    plan: Plan
+    variants: Sequence[Variant]  # without plain decoding, which is added
+    prompts: Sequence[BenchPrompt]
+    plan: BenchPlan
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A result, and what ended the run before its time."""
+class FinishedRun:
+    """A result, and the exception that stopped the run early."""
 
-    result: Result
+    result: BenchResult
     stopped: BaseException | None = None
 
 
-def run(order: BenchJob, stage: Backend, watch: Watch) -> Finished:
-    """Measure. Whatever stops it, Ctrl-C or a fault, leaves what was found until then."""
-    items, left_out = take(order.items, order.plan.per_task, lambda item: stage.fits(item, order.plan))
+def run(job: BenchJob, backend: BenchBackend, progress: ProgressCallback) -> FinishedRun:
+    """Measure and summarize; a run stopped by Ctrl-C or an error keeps what was finished."""
+    items, left_out = select(job.prompts, job.plan.per_task, lambda item: backend.fits(item, job.plan))
     if not items:
         raise RequestError("workload", "has no prompt that fits into this model's context; lower max_tokens")
     samples: list[Sample] = []
     stopped: BaseException | None = None
     try:
-        measure(stage, [PLAIN, *order.arms], items, order.plan, samples, watch)
+        measure(backend, [PLAIN, *job.variants], items, job.plan, samples, progress)
     except BaseException as error:
         stopped = error
-    cells, overall = summarise(samples, [arm.name for arm in order.arms])
+    cells, overall = summarize(samples, [variant.name for variant in job.variants])
     if stopped is not None and not cells:
-        raise stopped  # there is nothing to leave
-    result = Result(
-        order.bench,
-        order.conditions,
-        cells,
-        overall,
+        raise stopped  # nothing was finished
+    result = BenchResult(
+        bench=job.bench,
+        conditions=job.conditions,
+        cells=cells,
+        overall=overall,
         complete=stopped is None,
         prompts=tuple(item.id for item in items),
         left_out=tuple(item.id for item in left_out),
-        texts=records(samples, stage.spell),
+        transcripts=transcripts_of(samples, backend.decode),
     )
-    return Finished(result, stopped)
+    return FinishedRun(result, stopped)

@@ -1,4 +1,4 @@
-"""A server of our own to be loaded, in a process of its own."""
+"""A `foretell serve` process for load tests."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import IO, Any, NamedTuple
 from foretell.errors import ForetellError
 
 COMMAND = (sys.executable, "-m", "foretell", "serve")
-LISTENS = re.compile(r"http://\S+:\d+")
-STOPPING = 60.0  # seconds it gets to let texts finish
+URL = re.compile(r"http://\S+:\d+")
+STOP_SECONDS = 60.0  # to finish running requests
 
 
-class OwnServer(NamedTuple):
-    """Where it listens, and which process it is."""
+class ServerProcess(NamedTuple):
+    """URL and process id of a server."""
 
     url: str
     pid: int
 
 
 @contextmanager
-def own_server(settings: Mapping[str, Any]) -> Iterator[OwnServer]:
-    """`foretell serve` on a free port of this machine. It stops when the caller is done."""
-    words = [*COMMAND, "--port", "0", *flags(settings)]
+def start_server(settings: Mapping[str, Any]) -> Iterator[ServerProcess]:
+    """Start `foretell serve` on a free local port and stop it at the end of the context."""
+    command = [*COMMAND, "--port", "0", *flags(settings)]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            yield OwnServer(_address(process, log), process.pid)
+            yield ServerProcess(_address(process, log), process.pid)
         finally:
             _stop(process)
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as they are typed."""
+    """Return settings as command-line flags."""
     found: list[str] = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
@@ -51,12 +51,12 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 
 def _address(process: subprocess.Popen[str], log: IO[str]) -> str:
     assert process.stdout is not None
-    found = LISTENS.search(process.stdout.readline())
+    found = URL.search(process.stdout.readline())
     if found is None:
         process.wait()
         log.seek(0)
-        said = log.read().strip().splitlines() or ["it said nothing"]
-        raise ForetellError(f"the server did not start: {said[-1].removeprefix('foretell: ')}")
+        lines = log.read().strip().splitlines() or ["no output"]
+        raise ForetellError(f"the server did not start: {lines[-1].removeprefix('foretell: ')}")
     return found[0]
 
 
@@ -64,7 +64,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(STOPPING)
+        process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

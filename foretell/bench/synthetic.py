@@ -1,67 +1,59 @@
-"""The engine alone, at a set acceptance: tokens a step against the law, and texts apart against texts in step."""
+"""`bench synthetic`: the engine at a given acceptance rate, with per-sequence and with batch-wide acceptance."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, Protocol
 
-from foretell.bench.intervals import (
-    Estimate,
-    Overall,
-    Pairs,
-    as_row,
-    interval,
-    mean_ratio,
-    over_all,
-    over_rounds,
-    shown,
-)
-from foretell.bench.measure import PLAIN, Batch, BatchBackend, BatchResult, Variant, Watch, rotated
-from foretell.bench.never_slower_grid import ORACLE
-from foretell.bench.prompt import BenchPrompt
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.utils.speculation_math import expected_tokens
 
-TOLERANCE = 0.02
-# Whether each text keeps what stands of its own draft, or all keep what stands of every draft, as engines do that
-# advance a batch in step.
+from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds, shown
+from .measure import PLAIN, Batch, BatchBackend, BatchResult, ProgressCallback, Variant, rotated
+from .metrics import OverallRow, as_row, json_name, mean_over_cells
+from .never_slower_grid import ORACLE
+from .prompt import BenchPrompt
+
+TOLERANCE = 0.02  # relative error of tokens per step
+# `sequence`: each sequence keeps its own accepted tokens. `batch`: all keep the fewest accepted tokens of the batch, as
+# in engines that advance a batch in lockstep.
 Mode = Literal["sequence", "batch"]
 MODES: tuple[Mode, ...] = ("sequence", "batch")
+MODE_LABELS = {"sequence": "per sequence", "batch": "lockstep"}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How often guesses stand, how many are made, and who keeps what stands."""
+class SyntheticSetting:
+    """Acceptance rate, draft length, and whether sequences accept on their own."""
 
     rate: float
     length: int
     mode: Mode
 
     @property
-    def arm(self) -> Variant:
-        words = "each text by itself" if self.mode == "sequence" else "all in step"
-        name = f"{self.length} guesses right at {self.rate:g}, {words}"
+    def variant(self) -> Variant:
+        name = f"{self.length} draft tokens accepted at {self.rate:g}, {MODE_LABELS[self.mode]}"
         return Variant(name, SpeculationConfig(drafter=ORACLE, num_speculative_tokens=self.length))
 
     def expected(self, batch: int) -> float:
-        """In step, a guess stands where that of every text does."""
+        """Return the expected tokens per step; in `batch` mode every sequence must accept a position."""
         return expected_tokens(self.rate if self.mode == "sequence" else self.rate**batch, self.length)
 
 
 @dataclass(frozen=True)
 class SyntheticPlan:
-    """What is measured, and how much of it."""
+    """Settings of a run and its extent."""
 
     rates: tuple[float, ...] = (0.5, 0.8, 0.95)
     lengths: tuple[int, ...] = (4, 8)
     batches: tuple[int, ...] = (1, 8, 32)
     max_tokens: int = 96
-    texts: int = 8  # at least; a larger batch has more
+    min_sequences: int = 8  # a larger batch has more
     rounds: int = 3
 
     def __post_init__(self) -> None:
@@ -74,33 +66,33 @@ class SyntheticPlan:
         for name in ("lengths", "batches"):
             if any(value < 1 for value in getattr(self, name)):
                 raise RequestError(name, "must be 1 or more each")
-        for name in ("texts", "rounds"):
-            if getattr(self, name) < 1:
-                raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
+        for name, value in (("texts", self.min_sequences), ("rounds", self.rounds)):
+            if value < 1:
+                raise RequestError(name, f"must be 1 or more, not {value}")
         if self.max_tokens < 2 * max(self.lengths):
             raise RequestError("max_tokens", f"must be at least twice the longest draft, not {self.max_tokens}")
 
     @property
-    def settings(self) -> list[Setting]:
-        return [Setting(*each) for each in itertools.product(self.rates, self.lengths, MODES)]
+    def settings(self) -> list[SyntheticSetting]:
+        return [SyntheticSetting(*each) for each in itertools.product(self.rates, self.lengths, MODES)]
 
 
-QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=40, texts=4, rounds=2)
+QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=40, min_sequences=4, rounds=2)
 
 
-class SyntheticStage(BatchBackend, Protocol):
-    """A stage that tells how far drafts stood."""
+class SyntheticBatchBackend(BatchBackend, Protocol):
+    """A batch backend that counts accepted tokens of drafts."""
 
-    def take_drafts(self, arm: Variant) -> Counter[int]:
-        """Whole ones since it was last asked, by how many of their guesses stood."""
+    def take_drafts(self, variant: Variant) -> Counter[int]:
+        """Return and reset the counts of full-length drafts by accepted tokens."""
 
 
 @dataclass(frozen=True)
 class SyntheticCell:
-    """One setting at one batch size.
+    """The result of one setting at one batch size.
 
-    `accepted_per_step` is the mean over steps with a whole draft, `off` its distance from the law as a share; `speedup`
-    plain decoding's time a token over this one's.
+    `accepted_per_step` is the mean over steps with a full-length draft, `off` its relative error against the expected
+    value. `speedup` is the time per token of plain decoding over that of this setting.
     """
 
     rate: float
@@ -116,18 +108,18 @@ class SyntheticCell:
     tokens_per_second: float
     plain_tokens_per_second: float
     same_text: bool
-    ratios: Pairs = ()  # by batch and round, so that an interval can be computed again
-    estimate: Estimate | None = field(default=None, repr=False)
+    ratios: Pairs = ()  # by batch and round, to recompute intervals from
+    estimate: Estimate | None = field(default=None, repr=False, metadata=json_name(None))
 
     @property
     def holds(self) -> bool:
-        """In step there are too few draws to tell: a batch makes one."""
+        """Return whether the error is within tolerance; in `batch` mode there are too few samples, one per batch."""
         return self.mode == "batch" or self.off <= TOLERANCE
 
 
 @dataclass(frozen=True)
-class SyntheticFindings:
-    """All that one run found, and what ended it before its time."""
+class SyntheticResult:
+    """The result of one run, and the exception that stopped it early."""
 
     conditions: dict[str, Any]
     cells: tuple[SyntheticCell, ...]
@@ -138,10 +130,10 @@ class SyntheticFindings:
         return all(cell.same_text for cell in self.cells)
 
     @property
-    def overall(self) -> tuple[Overall, ...]:
-        """Texts apart and texts in step, over all rates, lengths and batch sizes."""
+    def overall(self) -> tuple[OverallRow, ...]:
+        """Return the mean of each mode over all rates, lengths and batch sizes."""
         by_mode = {mode: [cell for cell in self.cells if cell.mode == mode] for mode in MODES}
-        return tuple(over_all(mode, cells) for mode, cells in by_mode.items() if cells)
+        return tuple(mean_over_cells(mode, cells) for mode, cells in by_mode.items() if cells)
 
     @property
     def holds(self) -> bool:
@@ -155,69 +147,77 @@ class SyntheticFindings:
             "same_text": self.same_text,
             "within_tolerance": self.holds,
             "tolerance": TOLERANCE,
-            "overall": [asdict(each) for each in self.overall],
+            "overall": [as_row(each) for each in self.overall],
             "cells": [as_row(cell) for cell in self.cells],
         }
 
 
 @dataclass
-class _Record:
-    """What one arm wrote at one batch size: for each batch its rounds."""
+class _VariantRecord:
+    """Results of one variant at one batch size, by batch and round."""
 
-    written: list[list[BatchResult]]
+    results: list[list[BatchResult]]
     drafts: Counter[int] = field(default_factory=Counter)
 
 
 def run_synthetic(
-    stage: SyntheticStage, items: Sequence[BenchPrompt], plan: SyntheticPlan, watch: Watch, conditions: dict[str, Any]
-) -> SyntheticFindings:
-    """Every batch size. Whatever stops it leaves those that were finished."""
+    backend: SyntheticBatchBackend,
+    items: Sequence[BenchPrompt],
+    plan: SyntheticPlan,
+    progress: ProgressCallback,
+    conditions: dict[str, Any],
+) -> SyntheticResult:
+    """Measure every batch size; a stopped run keeps the finished ones."""
     cells: list[SyntheticCell] = []
     stopped: BaseException | None = None
-    rounds = plan.rounds + 1  # the first warms up and is dropped
+    rounds = plan.rounds + 1  # the first is warm-up and dropped
     endless = [replace(item, sampling={"ignore_eos": True}, schema=None) for item in items]
     try:
-        for place, batch in enumerate(plan.batches):
-            batches = stage.prepare(endless, 0.0, batch, -(-plan.texts // batch))
+        for index, batch in enumerate(plan.batches):
+            batches = backend.prepare(endless, 0.0, batch, -(-plan.min_sequences // batch))
 
-            def tell(done: int, size: int = batch, before: int = place * rounds) -> None:
-                watch(before + done, len(plan.batches) * rounds, f"{size} at once")
+            def report_round(done: int, size: int = batch, before: int = index * rounds) -> None:
+                progress(before + done, len(plan.batches) * rounds, f"batch {size}")
 
-            cells += measure_batch(stage, batch, batches, plan, tell)
-        watch(len(plan.batches) * rounds, len(plan.batches) * rounds, "done")
+            cells += measure_batch(backend, batch, batches, plan, report_round)
+        progress(len(plan.batches) * rounds, len(plan.batches) * rounds, "done")
     except BaseException as error:
         if not cells:
-            raise  # there is nothing to leave
+            raise  # nothing was finished
         stopped = error
-    return SyntheticFindings(conditions, tuple(cells), stopped)
+    return SyntheticResult(conditions, tuple(cells), stopped)
 
 
 def measure_batch(
-    stage: SyntheticStage, batch: int, batches: Sequence[Batch], plan: SyntheticPlan, tell: Any
+    backend: SyntheticBatchBackend,
+    batch: int,
+    batches: Sequence[Batch],
+    plan: SyntheticPlan,
+    report_round: Callable[[int], None],
 ) -> list[SyntheticCell]:
-    """All settings at one batch size, interleaved with plain decoding."""
-    arms = {PLAIN.name: PLAIN} | {setting.arm.name: setting.arm for setting in plan.settings}
-    records = {name: _Record([[] for _ in batches]) for name in arms}
+    """Measure all settings at one batch size, interleaved with plain decoding."""
+    variants = {PLAIN.name: PLAIN} | {setting.variant.name: setting.variant for setting in plan.settings}
+    records = {name: _VariantRecord([[] for _ in batches]) for name in variants}
     for number in range(plan.rounds + 1):
-        tell(number)
-        stage.refresh([arm for arm in arms.values() if arm != PLAIN])
-        for place, texts in enumerate(batches):
-            for arm in rotated(list(arms.values()), place + number):
-                together = stage.write(arm, texts)
-                drafts = stage.take_drafts(arm)
+        report_round(number)
+        backend.reset([variant for variant in variants.values() if variant != PLAIN])
+        for index, jobs in enumerate(batches):
+            for variant in rotated(list(variants.values()), index + number):
+                result = backend.generate(variant, jobs)
+                drafts = backend.take_drafts(variant)
                 if number:
-                    records[arm.name].written[place].append(together)
-                    records[arm.name].drafts += drafts
-    return [cell_of(setting, batch, records[setting.arm.name], records[PLAIN.name]) for setting in plan.settings]
+                    records[variant.name].results[index].append(result)
+                    records[variant.name].drafts += drafts
+    return [cell_of(setting, batch, records[setting.variant.name], records[PLAIN.name]) for setting in plan.settings]
 
 
-def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> SyntheticCell:
-    """What one setting's texts say beside plain ones."""
+def cell_of(setting: SyntheticSetting, batch: int, ours: _VariantRecord, plain: _VariantRecord) -> SyntheticCell:
+    """Compare the results of one setting with plain ones."""
     drafts = ours.drafts.total()
-    found = sum((stood + 1) * count for stood, count in ours.drafts.items()) / drafts if drafts else 0.0
+    found = sum((accepted + 1) * count for accepted, count in ours.drafts.items()) / drafts if drafts else 0.0
     expected = setting.expected(batch)
-    pairs = [list(zip(*each, strict=True)) for each in zip(plain.written, ours.written, strict=True)]
-    ratios = [[one.a_token / other.a_token for one, other in rounds] for rounds in pairs]
+    pairs = [list(zip(*each, strict=True)) for each in zip(plain.results, ours.results, strict=True)]
+    ratios = [[one.seconds_per_token / other.seconds_per_token for one, other in rounds] for rounds in pairs]
     estimate = over_rounds(ratios)
     return SyntheticCell(
         **asdict(setting),
@@ -228,50 +228,49 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
         off=abs(found / expected - 1),
         speedup=mean_ratio(estimate, ratios),
         speedup_interval=interval(estimate),
-        tokens_per_second=1 / median(each.a_token for rounds in ours.written for each in rounds),
-        plain_tokens_per_second=1 / median(each.a_token for rounds in plain.written for each in rounds),
-        same_text=all(one.texts == other.texts for rounds in pairs for one, other in rounds),
+        tokens_per_second=1 / median(each.seconds_per_token for rounds in ours.results for each in rounds),
+        plain_tokens_per_second=1 / median(each.seconds_per_token for rounds in plain.results for each in rounds),
+        same_text=all(one.outputs == other.outputs for rounds in pairs for one, other in rounds),
         ratios=ratios,
         estimate=estimate,
     )
 
 
-HEAD = ("right", "guesses", "at once", "kept", "accepted per step", "by the law", "off", "ratio to plain", "same text")
-WORDS = {"sequence": "each text by itself", "batch": "all in step"}
+HEAD = ("rate", "draft length", "batch", "acceptance", "accepted per step", "expected", "error", "speedup", "same text")
 
 
-def markdown(findings: SyntheticFindings) -> str:
-    """A row for each setting and batch size."""
-    lines = [HEAD, ["---:"] * 3 + ["---"] + ["---:"] * 4 + ["---"], *map(_row, findings.cells)]
+def markdown(result: SyntheticResult) -> str:
+    """Format a table with a row for each setting and batch size."""
+    lines = [HEAD, ["---:"] * 3 + ["---"] + ["---:"] * 4 + ["---"], *map(_row, result.cells)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def remarks(findings: SyntheticFindings) -> list[str]:
-    """What a reader of the table must know."""
+def remarks(result: SyntheticResult) -> list[str]:
+    """Return the notes below the table."""
     lines = [
-        "An oracle made the guesses: this is the engine's speed at a known acceptance, and no model's.",
-        "The law: (1 - a^(k+1)) / (1 - a) tokens a step where each of k guesses is right with a chance of a; all in "
-        "step, a guess counts where it stands for every text of the batch. Steps with fewer than k guesses are left "
-        "out of accepted per step.",
+        "An oracle drafted: this is the speed of the engine at a known acceptance rate, not that of a drafter.",
+        "Expected: (1 - a^(k+1)) / (1 - a) tokens per step if each of k draft tokens is accepted with probability a; "
+        "in lockstep, a draft token counts if every sequence of the batch accepts its position. Steps with fewer "
+        "than k draft tokens are left out of accepted per step.",
     ]
-    for batch in dict.fromkeys(cell.batch for cell in findings.cells):
-        gains = [f"{a.speedup / b.speedup:.2f}" for a, b in _pairs(findings, batch)]
+    for batch in dict.fromkeys(cell.batch for cell in result.cells):
+        gains = [f"{a.speedup / b.speedup:.2f}" for a, b in _pairs(result, batch)]
         if gains:
-            lines.append(f"{batch} at once: each text by itself is {', '.join(gains)} times as fast as all in step.")
-    for cell in findings.cells:
-        where = f"{cell.length} guesses right at {cell.rate:g}, {cell.batch} at once, {WORDS[cell.mode]}"
+            lines.append(f"Batch {batch}: acceptance per sequence is {', '.join(gains)} times as fast as lockstep.")
+    for cell in result.cells:
+        where = f"{cell.length} draft tokens accepted at {cell.rate:g}, batch {cell.batch}, {MODE_LABELS[cell.mode]}"
         if not cell.holds:
-            lines.append(f"OFF THE LAW by {cell.off:.1%} (at most {TOLERANCE:.0%} will do): {where}.")
+            lines.append(f"OFF THE EXPECTED VALUE by {cell.off:.1%} (at most {TOLERANCE:.0%} is allowed): {where}.")
         if not cell.same_text:
             lines.append(f"NOT THE SAME TEXT: {where}.")
-    if findings.stopped is not None:
-        lines.append("Stopped before the end: the table has what was finished.")
+    if result.stopped is not None:
+        lines.append("Stopped early: the table has the finished part.")
     return lines
 
 
-def _pairs(findings: SyntheticFindings, batch: int) -> list[tuple[SyntheticCell, SyntheticCell]]:
-    """The same guesses, kept text by text and in step."""
-    found = {(cell.rate, cell.length, cell.mode): cell for cell in findings.cells if cell.batch == batch}
+def _pairs(result: SyntheticResult, batch: int) -> list[tuple[SyntheticCell, SyntheticCell]]:
+    """Return the cells of equal settings as pairs (per sequence, lockstep)."""
+    found = {(cell.rate, cell.length, cell.mode): cell for cell in result.cells if cell.batch == batch}
     return [(cell, found[rate, length, "batch"]) for (rate, length, mode), cell in found.items() if mode == "sequence"]
 
 
@@ -280,7 +279,7 @@ def _row(cell: SyntheticCell) -> list[str]:
         f"{cell.rate:g}",
         str(cell.length),
         str(cell.batch),
-        WORDS[cell.mode],
+        MODE_LABELS[cell.mode],
         f"{cell.accepted_per_step:.2f}",
         f"{cell.expected_per_step:.2f}",
         f"{cell.off:.1%}",

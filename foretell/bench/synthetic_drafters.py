@@ -1,4 +1,4 @@
-"""Drafters whose worth is known beforehand, to hold the controller to."""
+"""Synthetic drafters of known quality, to test the controller and the engine with."""
 
 from __future__ import annotations
 
@@ -8,102 +8,103 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Tokens
 from time import sleep
 
-from foretell.bench.never_slower_grid import ORACLE, USELESS
-from foretell.bench.synthetic import Setting
 from foretell.draft.base import Drafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.types import Budget, Draft, Sequence, StepResult
 
-ORACLE_ERRS = 0.2
-USELESS_COSTS = 0.1  # of a plain step, for each token it guesses
+from .never_slower_grid import ORACLE, USELESS
+from .synthetic import SyntheticSetting
 
-Texts = Mapping[tuple[int, ...], Tokens[int]]  # what plain decoding writes after each prompt
+ORACLE_ERROR_RATE = 0.2  # of its draft tokens
+USELESS_TOKEN_COST = 0.1  # fraction of a plain step per draft token
+
+Outputs = Mapping[tuple[int, ...], Tokens[int]]  # outputs of plain decoding by prompt
 
 
 class UselessDrafter(OracleDrafter):
-    """Knows each text and says another, and takes its time. It does not guess for nothing, so nobody can look first."""
+    """A slow drafter that is always wrong. Its drafts are not free, so the controller cannot poll them."""
 
     name = USELESS
 
-    def __init__(self, texts: Texts, vocab: int, seconds: float, rest: Callable[[float], None] = sleep) -> None:
-        """`seconds` are those of a guess; texts are guessed side by side, as a model would."""
-        super().__init__(texts, vocab, error_rate=1.0)
-        self.seconds, self.rest = seconds, rest
+    def __init__(self, outputs: Outputs, vocab: int, seconds: float, wait: Callable[[float], None] = sleep) -> None:
+        """`seconds` is the time per draft token; sequences are drafted in a batch, as a model would."""
+        super().__init__(outputs, vocab, error_rate=1.0)
+        self.seconds, self.wait = seconds, wait
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = super().propose(seqs, budgets)
         longest = max(map(len, drafts), default=0)
         if longest:
-            self.rest(longest * self.seconds)
+            self.wait(longest * self.seconds)
         return drafts
 
 
-def stand_in(name: str, texts: Texts, vocab: int, step: float) -> Drafter:
-    """The one of that name; `step` is what a plain step takes."""
+def synthetic_drafter(name: str, outputs: Outputs, vocab: int, step_seconds: float) -> Drafter:
+    """Return the synthetic drafter of that name; `step_seconds` is the time of a plain step."""
     if name == ORACLE:
-        return OracleDrafter(texts, vocab, ORACLE_ERRS)
-    assert name == USELESS, f"{name} is no stand-in"
-    return UselessDrafter(texts, vocab, USELESS_COSTS * step)
+        return OracleDrafter(outputs, vocab, ORACLE_ERROR_RATE)
+    assert name == USELESS, f"{name} is not a synthetic drafter"
+    return UselessDrafter(outputs, vocab, USELESS_TOKEN_COST * step_seconds)
 
 
-GOLDEN = (5**0.5 - 1) / 2  # of all steps along a circle the one that leaves the smallest gaps
-SEED = 0  # every round draws the same
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # additive recurrence with the lowest discrepancy
+SEED = 0  # equal in every round
 
 
 class SetRateOracle(OracleDrafter):
-    """Knows each text. Each guess stands with the set rate, as far as those before it do.
+    """An oracle whose draft tokens are accepted at a given rate, each if those before it are.
 
-    Where texts are apart, how many stand is spread evenly over that law, draft by draft, so that little is left to
-    luck. In step, texts must be independent of each other, and luck stays. `drafts` counts whole drafts by how far they
-    stood; in step those made while all texts were there.
+    In `sequence` mode the accepted lengths follow a low-discrepancy sequence, which leaves little variance. In `batch`
+    mode sequences must be independent of each other, so they are random. `drafts` counts full-length drafts by accepted
+    tokens; in `batch` mode only those of steps with all sequences.
     """
 
-    def __init__(self, texts: Texts, vocab: int, setting: Setting, batch: int) -> None:
-        super().__init__(texts, vocab)
+    def __init__(self, outputs: Outputs, vocab: int, setting: SyntheticSetting, batch: int) -> None:
+        super().__init__(outputs, vocab)
         self.setting, self.batch = setting, batch
         self.drafts: Counter[int] = Counter()
-        self._free = free_draws()
-        self._whole = even_draws() if setting.mode == "sequence" else self._free
+        self._random = uniforms()
+        self._full_length = low_discrepancy() if setting.mode == "sequence" else self._random
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        standing = [self._stand(budget.depth) for budget in budgets]
+        accepted = [self._num_accepted(budget.depth) for budget in budgets]
         if self.setting.mode == "batch":
-            fewest = min(count for count, budget in zip(standing, budgets, strict=True) if budget.depth)
-            standing = [fewest] * len(seqs)
-        return [self._draft(*each) for each in zip(seqs, budgets, standing, strict=True)]
+            fewest = min(count for count, budget in zip(accepted, budgets, strict=True) if budget.depth)
+            accepted = [fewest] * len(seqs)
+        return [self._draft(*each) for each in zip(seqs, budgets, accepted, strict=True)]
 
-    def observe(self, outcomes: list[StepResult]) -> None:
-        whole = [each.verify_result for each in outcomes if len(each.draft) == self.setting.length]
-        if self.setting.mode == "sequence" or len(whole) == self.batch:
-            self.drafts.update(len(verdict.accepted_path) for verdict in whole if verdict is not None)
+    def observe(self, results: list[StepResult]) -> None:
+        full = [each.verify_result for each in results if len(each.draft) == self.setting.length]
+        if self.setting.mode == "sequence" or len(full) == self.batch:
+            self.drafts.update(len(result.accepted_path) for result in full if result is not None)
 
-    def _stand(self, nodes: int) -> int:
-        """How many of so many guesses stand."""
+    def _num_accepted(self, nodes: int) -> int:
+        """Sample how many of `nodes` draft tokens are accepted."""
         if not nodes:
             return 0
-        drawn = next(self._whole if nodes == self.setting.length else self._free)
-        count, chance = 0, self.setting.rate
-        while count < nodes and drawn < chance:
-            count, chance = count + 1, chance * self.setting.rate
+        uniform = next(self._full_length if nodes == self.setting.length else self._random)
+        count, probability = 0, self.setting.rate
+        while count < nodes and uniform < probability:
+            count, probability = count + 1, probability * self.setting.rate
         return count
 
-    def _draft(self, seq: Sequence, budget: Budget, standing: int) -> Draft:
-        text = list(self.texts[seq.request.prompt][seq.num_output_tokens : seq.num_output_tokens + budget.depth])
-        if standing < len(text):
-            text[standing] = (text[standing] + 1) % self.vocab
-        return Draft.chain(text, self.name)
+    def _draft(self, seq: Sequence, budget: Budget, accepted: int) -> Draft:
+        tokens = list(self.texts[seq.request.prompt][seq.num_output_tokens : seq.num_output_tokens + budget.depth])
+        if accepted < len(tokens):
+            tokens[accepted] = (tokens[accepted] + 1) % self.vocab
+        return Draft.chain(tokens, self.name)
 
 
-def even_draws() -> Iterator[float]:
-    """Numbers from 0 to 1, as many in any part of it as is its length, whenever they are counted."""
+def low_discrepancy() -> Iterator[float]:
+    """Yield a low-discrepancy sequence in [0, 1): every interval gets its share at any time."""
     value = 0.5
     while True:
-        value = (value + GOLDEN) % 1
+        value = (value + GOLDEN_RATIO) % 1
         yield value
 
 
-def free_draws() -> Iterator[float]:
-    """Numbers from 0 to 1 that know nothing of each other."""
+def uniforms() -> Iterator[float]:
+    """Yield independent uniforms in [0, 1)."""
     rng = random.Random(SEED)
     while True:
         yield rng.random()

@@ -1,4 +1,4 @@
-"""What was asked and what was written, for whoever wants to read it."""
+"""Transcripts: prompts with the output of each variant, marked by the drafter that proposed each token."""
 
 from __future__ import annotations
 
@@ -10,73 +10,76 @@ from foretell.types import TARGET
 
 from .measure import PLAIN, Sample, TimedOutput
 
-Spell = Callable[[Sequence[int]], list[str]]
+Decode = Callable[[Sequence[int]], list[str]]
 
 
 @dataclass(frozen=True)
-class Version:
-    """A text as one arm wrote it: words with who proposed them."""
+class TranscriptVersion:
+    """The output of one variant as runs of (origin, text)."""
 
-    arm: str
+    variant: str
     runs: tuple[tuple[str, str], ...]
     tokens: int
-    guessed: int  # of them, those that a drafter proposed
-    same: bool | None = None  # as plain decoding; None where that is not promised
+    drafted: int  # tokens that a drafter proposed
+    same: bool | None = None  # equal to plain decoding; None where that is not promised
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return "".join(words for _, words in self.runs)
 
 
 @dataclass(frozen=True)
-class TextRecord:
-    """One text, by every arm; plain decoding comes first."""
+class Transcript:
+    """One prompt with the output of every variant, plain decoding first."""
 
-    item: str
+    prompt_id: str
     task: str
     turn: int
     temperature: float | None
     prompt: str
-    versions: tuple[Version, ...]
+    versions: tuple[TranscriptVersion, ...]
 
 
-def records(samples: Sequence[Sample], spell: Spell) -> tuple[TextRecord, ...]:
-    """The texts of the first round that every arm finished, the smallest batches alone: larger ones ask the same."""
-    smallest = min((each.job.batch for each in samples), default=1)
+def transcripts_of(samples: Sequence[Sample], decode: Decode) -> tuple[Transcript, ...]:
+    """Return the transcripts of the first round at the smallest batch size; larger batches have the same prompts."""
+    smallest = min((each.job.batch_size for each in samples), default=1)
     found: dict[tuple[str, int, float | None], list[Sample]] = {}
     for each in samples:
-        if each.round == 0 and each.job.batch == smallest:
-            found.setdefault((each.job.item, each.job.turn, each.temperature), []).append(each)
-    whole = [group for group in found.values() if any(each.arm == PLAIN.name for each in group)]
-    arms = list(dict.fromkeys((PLAIN.name, *(each.arm for each in samples))))
-    return tuple(record for group in whole for record in _records(group, arms, spell))
+        if each.round == 0 and each.job.batch_size == smallest:
+            found.setdefault((each.job.prompt_id, each.job.turn, each.temperature), []).append(each)
+    complete = [group for group in found.values() if any(each.variant == PLAIN.name for each in group)]
+    variants = list(dict.fromkeys((PLAIN.name, *(each.variant for each in samples))))
+    return tuple(record for group in complete for record in _records(group, variants, decode))
 
 
-def _records(group: Sequence[Sample], arms: Sequence[str], spell: Spell) -> list[TextRecord]:
-    """One for each of the texts that were written side by side."""
-    ranked = sorted(group, key=lambda each: arms.index(each.arm))
-    plain = ranked[0].written
-    found: list[TextRecord] = []
-    for place, job in enumerate(ranked[0].job.all):
-        versions = tuple(_version(each, place, plain, spell) for each in ranked)
-        prompt = "".join(spell(job.prompt))
-        found.append(TextRecord(job.item, job.task, job.turn, ranked[0].temperature, prompt, versions))
+def _records(group: Sequence[Sample], variants: Sequence[str], decode: Decode) -> list[Transcript]:
+    """Return one transcript for each sequence of a batch."""
+    ranked = sorted(group, key=lambda each: variants.index(each.variant))
+    plain = ranked[0].output
+    found: list[Transcript] = []
+    for index, job in enumerate(ranked[0].job.jobs):
+        versions = tuple(_version(each, index, plain, decode) for each in ranked)
+        prompt = "".join(decode(job.prompt))
+        found.append(Transcript(job.prompt_id, job.task, job.turn, ranked[0].temperature, prompt, versions))
     return found
 
 
-def _version(sample: Sample, place: int, plain: TimedOutput, spell: Spell) -> Version:
-    tokens, origins = _part(sample.written, place)
-    promised = sample.arm != PLAIN.name and sample.written.promised
-    words = zip(origins, spell(tokens), strict=True)
-    runs = tuple((who, "".join(word for _, word in run)) for who, run in groupby(words, key=lambda pair: pair[0]))
-    guessed = sum(origin != TARGET for origin in origins)
-    return Version(sample.arm, runs, len(tokens), guessed, tokens == _part(plain, place)[0] if promised else None)
+def _version(sample: Sample, index: int, plain: TimedOutput, decode: Decode) -> TranscriptVersion:
+    tokens, origins = _part(sample.output, index)
+    must_match = sample.variant != PLAIN.name and sample.output.must_match
+    pieces = zip(origins, decode(tokens), strict=True)
+    runs = tuple(
+        (origin, "".join(text for _, text in run)) for origin, run in groupby(pieces, key=lambda pair: pair[0])
+    )
+    drafted = sum(origin != TARGET for origin in origins)
+    same = tokens == _part(plain, index)[0] if must_match else None
+    return TranscriptVersion(sample.variant, runs, tokens=len(tokens), drafted=drafted, same=same)
 
 
-def _part(written: TimedOutput, place: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens of one of several texts, and who proposed them."""
-    lengths = written.lengths or (len(written.tokens),)
-    start = sum(lengths[:place])
-    end = start + lengths[place]
-    origins = written.origins or (TARGET,) * len(written.tokens)
-    return written.tokens[start:end], origins[start:end]
+def _part(output: TimedOutput, index: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the tokens of one sequence of a batch, and the origin of each."""
+    lengths = output.lengths or (len(output.tokens),)
+    start = sum(lengths[:index])
+    end = start + lengths[index]
+    origins = output.origins or (TARGET,) * len(output.tokens)
+    return output.tokens[start:end], origins[start:end]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from foretell import __version__
 from foretell.bench.check import MAX_TOKENS, TASKS, run_check
 from foretell.bench.peers import Endpoint
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 
 from .bench_common import add_result_arguments, print_report
 from .common import Command
 
 if TYPE_CHECKING:
-    from foretell.bench.check import CheckFindings
+    from foretell.bench.check import CheckResult
     from foretell.bench.prompt import BenchPrompt
 
 FAILED = 1  # exit code if a request failed or an output differs
@@ -31,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.progress import Progress
+    from foretell.bench.progress import ProgressBar
 
-    endpoint = Endpoint.named(args.url, args.api_key)
-    endpoint.meet()
-    found = run_check(endpoint, short_prompts(), Progress(), conditions(endpoint))
+    endpoint = Endpoint.parse(args.url, args.api_key)
+    endpoint.connect()
+    found = run_check(endpoint, short_prompts(), ProgressBar(), conditions(endpoint))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
 def short_prompts() -> list[BenchPrompt]:
     """Return the two shortest prompts of each task, one of each first."""
     ranked = sorted(load("own", tasks=TASKS), key=lambda item: len(str(item.messages)))
-    items, _ = take(sorted(ranked, key=lambda item: TASKS.index(item.task)), 2, lambda item: True)
+    items, _ = select(sorted(ranked, key=lambda item: TASKS.index(item.task)), 2, lambda item: True)
     return [*items[::2], *items[1::2]]
 
 
-def report(args: argparse.Namespace, found: CheckFindings) -> None:
+def report(args: argparse.Namespace, found: CheckResult) -> None:
     from foretell.bench.check import markdown, remarks
     from foretell.bench.page.check import page
 

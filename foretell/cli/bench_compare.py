@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from foretell import __version__
 from foretell.bench.compare import QUICK, ComparePlan
 from foretell.bench.peers import Endpoint, check_names
-from foretell.bench.workloads import OWN, load, take
+from foretell.bench.workloads import OWN, load, select
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
@@ -20,7 +20,7 @@ from .bench_common import add_result_arguments, add_workload_arguments, open_tar
 from .common import Command
 
 if TYPE_CHECKING:
-    from foretell.bench.compare import CompareFindings
+    from foretell.bench.compare import CompareResult
     from foretell.bench.peers import Peer
     from foretell.bench.prompt import BenchPrompt
 
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from foretell.bench.compare import run_compare
-    from foretell.bench.progress import Progress
+    from foretell.bench.progress import ProgressBar
 
     plan, items = plan_of(args), items_of(args)
     baseline = args.baseline or name_of(args.peers[0])
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         names = [peer.name for peer in peers]
         if baseline not in names:
             raise RequestError("baseline", f"{baseline!r} is not one of the peers; {nearest(baseline, names)}")
-        found = run_compare(peers, items, plan, baseline, Progress(), conditions(args, plan, peers))
+        found = run_compare(peers, items, plan, baseline, ProgressBar(), conditions(args, plan, peers))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -96,12 +96,12 @@ def items_of(args: argparse.Namespace) -> list[BenchPrompt]:
     per_task = (1 if args.quick else PER_TASK) if args.per_task is None else args.per_task
     if per_task < 1:
         raise RequestError("per_task", f"must be 1 or more, not {per_task}")
-    items, _ = take(load(args.asked, args.data, tasks), per_task, lambda item: True)
+    items, _ = select(load(args.asked, args.data, tasks), per_task, lambda item: True)
     return items
 
 
 def name_of(peer: str) -> str:
-    return peer if peer in (*OWN_SERVER, *IN_PROCESS) else Endpoint.named(peer).name
+    return peer if peer in (*OWN_SERVER, *IN_PROCESS) else Endpoint.parse(peer).name
 
 
 def peers_of(args: argparse.Namespace, stack: ExitStack) -> list[Peer]:
@@ -112,8 +112,8 @@ def peers_of(args: argparse.Namespace, stack: ExitStack) -> list[Peer]:
     found: dict[str, Peer] = {}
     for word in args.peers:
         if word not in (*OWN_SERVER, *IN_PROCESS):
-            endpoint = Endpoint.named(word, args.api_key)
-            endpoint.meet()
+            endpoint = Endpoint.parse(word, args.api_key)
+            endpoint.connect()
             found[word] = endpoint
     found |= in_process(args)
     found |= own_servers(args, settings, stack)
@@ -133,20 +133,20 @@ def in_process(args: argparse.Namespace) -> dict[str, Peer]:
 
 def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
     """Start one server, for requests with and without speculation."""
-    from foretell.bench.server_process import own_server
+    from foretell.bench.server_process import start_server
 
     if not any(word in args.peers for word in OWN_SERVER):
         return {}
-    url = stack.enter_context(own_server(settings)).url
+    url = stack.enter_context(start_server(settings)).url
     found: dict[str, Peer] = {}
     for name, extra in ((OURS, {}), (PLAIN, {"speculative": False})):
-        endpoint = Endpoint(name, Endpoint.named(url).address, extra)
-        endpoint.meet()
+        endpoint = Endpoint(name, Endpoint.parse(url).address, extra)
+        endpoint.connect()
         found[name] = endpoint
     return found
 
 
-def report(args: argparse.Namespace, found: CompareFindings) -> None:
+def report(args: argparse.Namespace, found: CompareResult) -> None:
     from foretell.bench.compare import markdown, remarks
     from foretell.bench.page.compare import page
 

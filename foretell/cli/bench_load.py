@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
 from foretell.bench.http_client import Address, ClosedLoop, Level, Poisson
-from foretell.bench.load import AUTO, LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
+from foretell.bench.load import AUTO, LoadPlan, LoadResult, LoadVariant, check_servers, run_load, variants_of
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -81,16 +81,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.progress import Progress
+    from foretell.bench.progress import ProgressBar
 
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     check_settings(args, settings)
     plan = plan_of(args)
     items = load(args.asked, args.data, args.tasks)
     with ExitStack() as stack:
-        arms = arms_of(*servers(args, settings, stack))
-        check(arms, items, plan)
-        found = run_load(arms, items, plan, Progress(), conditions(args, plan, arms, settings))
+        arms = variants_of(*servers(args, settings, stack))
+        check_servers(arms, items, plan)
+        found = run_load(arms, items, plan, ProgressBar(), conditions(args, plan, arms, settings))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -102,11 +102,13 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if found.errors or not found.same_text or slow else 0
 
 
-def slower(found: LoadFindings) -> list[str]:
+def slower(found: LoadResult) -> list[str]:
     """Return the loads at which auto is below `MIN_RATIO` even at the upper end of its confidence interval."""
     below: list[str] = []
     for name in dict.fromkeys(cell.load for cell in found.cells):
-        paces = {c.arm: c.speedup_interval for c in found.cells if c.load == name and c.speedup_interval is not None}
+        paces = {
+            c.variant: c.speedup_interval for c in found.cells if c.load == name and c.speedup_interval is not None
+        }
         auto, others = paces.pop(AUTO, None), [low for low, _ in paces.values()]
         if auto is not None and others and auto[1] < MIN_RATIO * max(others):
             below.append(name)
@@ -143,20 +145,20 @@ def levels(args: argparse.Namespace) -> tuple[Level, ...]:
 
 def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
     """Return the adaptive server and the fixed one, started unless named."""
-    from foretell.bench.server_process import own_server
+    from foretell.bench.server_process import start_server
 
     if args.base_url is not None:
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
         return Address.parse(args.base_url, args.api_key), fixed
-    adaptive = Address.parse(stack.enter_context(own_server(settings)).url)
+    adaptive = Address.parse(stack.enter_context(start_server(settings)).url)
     fixed_length = (0 if args.quick else FIXED) if args.fixed is None else args.fixed
     if not fixed_length:
         return adaptive, None
-    other = stack.enter_context(own_server(settings | {"num_speculative_tokens": fixed_length}))
+    other = stack.enter_context(start_server(settings | {"num_speculative_tokens": fixed_length}))
     return adaptive, Address.parse(other.url)
 
 
-def report(args: argparse.Namespace, found: LoadFindings) -> None:
+def report(args: argparse.Namespace, found: LoadResult) -> None:
     from foretell.bench.load import markdown, remarks
     from foretell.bench.page.load import page
 
@@ -164,7 +166,7 @@ def report(args: argparse.Namespace, found: LoadFindings) -> None:
 
 
 def conditions(
-    args: argparse.Namespace, plan: LoadPlan, arms: list[LoadArm], settings: dict[str, Any]
+    args: argparse.Namespace, plan: LoadPlan, arms: list[LoadVariant], settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe_host

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from foretell import __version__
 from foretell.bench.never_slower_grid import (
     BATCHES,
-    MAIN,
+    MAIN_DRAFTERS,
     QUICK,
-    QUICK_SCENES,
-    Extent,
+    QUICK_CELLS,
+    CellPlan,
     GridCell,
-    all_scenes,
-    arms_to_load,
-    chosen,
+    all_cells,
+    select_cells,
+    variants_to_load,
 )
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig
@@ -26,7 +26,7 @@ from .bench_common import add_result_arguments, integers, names, open_target, pr
 from .common import Command
 
 if TYPE_CHECKING:
-    from foretell.bench.never_slower import Findings
+    from foretell.bench.never_slower import NeverSlowerResult
     from foretell.llm import LLM
 
 BELOW, INCONCLUSIVE = 1, 4  # exit codes
@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_result_arguments(parser)
     group = parser.add_argument_group("cells")
     group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
-    known = f"only these (default: {', '.join(MAIN)}, and at batch 1 all that need no other model)"
+    known = f"only these (default: {', '.join(MAIN_DRAFTERS)}, and at batch 1 all that need no other model)"
     group.add_argument("--drafters", type=names, default=(), metavar="A,B", help=known)
     sizes = ",".join(map(str, BATCHES))
     group.add_argument(
         "--batches", type=integers, default=(), metavar="N,N", help=f"only these batch sizes (default: {sizes})"
     )
-    usual = Extent()
+    usual = CellPlan()
     group.add_argument(
         "--max-tokens",
         type=int,
@@ -54,60 +54,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rounds", type=int, metavar="N", help=f"rounds before the first decision (default: {usual.rounds})"
     )
-    group.add_argument("--most-rounds", type=int, metavar="N", help=f"maximum rounds (default: {usual.most_rounds})")
+    group.add_argument("--most-rounds", type=int, metavar="N", help=f"maximum rounds (default: {usual.max_rounds})")
     add_options(parser.add_argument_group("model"), EngineConfig)
 
 
 def run(args: argparse.Namespace) -> int:
     from foretell.bench import never_slower
-    from foretell.bench.batch_backend import EngineBatches
-    from foretell.bench.drafter_slots import DrafterSlots, open_with
-    from foretell.bench.plan import Plan
-    from foretell.bench.progress import Progress
+    from foretell.bench.batch_backend import EngineBatchBackend
+    from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
+    from foretell.bench.plan import BenchPlan
+    from foretell.bench.progress import ProgressBar
     from foretell.draft.registry import KINDS
 
     extent = extent_of(args)
     target = open_target(args)
-    known = QUICK_SCENES if args.quick else all_scenes(list(KINDS), target.config.layers)
-    scenes = chosen(known, args.tasks, args.drafters, args.batches)
+    known = QUICK_CELLS if args.quick else all_cells(list(KINDS), target.config.layers)
+    scenes = select_cells(known, args.tasks, args.drafters, args.batches)
     items = load("own")
     by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
-    llm = open_with(arms_to_load(scenes), **given_options(args, EngineConfig))
+    llm = load_llm_for(variants_to_load(scenes), **given_options(args, EngineConfig))
     if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
     # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
-    stage = EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))
-    found = never_slower.run(stage, scenes, by_task, extent, Progress(), conditions(llm, scenes, extent))
+    stage = EngineBatchBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=extent.max_tokens, schemas=False))
+    found = never_slower.run(stage, scenes, by_task, extent, ProgressBar(), conditions(llm, scenes, extent))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
     return exit_code(found)
 
 
-def extent_of(args: argparse.Namespace) -> Extent:
+def extent_of(args: argparse.Namespace) -> CellPlan:
     """Return the extent with the values of given flags."""
-    usual = QUICK if args.quick else Extent()
+    usual = QUICK if args.quick else CellPlan()
     rounds = usual.rounds if args.rounds is None else args.rounds
-    most = max(usual.most_rounds, rounds) if args.most_rounds is None else args.most_rounds
+    most = max(usual.max_rounds, rounds) if args.most_rounds is None else args.most_rounds
     length = usual.max_tokens if args.length is None else args.length
-    return replace(usual, rounds=rounds, most_rounds=most, max_tokens=length)
+    return replace(usual, rounds=rounds, max_rounds=most, max_tokens=length)
 
 
-def report(args: argparse.Namespace, found: Findings) -> None:
+def report(args: argparse.Namespace, found: NeverSlowerResult) -> None:
     from foretell.bench.never_slower import markdown, remarks
     from foretell.bench.page.never_slower import page
 
     print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
-def exit_code(found: Findings) -> int:
+def exit_code(found: NeverSlowerResult) -> int:
     """Return the exit code: slower or another output is a failure, inconclusive a warning."""
     if found.verdict == "slower" or not found.same_text:
         return BELOW
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
 
 
-def conditions(llm: LLM, scenes: list[GridCell], extent: Extent) -> dict[str, Any]:
+def conditions(llm: LLM, scenes: list[GridCell], extent: CellPlan) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
@@ -116,7 +116,7 @@ def conditions(llm: LLM, scenes: list[GridCell], extent: Extent) -> dict[str, An
         "model": llm.config.model,
         "lengths": [0, *extent.lengths],
         "max_tokens": extent.max_tokens,
-        "rounds": [extent.rounds, extent.most_rounds],
+        "rounds": [extent.rounds, extent.max_rounds],
         "drafters": list(dict.fromkeys(scene.drafter for scene in scenes)),
         "machine": describe(llm),
     }

@@ -7,7 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.plan import DRAFTERS, OFFLINE, Plan, quick
+from foretell.bench.plan import DRAFTERS, OFFLINE, BenchPlan, quick
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.options import add_options, given_options
@@ -28,7 +28,7 @@ from .common import Command
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
     from foretell.bench.prompt import BenchPrompt
-    from foretell.bench.run import Finished
+    from foretell.bench.run import FinishedRun
     from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
 
@@ -56,16 +56,16 @@ def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_drafters(args: argparse.Namespace) -> int:
-    from foretell.bench.measure import arms_of, default_names
+    from foretell.bench.measure import default_drafters, variants_of
     from foretell.draft.registry import KINDS
 
     plan, items = asked(args, DRAFTERS)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
-    arms = arms_of(args.drafters or (), args.nodes, base)
+    arms = variants_of(args.drafters or (), args.nodes, base)
     check_arms(arms)
     target = open_target(args)
     if not arms:
-        arms = arms_of(default_names(KINDS, target.config.layers, items), args.nodes, base)
+        arms = variants_of(default_drafters(KINDS, target.config.layers, items), args.nodes, base)
     return measure(args, target, arms, plan, items)
 
 
@@ -90,15 +90,15 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    from foretell.bench.measure import grid_of
+    from foretell.bench.measure import variant_grid
 
     plan, items = asked(args, OFFLINE)
-    arms = grid_of(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
+    arms = variant_grid(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
     check_arms(arms)
     return measure(args, open_target(args), arms, plan, items)
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: frozenset[str]) -> None:
+def add_common_arguments(parser: argparse.ArgumentParser, plan: BenchPlan, without: frozenset[str]) -> None:
     """Add the flags of workload, model and speculation."""
     group = parser.add_argument_group("workload")
     add_workload_arguments(group)
@@ -126,10 +126,10 @@ def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: f
     add_options(parser.add_argument_group("speculation"), SpeculationConfig, skip=without | {"workload"})
 
 
-def asked(args: argparse.Namespace, usual: Plan) -> tuple[Plan, list[BenchPrompt]]:
+def asked(args: argparse.Namespace, usual: BenchPlan) -> tuple[BenchPlan, list[BenchPrompt]]:
     """Return the plan and the prompts of the flags."""
     plan = quick(usual) if args.quick else usual
-    plan = plan.but(args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches)
+    plan = plan.override(args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches)
     return plan, load(args.asked, args.data, args.tasks)
 
 
@@ -142,26 +142,26 @@ def check_arms(arms: list[Variant]) -> None:
 
 
 def measure(
-    args: argparse.Namespace, target: ModelSource, arms: list[Variant], plan: Plan, items: list[BenchPrompt]
+    args: argparse.Namespace, target: ModelSource, arms: list[Variant], plan: BenchPlan, items: list[BenchPrompt]
 ) -> int:
     """Run and report; an interruption is raised again after the report."""
-    from foretell.bench.drafter_slots import DrafterSlots, open_with
+    from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.engine_backend import EngineBackend
-    from foretell.bench.progress import Progress
+    from foretell.bench.progress import ProgressBar
     from foretell.bench.run import BenchJob, run
 
-    llm = open_with(arms, **given_options(args, EngineConfig))
+    llm = load_llm_for(arms, **given_options(args, EngineConfig))
     if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
     order = BenchJob(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
-    done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), Progress())
+    done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), ProgressBar())
     report(args, done)
     if done.stopped is not None:
         raise done.stopped
     return 0 if done.result.same_text else OTHER_TEXT
 
 
-def report(args: argparse.Namespace, done: Finished) -> None:
+def report(args: argparse.Namespace, done: FinishedRun) -> None:
     from foretell.bench.page.offline import page
     from foretell.bench.report import markdown, remarks
 
@@ -170,7 +170,7 @@ def report(args: argparse.Namespace, done: Finished) -> None:
 
 
 def conditions(
-    args: argparse.Namespace, llm: LLM, target: ModelSource, arms: list[Variant], plan: Plan
+    args: argparse.Namespace, llm: LLM, target: ModelSource, arms: list[Variant], plan: BenchPlan
 ) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe

@@ -17,7 +17,7 @@ from .bench_common import add_result_arguments, integers, numbers, open_target, 
 from .common import Command
 
 if TYPE_CHECKING:
-    from foretell.bench.synthetic import SyntheticFindings
+    from foretell.bench.synthetic import SyntheticResult
     from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=integers, metavar="N,N", help=f"batch sizes (default: {batches})")
     group.add_argument("--max-tokens", type=int, metavar="N", help=f"output tokens (default: {usual.max_tokens})")
     group.add_argument(
-        "--texts", type=int, metavar="N", help=f"minimum outputs per batch size (default: {usual.texts})"
+        "--texts", type=int, metavar="N", help=f"minimum outputs per batch size (default: {usual.min_sequences})"
     )
     group.add_argument("--rounds", type=int, metavar="N", help=f"repetitions (default: {usual.rounds})")
     group.add_argument("--quick", action="store_true", help="one rate and length: under a minute on an idle machine")
@@ -43,19 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.batch_backend import SyntheticBatches
+    from foretell.bench.batch_backend import SyntheticBackend
     from foretell.bench.drafter_slots import DrafterSlots
-    from foretell.bench.plan import Plan
-    from foretell.bench.progress import Progress
+    from foretell.bench.plan import BenchPlan
+    from foretell.bench.progress import ProgressBar
     from foretell.bench.synthetic import run_synthetic
     from foretell.llm import LLM
 
     plan = plan_of(args)
     target = open_target(args)
     llm = LLM(drafter="ngram", **given_options(args, EngineConfig))
-    settings = {setting.arm.name: setting for setting in plan.settings}
-    stage = SyntheticBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=plan.max_tokens), settings)
-    found = run_synthetic(stage, load("own", tasks=TASKS), plan, Progress(), conditions(llm, target, plan))
+    settings = {setting.variant.name: setting for setting in plan.settings}
+    stage = SyntheticBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=plan.max_tokens), settings)
+    found = run_synthetic(stage, load("own", tasks=TASKS), plan, ProgressBar(), conditions(llm, target, plan))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -69,7 +69,7 @@ def plan_of(args: argparse.Namespace) -> SyntheticPlan:
         "lengths": args.lengths,
         "batches": args.batch,
         "max_tokens": args.max_tokens,
-        "texts": args.texts,
+        "min_sequences": args.texts,
         "rounds": args.rounds,
     }
     return replace(
@@ -77,7 +77,7 @@ def plan_of(args: argparse.Namespace) -> SyntheticPlan:
     )
 
 
-def report(args: argparse.Namespace, found: SyntheticFindings) -> None:
+def report(args: argparse.Namespace, found: SyntheticResult) -> None:
     from foretell.bench.page.synthetic import page
     from foretell.bench.synthetic import markdown, remarks
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.plan import Plan
-from foretell.bench.workloads import OWN, WORKLOADS, load, take
+from foretell.bench.plan import BenchPlan
+from foretell.bench.workloads import OWN, WORKLOADS, load, select
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     check_output_path(args)
     if args.budget < MIN_BUDGET:
         raise RequestError("budget", f"must be {MIN_BUDGET:g} seconds or more, not {args.budget:g}")
-    plan = Plan(max_tokens=args.max_tokens, rounds=1, temperatures=(args.temperature,), schemas=True)
+    plan = BenchPlan(max_tokens=args.max_tokens, rounds=1, temperatures=(args.temperature,), schemas=True)
     items = workload(args)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
     target = open_target(args)
@@ -110,11 +110,11 @@ def arms_to_try(
 ) -> list[Variant]:
     """Return the variants to try, without self-drafting in the target's own quantization."""
     from foretell import draft
-    from foretell.bench.measure import default_names
+    from foretell.bench.measure import default_drafters
     from foretell.draft.registry import KINDS
     from foretell.tune.search_space import SearchSpace, is_sampled
 
-    names = args.drafters or [*default_names(KINDS, target.config.layers, items), *heads_of(args)]
+    names = args.drafters or [*default_drafters(KINDS, target.config.layers, items), *heads_of(args)]
     own = f"self:int{target.bits}"
     names = [name for name in names if name != own or args.drafters]
     arms = SearchSpace(names, args.nodes, is_sampled(items, args.temperature)).variants(base)
@@ -135,26 +135,26 @@ def heads_of(args: argparse.Namespace) -> list[str]:
 
 
 def search(
-    args: argparse.Namespace, arms: list[Variant], items: list[BenchPrompt], plan: Plan, target: ModelSource
+    args: argparse.Namespace, arms: list[Variant], items: list[BenchPrompt], plan: BenchPlan, target: ModelSource
 ) -> int:
     """Search, write the results after every rung, and raise an interruption again at the end."""
     from time import monotonic
 
-    from foretell.bench.drafter_slots import DrafterSlots, open_with
+    from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.engine_backend import EngineBackend
-    from foretell.bench.progress import Progress
+    from foretell.bench.progress import ProgressBar
     from foretell.tune.search_space import interleave_tasks
     from foretell.tune.successive_halving import SuccessiveHalving
 
     began = monotonic()
-    llm = open_with(arms, **given_options(args, EngineConfig))
+    llm = load_llm_for(arms, **given_options(args, EngineConfig))
     fitting, left_out = fitting_variants(arms, llm)
     stage = EngineBackend(llm, DrafterSlots(llm, target))
-    items, too_long = take(items, None, lambda item: stage.fits(item, plan))
+    items, too_long = select(items, None, lambda item: stage.fits(item, plan))
     if not items:
         raise RequestError("workload", "has no prompt that fits into this model's context; lower --max-tokens")
     left = max(MIN_BUDGET, args.budget - (monotonic() - began))
-    search_run = SuccessiveHalving(stage, fitting, interleave_tasks(items), plan, left, monotonic, Progress())
+    search_run = SuccessiveHalving(stage, fitting, interleave_tasks(items), plan, left, monotonic, ProgressBar())
     conditions = conditions_of(args, llm, left_out, [item.id for item in too_long])
     search_run.after = lambda: write(args, search_run, conditions | {"complete": False, "seconds": monotonic() - began})
     stopped: BaseException | None = None

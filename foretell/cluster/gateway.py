@@ -196,7 +196,7 @@ def _unavailable(reason: str) -> ApiError:
 
 
 class RayReplicas:
-    """Replicas behind a Ray Serve handle; `router.py` chooses among them."""
+    """Replicas called through a Ray Serve handle; `router.py` chooses among them."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle.options(method_name="answer", stream=True)

@@ -170,7 +170,7 @@ class DraftLatency:
     def observe(self, results: list[StepResult], seconds: float | None, plain_seconds: float) -> None:
         """Update the costs with the drafts of one step. `seconds` is None for an outlier step.
 
-        Steps with several drafters, or with both trees and chains, are skipped: their times cannot be told apart.
+        Steps with several drafters, or with both trees and chains, are skipped: their times cannot be separated.
         """
         timed = [
             each for each in results if each.scheduled.budget.nodes and self.is_timed(each.scheduled.budget.drafter)

@@ -241,6 +241,6 @@ def test_under_any_faults_every_request_gets_one_response(gateway: Any, seed: in
     for caller in run(go()):
         assert caller.status in (None, 200, 401, 408, 429, 500, 502, 503, 504)
         assert caller.complete or caller.leaves is not None, (caller.path, caller.status)
-    assert made.front.ongoing == 0
+    assert made.gateway.ongoing == 0
     replicas.behaviours = {"a": healthy}
     assert ask(made, body=b'{"prompt": "' + b"x" * 3 * MIB + b'"}')[0].status == 200, "no body is held any more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foretell.bench.measure import MeasureJob, TimedOutput, Variant
-from foretell.bench.plan import Plan
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.config import SpeculationConfig
 from foretell.sampling_params import SamplingParams
@@ -13,13 +13,13 @@ from foretell.sampling_params import SamplingParams
 TEXT = tuple(range(11))  # ten tokens behind the first
 
 
-class FakeStage:
+class FakeBackend:
     """Says how long an arm takes for a token of a job, and what it writes."""
 
     def __init__(
         self,
-        seconds: Callable[[str, MeasureJob, int], float] = lambda arm, job, time: 1.0,
-        tokens: Callable[[str, MeasureJob], tuple[int, ...]] = lambda arm, job: TEXT,
+        seconds: Callable[[str, MeasureJob, int], float] = lambda variant, job, time: 1.0,
+        tokens: Callable[[str, MeasureJob], tuple[int, ...]] = lambda variant, job: TEXT,
         steps: int = len(TEXT),
     ) -> None:
         self.seconds, self.tokens, self.steps = seconds, tokens, steps
@@ -28,33 +28,35 @@ class FakeStage:
         self.too_long: set[str] = set()
         self.stop_after: int | None = None
 
-    def refresh(self, arms: Sequence[Variant]) -> None:
+    def reset(self, variants: Sequence[Variant]) -> None:
         self.refreshed.append(len(self.log))
 
-    def fits(self, item: BenchPrompt, plan: Plan) -> bool:
+    def fits(self, item: BenchPrompt, plan: BenchPlan) -> bool:
         return item.id not in self.too_long
 
-    def prepare(self, item: BenchPrompt, temperature: float | None, plan: Plan) -> list[MeasureJob]:
+    def prepare(self, item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> list[MeasureJob]:
         params = SamplingParams(temperature=temperature or 0.0)
         return [
             MeasureJob(item.id, item.task, turn, (1,), params, item.prediction) for turn in range(len(item.turns) + 1)
         ]
 
-    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
+    def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
         if len(self.log) == self.stop_after:
             raise KeyboardInterrupt
-        time = sum(logged == (arm.name, job.item) for logged in self.log)
-        self.log.append((arm.name, job.item))
-        tokens = self.tokens(arm.name, job)
-        decoding = self.seconds(arm.name, job, time) * (len(tokens) - 1)
-        steps = len(tokens) if arm.name == "plain" else self.steps
-        return TimedOutput(tokens, steps, decoding, decoding + 1.0, drafting=0.25 * decoding, running=0.5 * decoding)
+        time = sum(logged == (variant.name, job.prompt_id) for logged in self.log)
+        self.log.append((variant.name, job.prompt_id))
+        tokens = self.tokens(variant.name, job)
+        decoding = self.seconds(variant.name, job, time) * (len(tokens) - 1)
+        steps = len(tokens) if variant.name == "plain" else self.steps
+        return TimedOutput(
+            tokens, steps, decoding, decoding + 1.0, draft_seconds=0.25 * decoding, target_seconds=0.5 * decoding
+        )
 
-    def spell(self, tokens: Sequence[int]) -> list[str]:
+    def decode(self, tokens: Sequence[int]) -> list[str]:
         return [f"<{token}>" for token in tokens]
 
 
-def arms(*names: str) -> list[Variant]:
+def variants(*names: str) -> list[Variant]:
     return [
         Variant(name, SpeculationConfig(drafter="prediction" if name == "prediction" else "ngram")) for name in names
     ]
@@ -65,5 +67,5 @@ def items(**tasks: int) -> list[BenchPrompt]:
     return [BenchPrompt(f"{task}-{i}", task) for task, count in tasks.items() for i in range(count)]
 
 
-def watch_nothing(done: int, total: int, what: str) -> None:
+def ignore_progress(done: int, total: int, what: str) -> None:
     """For runs whose progress is not the point."""

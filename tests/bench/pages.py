@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from foretell.bench.check import OFF, ON, CheckFindings, facts_of
-from foretell.bench.compare import CompareFindings, CompareSample, summarise
-from foretell.bench.http_client import Answer, ClosedLoop, Level, Poisson
-from foretell.bench.load import LoadFindings, Slice, cell_of
-from foretell.bench.never_slower import ALL, Cell, Findings, Overall
-from foretell.bench.peers import Reply
+from foretell.bench.check import OFF, ON, CheckResult, facts_of
+from foretell.bench.compare import CompareResult, CompareSample, summarize
+from foretell.bench.http_client import ClosedLoop, Level, Poisson, StreamResult
+from foretell.bench.load import LoadResult, LoadSlice, cell_of
+from foretell.bench.never_slower import ALL, NeverSlowerCell, NeverSlowerOverall, NeverSlowerResult
+from foretell.bench.peers import PeerReply
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import MODES, SyntheticCell, SyntheticFindings
+from foretell.bench.synthetic import MODES, SyntheticCell, SyntheticResult
 
 FACTS: dict[str, Any] = {
     "model": "smollm2-135m",
@@ -27,7 +27,7 @@ def _samples(peers: dict[str, float], text: str) -> list[CompareSample]:
             BenchPrompt(f"{task} {i}", task, ({"role": "user", "content": text},)),
             number,
             name,
-            Reply(
+            PeerReply(
                 f"{text} {i}",
                 41,
                 0.1 + 0.01 * i,
@@ -42,29 +42,35 @@ def _samples(peers: dict[str, float], text: str) -> list[CompareSample]:
     ]
 
 
-def compared(text: str) -> CompareFindings:
+def compared(text: str) -> CompareResult:
     samples = _samples({"llama.cpp Q8_0 n-gram": 0.01, "foretell:plain": 0.008, "foretell": 0.004}, text)
-    cells, overall = summarise(samples, list(dict.fromkeys(each.peer for each in samples)), "foretell:plain")
-    return CompareFindings(FACTS, "foretell:plain", cells, overall, tuple(samples))
+    cells, overall = summarize(samples, list(dict.fromkeys(each.peer for each in samples)), "foretell:plain")
+    return CompareResult(FACTS, "foretell:plain", cells, overall, tuple(samples))
 
 
-def checked(text: str) -> CheckFindings:
+def checked(text: str) -> CheckResult:
     samples = _samples({ON: 0.004, OFF: 0.008}, text)
-    return CheckFindings(FACTS, *facts_of(samples, 12.0, 3), tuple(samples))
+    return CheckResult(FACTS, *facts_of(samples, 12.0, 3), tuple(samples))
 
 
-def loaded() -> LoadFindings:
-    def slices(seconds: float) -> list[Slice]:
-        answers = [[Answer(40, 0.1 + 0.02 * i, 1 + seconds * 40 * (1 + i / 20)) for i in range(20)] for _ in range(3)]
-        return [Slice(each, 10 * seconds) for each in answers]
+def loaded() -> LoadResult:
+    def slices(seconds: float) -> list[LoadSlice]:
+        answers = [
+            [StreamResult(40, 0.1 + 0.02 * i, 1 + seconds * 40 * (1 + i / 20)) for i in range(20)] for _ in range(3)
+        ]
+        return [LoadSlice(each, 10 * seconds) for each in answers]
 
     levels: list[Level] = [ClosedLoop(1), ClosedLoop(64), Poisson(2.5)]
-    arms = {"off": 0.02, "auto": 0.01, "on": 0.012}
-    cells = [cell_of(level, arm, slices(pace), slices(arms["off"])) for level in levels for arm, pace in arms.items()]
-    return LoadFindings(FACTS, tuple(cells))
+    variants = {"off": 0.02, "auto": 0.01, "on": 0.012}
+    cells = [
+        cell_of(level, variant, slices(pace), slices(variants["off"]))
+        for level in levels
+        for variant, pace in variants.items()
+    ]
+    return LoadResult(FACTS, tuple(cells))
 
 
-def set_at_a_rate() -> SyntheticFindings:
+def set_at_a_rate() -> SyntheticResult:
     cell = SyntheticCell(0.8, 4, "sequence", 1, 90, 3.35, 3.36, 0.003, 2.5, (2.3, 2.7), 400.0, 160.0, True)
     cells = [
         replace(cell, rate=rate, mode=mode, batch=batch, speedup=2.5 / batch**0.3)
@@ -72,18 +78,19 @@ def set_at_a_rate() -> SyntheticFindings:
         for batch in (1, 8, 32)
         for mode in MODES
     ]
-    return SyntheticFindings(FACTS, tuple(cells))
+    return SyntheticResult(FACTS, tuple(cells))
 
 
-def held_to_a_bar() -> Findings:
-    cell = Cell(
-        task="code", temperature=0.0, batch=1, drafter="ngram", texts=8, rounds=4, tokens=400, accepted_per_step=2.1,
-        speedup=1.4, speedup_interval=(1.3, 1.5), noise=0.02, fixed={0: 1.0, 2: 1.2, 8: 0.7}, best_fixed=2,
+def held_to_a_bar() -> NeverSlowerResult:
+    cell = NeverSlowerCell(
+        task="code", temperature=0.0, batch=1, drafter="ngram", sequences=8, rounds=4, tokens=400,
+        accepted_per_step=2.1, speedup=1.4, speedup_interval=(1.3, 1.5), noise=0.02,
+        fixed={0: 1.0, 2: 1.2, 8: 0.7}, best_fixed=2,
         best_fixed_speedup=1.2, bar=1.16, verdict="held", tokens_per_second=200.0, plain_tokens_per_second=150.0,
         same_text=True, differing=(), drafter_failures=0,
     )  # fmt: skip
     slow = replace(
         cell, task="chat", drafter="model:smollm2-135m", speedup=0.8, speedup_interval=None, verdict="slower"
     )
-    overall = Overall(ALL, 3, 2.0, 1.1, (1.0, 1.2), "slower", True)
-    return Findings(FACTS, (cell, replace(cell, batch=32, verdict="inconclusive"), slow), (overall,))
+    overall = NeverSlowerOverall(ALL, 3, 2.0, 1.1, (1.0, 1.2), "slower", True)
+    return NeverSlowerResult(FACTS, (cell, replace(cell, batch=32, verdict="inconclusive"), slow), (overall,))

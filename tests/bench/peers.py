@@ -21,7 +21,7 @@ class Script:
         self.metrics = ""
         self.counted = 0  # guesses that stood, as its metrics tell
         self.status = 200
-        self.asked: list[dict[str, Any]] = []
+        self.params: list[dict[str, Any]] = []
 
     def page(self, path: str) -> tuple[int, str]:
         if path == "/v1/models" and self.status != 200:
@@ -33,7 +33,7 @@ class Script:
         return 404, '{"error": "there is no such page"}'
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        self.asked.append(body)
+        self.params.append(body)
         self.counted += 4
         for word in self.words:
             yield json.dumps({"choices": [{"text": word} if "prompt" in body else {"delta": {"content": word}}]})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretell.bench.engine_backend import EngineBackend
-from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, arms_of, default_names
+from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, default_drafters, variants_of
 from foretell.bench.prompt import BenchPrompt
 from foretell.cli import main as program
 from foretell.config import SpeculationConfig
@@ -43,7 +43,7 @@ def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, *capsys.readouterr()
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+def reported(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code, out, _ = bench(capsys, *arguments, "--json")
     return code, json.loads(out)
 
@@ -53,12 +53,12 @@ def test_drafters_by_task_as_json(
 ) -> None:
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
     file = tmp_path / "result.json"
-    code, result = told(capsys, "drafters", *words, "--drafters", "ngram,suffix,prediction", "--out", str(file))
+    code, result = reported(capsys, "drafters", *words, "--drafters", "ngram,suffix,prediction", "--out", str(file))
     assert code == 0
     assert json.loads(file.read_text()) == result
     cells = [(cell["task"], cell["arm"]) for cell in result["cells"]]
     assert cells == [("copy", "ngram"), ("copy", "suffix")] + [
-        ("edit", arm) for arm in ("ngram", "suffix", "prediction")
+        ("edit", variant) for variant in ("ngram", "suffix", "prediction")
     ]
     assert [cell["arm"] for cell in result["overall"]] == ["ngram", "suffix", "prediction"]
     for cell in (*result["cells"], *result["overall"]):
@@ -87,7 +87,7 @@ def test_offline_compares_one_drafter_with_none(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path
 ) -> None:
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), "--rounds", "1")
-    code, result = told(capsys, "offline", *words, "--max-tokens", "8", "--drafter", "suffix")
+    code, result = reported(capsys, "offline", *words, "--max-tokens", "8", "--drafter", "suffix")
     assert code == 0
     assert [cell["arm"] for cell in result["overall"]] == ["suffix"]
     assert result["bench"] == "offline" and result["temperatures"] == [None]
@@ -96,15 +96,15 @@ def test_offline_compares_one_drafter_with_none(
 def test_a_text_that_differs_ends_with_one(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = EngineBackend.write
+    write = EngineBackend.generate
 
-    def wrong(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
+    def wrong(self: EngineBackend, variant: Any, job: MeasureJob) -> TimedOutput:
         from dataclasses import replace
 
-        written = write(self, arm, job)
-        return written if arm == PLAIN else replace(written, tokens=(*written.tokens[:-1], 0))
+        written = write(self, variant, job)
+        return written if variant == PLAIN else replace(written, tokens=(*written.tokens[:-1], 0))
 
-    monkeypatch.setattr(EngineBackend, "write", wrong)
+    monkeypatch.setattr(EngineBackend, "generate", wrong)
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
     code, out, _ = bench(capsys, "drafters", *words, "--drafters", "ngram")
     assert code == 1
@@ -114,40 +114,40 @@ def test_a_text_that_differs_ends_with_one(
 def test_ctrl_c_leaves_what_there_is(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = EngineBackend.write, []
+    write, seen = EngineBackend.generate, []
 
-    def stopped(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
-        seen.append(arm)
+    def stopped(self: EngineBackend, variant: Any, job: MeasureJob) -> TimedOutput:
+        seen.append(variant)
         if len(seen) == 4:
             raise KeyboardInterrupt
-        return write(self, arm, job)
+        return write(self, variant, job)
 
-    monkeypatch.setattr(EngineBackend, "write", stopped)
+    monkeypatch.setattr(EngineBackend, "generate", stopped)
     file = tmp_path / "part.json"
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), "--out", str(file), *QUICK)
     code, out, err = bench(capsys, "drafters", *words, "--drafters", "ngram")
     assert code == 130
     part = json.loads(file.read_text())
     assert part["complete"] is False and [cell["task"] for cell in part["cells"]] == ["copy"]
-    assert "Stopped before the end" in out and "foretell: stopped" in err
+    assert "Stopped early" in out and "foretell: stopped" in err
 
 
 def test_a_timeout_leaves_what_there_is(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = EngineBackend.write, []
+    write, seen = EngineBackend.generate, []
 
-    def late(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
-        seen.append(arm)
+    def late(self: EngineBackend, variant: Any, job: MeasureJob) -> TimedOutput:
+        seen.append(variant)
         if len(seen) == 4:
             signal.raise_signal(signal.SIGTERM)
-        return write(self, arm, job)
+        return write(self, variant, job)
 
-    monkeypatch.setattr(EngineBackend, "write", late)
+    monkeypatch.setattr(EngineBackend, "generate", late)
     before = signal.getsignal(signal.SIGTERM)
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
     code, out, _ = bench(capsys, "offline", *words, "--drafter", "ngram")
-    assert code == 130 and "Stopped before the end" in out and signal.getsignal(signal.SIGTERM) is before
+    assert code == 130 and "Stopped early" in out and signal.getsignal(signal.SIGTERM) is before
     assert json.loads(out.splitlines()[-1])["complete"] is False
 
 
@@ -158,12 +158,12 @@ def test_a_grid_has_a_page_and_one_json_line_last(
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK, "--html", str(page))
     grid = ("--drafter", "ngram,suffix", "--num-speculative-tokens", "auto,3", "--batch", "1,2")
     code, out, _ = bench(capsys, "offline", *words, *grid)
-    told = json.loads(out.splitlines()[-1])
-    assert code == 0 and told["same_text"] is True and told["complete"] is True
-    settings = {(row["arm"], row["batch"]) for row in told["overall"]}
+    reported = json.loads(out.splitlines()[-1])
+    assert code == 0 and reported["same_text"] is True and reported["complete"] is True
+    settings = {(row["arm"], row["batch"]) for row in reported["overall"]}
     names = [f"{drafter}, {length}" for drafter in ("ngram", "suffix") for length in ("adaptive", "3 tokens")]
     assert settings == {(name, batch) for name in names for batch in (1, 2)}
-    assert f"A page of it: {page}" in out and "ngram, 3 tokens, 2 at once" in page.read_text()
+    assert f"A page of it: {page}" in out and "ngram, 3 tokens, batch 2" in page.read_text()
 
 
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (["drafters", "--temperature", "-1"], "temperature"),
         (["drafters", "--rounds", "0"], "rounds: must be 1 or more"),
         (["drafters", "--num-speculative-tokens", "99", "--drafters", "ngram"], "between 0 and 64"),
-        (["offline", "--drafter", "none"], "name one that guesses"),
+        (["offline", "--drafter", "none"], "name one that drafts"),
         (["offline", "--out", str(tmp_path)], "is a folder"),
         (["offline", "--html", str(tmp_path / "no" / "page.html")], "there is no folder"),
         (["offline", "--batch", "0"], "batch: must be 1 or more"),
@@ -200,8 +200,8 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
 def test_arms_by_name_and_length() -> None:
     base = SpeculationConfig(rule="block")
     names = [
-        (arm.name, arm.speculation.drafter, arm.speculation.num_speculative_tokens)
-        for arm in arms_of(["ngram", "auto", "ngram+suffix"], [2, 4], base)
+        (variant.name, variant.speculation.drafter, variant.speculation.num_speculative_tokens)
+        for variant in variants_of(["ngram", "auto", "ngram+suffix"], [2, 4], base)
     ]
     assert names == [
         ("ngram, 2 tokens", "ngram", 2),
@@ -209,18 +209,18 @@ def test_arms_by_name_and_length() -> None:
         ("auto", "auto", None),
         ("ngram+suffix", "ngram,suffix", None),
     ]
-    assert arms_of(["ngram"], [4], base)[0].speculation.rule == "block"
+    assert variants_of(["ngram"], [4], base)[0].speculation.rule == "block"
     with pytest.raises(RequestError):
-        arms_of(["plain"], [4], base)
+        variants_of(["plain"], [4], base)
 
 
 def test_default_names_fit_the_model_and_the_workload() -> None:
     kinds = ["ngram", "prediction", "model", "exit", "self"]
     plain, edit = [BenchPrompt("a", "chat")], [BenchPrompt("b", "edit", prediction="x")]
-    assert default_names(kinds, 30, plain) == ["ngram", "exit:15", "self:int8", "self:int4", "auto"]
-    assert default_names(kinds, 1, edit)[:3] == ["ngram", "prediction", "exit:1"]
+    assert default_drafters(kinds, 30, plain) == ["ngram", "exit:15", "self:int8", "self:int4", "auto"]
+    assert default_drafters(kinds, 1, edit)[:3] == ["ngram", "prediction", "exit:1"]
 
 
 def test_a_command_line_that_only_looks_needs_no_torch() -> None:
-    modules = "workloads, measure, results, report, run, variants, plan, machine, progress"
+    modules = "workloads, measure, results, report, run, plan, machine, progress"
     assert not loaded_by(f"from foretell.bench import {modules}; import foretell.cli.bench") & {"torch", "numpy"}

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.check import running
+from foretell.bench.check import running_requests
 from foretell.bench.compare import ComparePlan, markdown, remarks, run_compare
-from foretell.bench.http_client import LONGEST_LINE, Address
-from foretell.bench.peers import Asked, Endpoint, Reply, TransformersPeer, accepted_guesses
+from foretell.bench.http_client import MAX_LINE_BYTES, Address
+from foretell.bench.peers import Endpoint, PeerReply, RequestParams, TransformersPeer, accepted_draft_tokens
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.workloads import load
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from tests.server.process import ServerProcess
 
-from .fakes import items, watch_nothing
+from .fakes import ignore_progress, items
 from .peers import Script, serving, speaking
 
 CHAT = BenchPrompt("hello", "chat", ({"role": "user", "content": "Hi"},))
-ASKED = Asked(8, 0.0)
+ASKED = RequestParams(8, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ ASKED = Asked(8, 0.0)
     ],
 )
 def test_a_peer_is_a_name_and_an_address(text: str, name: str, port: int, extra: dict[str, Any]) -> None:
-    peer = Endpoint.named(text, "key")
+    peer = Endpoint.parse(text, "key")
     assert (peer.name, peer.address, peer.extra) == (name, Address("127.0.0.1", port, key="key"), extra)
 
 
 def test_llama_cpp_tells_of_guesses_in_its_answer() -> None:
     script = Script("llamacpp", timings={"predicted_n": 8, "draft_n": 10, "draft_n_accepted": 4})
     with serving(script) as url:
-        peer = Endpoint.named(f"llama={url}?seed=3")
-        peer.meet()
-        reply = peer.write(CHAT, ASKED)
+        peer = Endpoint.parse(f"llama={url}?seed=3")
+        peer.connect()
+        reply = peer.generate(CHAT, ASKED)
     assert (reply.text, reply.tokens, reply.steps, reply.error) == ("one two three four", 8, 4.0, None)
     assert reply.first is not None and 0 < reply.first <= reply.last
-    (body,) = script.asked
+    (body,) = script.params
     assert body["cache_prompt"] is False and body["model"] == "folder/m.gguf" and body["seed"] == 3
     assert (body["max_tokens"], body["temperature"], body["messages"]) == (8, 0.0, list(CHAT.messages))
     assert peer.describe() == {"address": url.removeprefix("http://"), "kind": "llamacpp", "model": "m.gguf", "seed": 3}
@@ -62,66 +62,69 @@ def test_llama_cpp_tells_of_guesses_in_its_answer() -> None:
 
 def test_without_guesses_a_step_is_a_token() -> None:
     with serving(Script("llamacpp", timings={"predicted_n": 8})) as url:
-        peer = Endpoint.named(url)
-        peer.meet()
-        assert peer.write(CHAT, ASKED).steps == 8.0
+        peer = Endpoint.parse(url)
+        peer.connect()
+        assert peer.generate(CHAT, ASKED).steps == 8.0
 
 
 def test_vllm_tells_of_guesses_in_its_metrics() -> None:
     script = Script("vllm")
     script.metrics = 'vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {accepted}.0\nother 3\n'
     with serving(script) as url:
-        peer = Endpoint.named(url)
-        peer.meet()
-        replies = [peer.write(CHAT, ASKED) for _ in range(2)]
-    assert peer.counts and [reply.steps for reply in replies] == [4.0, 4.0], "8 tokens, 4 of them guessed"
-    salts = {body["cache_salt"] for body in script.asked}
+        peer = Endpoint.parse(url)
+        peer.connect()
+        replies = [peer.generate(CHAT, ASKED) for _ in range(2)]
+    assert peer.reads_metrics and [reply.steps for reply in replies] == [4.0, 4.0], "8 tokens, 4 of them guessed"
+    salts = {body["cache_salt"] for body in script.params}
     assert len(salts) == 2, "nobody finds in a cache what was asked before"
 
 
 def test_who_tells_nothing_is_still_timed() -> None:
     script = Script("somebody")
     with serving(script) as url:
-        peer = Endpoint.named(url)
-        peer.meet()
-        reply = peer.write(BenchPrompt("text", "t", text="Once upon"), ASKED)
-    assert reply.steps is None and reply.tokens == 8 and not peer.counts
-    assert script.asked[0]["prompt"] == "Once upon" and "cache_salt" not in script.asked[0]
+        peer = Endpoint.parse(url)
+        peer.connect()
+        reply = peer.generate(BenchPrompt("text", "t", text="Once upon"), ASKED)
+    assert reply.steps is None and reply.tokens == 8 and not peer.reads_metrics
+    assert script.params[0]["prompt"] == "Once upon" and "cache_salt" not in script.params[0]
 
 
 def test_a_text_without_a_count_is_a_fault() -> None:
     script = Script("somebody")
     script.usage = None
     with serving(script) as url:
-        assert "how many tokens" in str(Endpoint.named(url).write(CHAT, ASKED).error)
+        assert "number of tokens" in str(Endpoint.parse(url).generate(CHAT, ASKED).error)
 
 
 def test_metrics_by_any_prefix() -> None:
     name = "spec_decode_num_accepted_tokens_total"
-    assert accepted_guesses(f'# HELP x\nvllm:{name}{{engine="0"}} 3.0\nvllm:{name}{{engine="1"}} 4.0\n') == 7.0
-    assert accepted_guesses(f"{name} 5") == 5.0
-    assert accepted_guesses(f"{name}_per_pos 5\n") is None
+    assert accepted_draft_tokens(f'# HELP x\nvllm:{name}{{engine="0"}} 3.0\nvllm:{name}{{engine="1"}} 4.0\n') == 7.0
+    assert accepted_draft_tokens(f"{name} 5") == 5.0
+    assert accepted_draft_tokens(f"{name}_per_pos 5\n") is None
 
 
 def test_who_does_not_answer_is_said_before_anything_is_asked() -> None:
     script = Script("vllm")
-    for script.status, words in [(401, "answers 401; --api-key"), (503, "answers 503.*that is ready")]:
+    for script.status, words in [
+        (401, "returns 401; give its key with --api-key"),
+        (503, "returns 503.*a ready server"),
+    ]:
         with serving(script) as url, pytest.raises(RequestError, match=words):
-            Endpoint.named(url).meet()
-    with pytest.raises(RequestError, match="nobody answers at 127.0.0.1:1; start the server"):
-        Endpoint.named("http://127.0.0.1:1").meet()
+            Endpoint.parse(url).connect()
+    with pytest.raises(RequestError, match="no server at 127.0.0.1:1; start it"):
+        Endpoint.parse("http://127.0.0.1:1").connect()
 
 
-@pytest.mark.parametrize("words", [b"220 mail ready\r\n\r\n", b"x" * 2 * LONGEST_LINE], ids=["greeting", "endless"])
+@pytest.mark.parametrize("words", [b"220 mail ready\r\n\r\n", b"x" * 2 * MAX_LINE_BYTES], ids=["greeting", "endless"])
 def test_a_port_without_http_is_said(words: bytes) -> None:
     with speaking(words) as url:
-        peer = Endpoint.named(url)
-        with pytest.raises(RequestError, match="does not speak HTTP; name a server with OpenAI's API"):
-            peer.meet()
-        assert running(peer) == 0, "nor has it metrics"
-        assert peer.write(CHAT, ASKED).error is not None
-        peer.counts = True
-        assert peer.write(CHAT, ASKED).steps is None
+        peer = Endpoint.parse(url)
+        with pytest.raises(RequestError, match="is not an HTTP server; name a server with the OpenAI API"):
+            peer.connect()
+        assert running_requests(peer) == 0, "nor has it metrics"
+        assert peer.generate(CHAT, ASKED).error is not None
+        peer.reads_metrics = True
+        assert peer.generate(CHAT, ASKED).steps is None
 
 
 TRACED = {
@@ -144,14 +147,14 @@ def test_a_request_of_ones_own_is_asked_as_it_is(tmp_path: Path) -> None:
     (script, other), usual = (Script("vllm"), Script("vllm")), ComparePlan(max_tokens=8)
     for each, plan in ((script, usual), (other, replace(usual, temperature=0.0))):
         with serving(each) as url:
-            Endpoint.named(url).write(item, plan.asked(item))
-    (body,) = script.asked
+            Endpoint.parse(url).generate(item, plan.request_params(item))
+    (body,) = script.params
     same = ("messages", "stop", "top_p", "temperature", "seed", "response_format", "prediction")
     assert {name: body.get(name) for name in same} == {name: TRACED[name] for name in same}
     assert body["max_tokens"] == 8 and "user" not in body
-    assert other.asked[0]["temperature"] == 0.0, "what was typed goes before"
+    assert other.params[0]["temperature"] == 0.0, "what was typed goes before"
     model = TransformersPeer.__new__(TransformersPeer)  # it is refused before anything of it is needed
-    assert model.write(item, ASKED, False).error == "transformers is not asked with top_p, stop, response_format here"
+    assert model.generate(item, ASKED, False).error == "transformers does not support top_p, stop, response_format here"
 
 
 class FakePeer:
@@ -162,11 +165,11 @@ class FakePeer:
         self.log: list[str] = []
         self.stop_after = 999
 
-    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
+    def generate(self, item: BenchPrompt, params: RequestParams) -> PeerReply:
         if len(self.log) == self.stop_after:
             raise KeyboardInterrupt
         self.log.append(item.id)
-        return Reply(
+        return PeerReply(
             **{"text": self.text, "tokens": 11, "first": 1.0, "last": 1.0 + 10 * self.seconds(item), **self.reply}
         )
 
@@ -178,26 +181,26 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     base = FakePeer("base", lambda item: 1.0, steps=11.0)
     fast = FakePeer("fast", lambda item: 0.25 if item.task == "code" else 1.0, "other", steps=5.5)
     found = run_compare(
-        [base, fast], items(code=2, chat=2), ComparePlan(rounds=2), "base", watch_nothing, {"model": "m"}
+        [base, fast], items(code=2, chat=2), ComparePlan(rounds=2), "base", ignore_progress, {"model": "m"}
     )
     assert len(base.log) == len(fast.log) == 4 * 3
-    cells = {(cell.task, cell.arm): cell for cell in found.cells}
+    cells = {(cell.task, cell.peer): cell for cell in found.cells}
     assert cells["code", "fast"].speedup == pytest.approx(4.0) and cells["code", "base"].speedup == pytest.approx(1.0)
     assert cells["code", "fast"].tokens_per_second == pytest.approx(4.0)
     assert cells["code", "fast"].accepted_per_step == pytest.approx(2.0)
-    assert (cells["code", "fast"].same_text, cells["code", "base"].same_texts) == (False, 2)
-    overall = {cell.arm: cell for cell in found.overall}
+    assert (cells["code", "fast"].same_text, cells["code", "base"].num_same) == (False, 2)
+    overall = {cell.peer: cell for cell in found.overall}
     assert overall["fast"].speedup == pytest.approx(2.0), "the geometric mean of the tasks"
     assert overall["fast"].speedup_interval == pytest.approx((2.0, 2.0))
-    told = json.loads(json.dumps(found.as_json()))
-    assert told["baseline"] == "base" and told["same_text"] is False
+    reported = json.loads(json.dumps(found.as_json()))
+    assert reported["baseline"] == "base" and reported["same_text"] is False
     assert "| all | fast | 2.5 | 1000 / 1000 | 2.00 | 2.00 (2.00 to 2.00) | 0 of 4 |" in markdown(found)
 
 
 def test_errors_are_counted_and_told() -> None:
     base = FakePeer("base", lambda item: 1.0)
     broken = FakePeer("broken", lambda item: 1.0, error="HTTP 500: no")
-    found = run_compare([base, broken], items(code=1), ComparePlan(rounds=2), "base", watch_nothing, {})
+    found = run_compare([base, broken], items(code=1), ComparePlan(rounds=2), "base", ignore_progress, {})
     cell = found.cells[1]
     assert (cell.errors, cell.speedup, cell.tokens_per_second, found.errors) == (2, None, None, 2)
     assert any("ERRORS, broken, code: HTTP 500: no (2 times)" in line for line in remarks(found))
@@ -206,12 +209,12 @@ def test_errors_are_counted_and_told() -> None:
 def test_a_stop_leaves_what_there_is() -> None:
     base = FakePeer("base", lambda item: 1.0)
     base.stop_after = 4
-    found = run_compare([base], items(code=2), ComparePlan(rounds=3), "base", watch_nothing, {})
-    assert isinstance(found.stopped, KeyboardInterrupt) and found.cells[0].texts == 2
+    found = run_compare([base], items(code=2), ComparePlan(rounds=3), "base", ignore_progress, {})
+    assert isinstance(found.stopped, KeyboardInterrupt) and found.cells[0].prompts == 2
     base = FakePeer("base", lambda item: 1.0)
     base.stop_after = 1
     with pytest.raises(KeyboardInterrupt):
-        run_compare([base], items(code=2), ComparePlan(), "base", watch_nothing, {})
+        run_compare([base], items(code=2), ComparePlan(), "base", ignore_progress, {})
 
 
 # As it is typed
@@ -239,25 +242,27 @@ def test_our_server_with_and_without_guesses_beside_transformers(
     words += ["--model", str(folder), "--threads", "1", "--tasks", "chat,edit", "--per-task", "1", "--max-tokens", "24"]
     code, said, _ = command(capsys, *words, "--rounds", "2", "--out", str(out), "--html", str(page))
     assert code == 0
-    told = json.loads(out.read_text())
-    cells = {(cell["task"], cell["arm"]): cell for cell in told["cells"]}
+    reported = json.loads(out.read_text())
+    cells = {(cell["task"], cell["arm"]): cell for cell in reported["cells"]}
     assert set(cells) == {
         (t, a) for t in ("chat", "edit") for a in ("off", "on", "transformers", "transformers:lookup")
     }
-    for (_, arm), cell in cells.items():
+    for (_, variant), cell in cells.items():
         assert cell["errors"] == 0 and cell["tokens_per_second"] > 0 and cell["first_token"]["p50"] > 0
         assert cell["same_text"] is True, "the same weights, greedy: everybody writes one text"
-        assert cell["accepted_per_step"] == 1.0 if arm in ("off", "transformers") else cell["accepted_per_step"] >= 1.0
-    assert told["peers"]["on"]["kind"] == "foretell" and "transformers" in told["peers"]["transformers"]["kind"]
+        assert (
+            cell["accepted_per_step"] == 1.0 if variant in ("off", "transformers") else cell["accepted_per_step"] >= 1.0
+        )
+    assert reported["peers"]["on"]["kind"] == "foretell" and "transformers" in reported["peers"]["transformers"]["kind"]
     last = json.loads(said.splitlines()[-1])
-    assert last["bench"] == "compare" and {row["arm"] for row in last["overall"]} == {arm for _, arm in cells}
+    assert last["bench"] == "compare" and {row["arm"] for row in last["overall"]} == {variant for _, variant in cells}
     assert "Foretell bench: compare" in page.read_text()
 
 
 def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, message in [
-        (["compare", "http://127.0.0.1:1"], "nobody answers at 127.0.0.1:1"),
-        (["compare", "ftp://host"], "is no address"),
+        (["compare", "http://127.0.0.1:1"], "no server at 127.0.0.1:1"),
+        (["compare", "ftp://host"], "is not an address"),
         (["compare", "transformers", "--workload", "gsm8k"], "is not shipped"),
         (
             ["compare", "transformers", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")],
@@ -274,6 +279,6 @@ def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], 
 def test_names_must_differ_and_the_baseline_be_one_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Script("vllm")) as url:
         code, _, err = command(capsys, "compare", url, url)
-        assert code == 2 and "two are called" in err
+        assert code == 2 and "two have the name" in err
         code, _, err = command(capsys, "compare", f"a={url}", "--baseline", "b")
         assert code == 2 and "is nobody of these" in err

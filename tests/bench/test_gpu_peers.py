@@ -52,14 +52,16 @@ def test_what_answers_is_in_the_tables_and_what_does_not_is_named(
     words = f"--device cpu --folder {folder} --draft {folder} --vllm-path {overlay} --texts 2 --tokens 8 --longest 128"
     out = tmp_path / "out.txt"
     importlib.import_module("gpu_peers").main([*words.split(), "--rounds", "1", "--out", str(out)])
-    told = [json.loads(line) for line in out.read_text().splitlines() if line.startswith("{")]
-    measured = {(each["engine"], each["way"], each["cell"]) for each in told if "way" in each}
+    reported = [json.loads(line) for line in out.read_text().splitlines() if line.startswith("{")]
+    measured = {(each["engine"], each["way"], each["cell"]) for each in reported if "way" in each}
     ways = ("plain", "draft, 4 tokens", "draft", "n-gram", "auto", "auto and draft")
     assert {("foretell", way, cell) for way in ways for cell in ("batch 1", "batch 1, T=1")} <= measured
     assert {(name, "plain", "batch 32") for name in ("foretell", "vllm plain")} <= measured
     assert ("vllm draft 2", "plain", "batch 1") in measured and ("vllm n-gram 3", "plain", "batch 1") in measured
-    assert all(each["same"] == 1 for each in told if each.get("engine") == "foretell" and each.get("way") in ways[1:])
-    lost = {each["engine"]: each["lost"] for each in told if "lost" in each}
+    assert all(
+        each["same"] == 1 for each in reported if each.get("engine") == "foretell" and each.get("way") in ways[1:]
+    )
+    lost = {each["engine"]: each["lost"] for each in reported if "lost" in each}
     assert set(lost) == {"vllm draft 3", "vllm draft 4"}
     assert "ended with 1" in lost["vllm draft 3"] and "a step failed" in lost["vllm draft 4"]
     assert "no room for the cache" in capsys.readouterr().err

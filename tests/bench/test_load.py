@@ -16,18 +16,18 @@ import pytest
 
 from foretell.bench import load as bench_load
 from foretell.bench import server_process as serving
-from foretell.bench.http_client import Address, Answer, ClosedLoop, Poisson, ask
+from foretell.bench.http_client import Address, ClosedLoop, Poisson, StreamResult, stream_request
 from foretell.bench.load import (
-    LoadArm,
-    LoadFindings,
     LoadPlan,
-    Slice,
-    arms_of,
-    bodies,
+    LoadResult,
+    LoadSlice,
+    LoadVariant,
     cell_of,
     markdown,
     remarks,
+    request_bodies,
     run_load,
+    variants_of,
 )
 from foretell.bench.prompt import BenchPrompt
 from foretell.cli import main as program
@@ -35,7 +35,7 @@ from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
 from tests.waiting import TIMEOUT
 
-from .fakes import items, watch_nothing
+from .fakes import ignore_progress, items
 
 HERE = Address("127.0.0.1", 1)
 ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
@@ -44,8 +44,8 @@ USAGE = {"choices": [], "usage": {"completion_tokens": 3}}
 
 
 def events(*found: Mapping[str, Any], done: bool = True) -> bytes:
-    told = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in found]
-    return b"".join([*told, b"data: [DONE]\n\n" if done else b""])
+    reported = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in found]
+    return b"".join([*reported, b"data: [DONE]\n\n" if done else b""])
 
 
 def chunked(body: bytes, size: int) -> bytes:
@@ -55,7 +55,7 @@ def chunked(body: bytes, size: int) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def answered(reply: bytes, patience: float = TIMEOUT) -> tuple[Answer, bytes]:
+def answered(reply: bytes, timeout: float = TIMEOUT) -> tuple[StreamResult, bytes]:
     """What a caller makes of a reply, and what it had sent."""
     sent: list[bytes] = []
 
@@ -68,12 +68,12 @@ def answered(reply: bytes, patience: float = TIMEOUT) -> tuple[Answer, bytes]:
         finally:
             writer.close()
 
-    async def both() -> Answer:
+    async def both() -> StreamResult:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port: int = server.sockets[0].getsockname()[1]
             ticks = iter(range(100))
             here = Address("127.0.0.1", port, path="/behind", key="secret")
-            return await ask(here, {"stream": True}, patience, lambda: float(next(ticks)))
+            return await stream_request(here, {"stream": True}, timeout, lambda: float(next(ticks)))
 
     return asyncio.run(both()), sent[0]
 
@@ -81,8 +81,8 @@ def answered(reply: bytes, patience: float = TIMEOUT) -> tuple[Answer, bytes]:
 @pytest.mark.parametrize("size", [1, 7, 4096])
 def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
     answer, sent = answered(chunked(events(ROLE, WORD, WORD, WORD, USAGE), size))
-    assert answer == Answer(tokens=3, first=1.0, last=3.0), "the role alone is no word"
-    assert answer.a_token == 1.0
+    assert answer == StreamResult(tokens=3, first=1.0, last=3.0), "the role alone is no word"
+    assert answer.seconds_per_token == 1.0
     assert sent.startswith(b"POST /behind/v1/chat/completions HTTP/1.1\r\n") and b"Bearer secret" in sent
 
 
@@ -93,7 +93,7 @@ def test_a_reply_without_chunks_is_read_to_its_end() -> None:
 
 def test_an_answer_without_words_has_an_end() -> None:
     answer, _ = answered(chunked(events(ROLE, {"usage": {"completion_tokens": 1}}), 99))
-    assert answer == Answer(tokens=1, first=None, last=1.0) and answer.a_token is None
+    assert answer == StreamResult(tokens=1, first=None, last=1.0) and answer.seconds_per_token is None
 
 
 @pytest.mark.parametrize(
@@ -102,21 +102,21 @@ def test_an_answer_without_words_has_an_end() -> None:
         (b'HTTP/1.1 429 Too Many\r\n\r\n{"error": {"message": "later"}}', "HTTP 429: later"),
         (b"HTTP/1.1 502 Bad\r\n\r\nno gateway", "HTTP 502: no gateway"),
         (chunked(events(WORD, {"error": {"message": "it failed"}}), 50), "it failed"),
-        (chunked(events(WORD, USAGE, done=False), 50), "the stream broke off"),
+        (chunked(events(WORD, USAGE, done=False), 50), "the stream ended early"),
         (chunked(events(WORD), 50)[:-30], "bytes read"),
-        (b"220 smtp ready\r\n\r\n", "no HTTP"),
+        (b"220 smtp ready\r\n\r\n", "not HTTP"),
         (b"HTTP/1.1 200 OK\r\n\r\ndata: {\n\n", "Expecting property name"),
     ],
 )
 def test_whatever_goes_wrong_is_an_error(reply: bytes, error: str) -> None:
     answer, _ = answered(reply)
-    assert answer.error is not None and error in answer.error and answer.a_token is None
+    assert answer.error is not None and error in answer.error and answer.seconds_per_token is None
 
 
 def test_silence_and_a_closed_door_are_errors() -> None:
-    silent, _ = answered(b"", patience=0.05)
-    assert silent.error == "no answer within 0.05 s"
-    closed = asyncio.run(ask(HERE, {}))
+    silent, _ = answered(b"", timeout=0.05)
+    assert silent.error == "no response within 0.05 s"
+    closed = asyncio.run(stream_request(HERE, {}))
     assert closed.error is not None
 
 
@@ -131,7 +131,7 @@ def test_silence_and_a_closed_door_are_errors() -> None:
 def test_addresses(url: str, address: Address) -> None:
     assert Address.parse(url) == address
     for wrong in ("ftp://host", "http://"):
-        with pytest.raises(RequestError, match="is no address"):
+        with pytest.raises(RequestError, match="is not an address"):
             Address.parse(wrong)
 
 
@@ -145,12 +145,12 @@ class Desk:
         self.now = self.most = self.total = 0
         self.error = error
 
-    async def __call__(self, body: Mapping[str, Any]) -> Answer:
+    async def __call__(self, body: Mapping[str, Any]) -> StreamResult:
         self.now, self.total = self.now + 1, self.total + 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0.01)
         self.now -= 1
-        return Answer(2, 0.1, 0.2, self.error)
+        return StreamResult(2, 0.1, 0.2, self.error)
 
 
 @pytest.fixture
@@ -204,35 +204,39 @@ def test_loads_that_cannot_be_are_refused() -> None:
 
 
 def test_arms_ask_the_same_and_nobody_finds_it_in_a_cache() -> None:
-    off, auto = arms_of(HERE, None)
+    off, auto = variants_of(HERE, None)
     plan = LoadPlan((), max_tokens=9, temperature=0.5)
     talk = [BenchPrompt(f"t{i}", "chat", ({"role": "user", "content": str(i)},), max_tokens=i + 8) for i in range(3)]
-    ours, theirs = (list(islice(bodies(talk, plan, arm, "turn 0", "run"), 6)) for arm in (off, auto))
+    ours, theirs = (list(islice(request_bodies(talk, plan, variant, "turn 0", "run"), 6)) for variant in (off, auto))
     assert [body["messages"] for body in ours] == [body["messages"] for body in theirs]
     assert [body["seed"] for body in ours] == [body["seed"] for body in theirs]
     assert len({body["seed"] for body in ours}) == 6, "asked again, it is drawn anew"
     assert len({body["cache_salt"] for body in ours + theirs}) == 4, "one for each arm and pass"
     assert all(body["speculative"] is False for body in ours) and all("speculative" not in body for body in theirs)
     assert {body["max_tokens"] for body in ours} == {8, 9} and ours[0]["temperature"] == 0.5
-    other = [body["messages"] for body in islice(bodies(talk * 9, plan, off, "turn 1", "run"), 27)]
-    assert other != [body["messages"] for body in islice(bodies(talk * 9, plan, off, "turn 0", "run"), 27)]
+    other = [body["messages"] for body in islice(request_bodies(talk * 9, plan, off, "turn 1", "run"), 27)]
+    assert other != [body["messages"] for body in islice(request_bodies(talk * 9, plan, off, "turn 0", "run"), 27)]
 
 
 def test_a_fixed_length_is_a_server_of_its_own() -> None:
     there = replace(HERE, port=2)
-    assert [(arm.name, arm.address) for arm in arms_of(HERE, there)] == [("off", HERE), ("auto", HERE), ("on", there)]
+    assert [(variant.name, variant.address) for variant in variants_of(HERE, there)] == [
+        ("off", HERE),
+        ("auto", HERE),
+        ("on", there),
+    ]
 
 
 # What it comes to
 
 
-def slices(*tokens: int, first: float = 0.1, a_token: float = 0.01) -> list[Slice]:
-    return [Slice([Answer(count, first, first + a_token * (count - 1))], 10.0) for count in tokens]
+def slices(*tokens: int, first: float = 0.1, a_token: float = 0.01) -> list[LoadSlice]:
+    return [LoadSlice([StreamResult(count, first, first + a_token * (count - 1))], 10.0) for count in tokens]
 
 
 def test_a_cell_has_its_times_and_its_ratio() -> None:
     plain, ours = slices(100, 100, 100), slices(150, 90, 140, first=0.2, a_token=0.02)
-    ours[1] = Slice([*ours[1].answers, Answer(error="HTTP 429: later")], 10.0)
+    ours[1] = LoadSlice([*ours[1].results, StreamResult(error="HTTP 429: later")], 10.0)
     cell = cell_of(ClosedLoop(4), "auto", ours, plain)
     assert (cell.requests, cell.errors, cell.reasons) == (4, 1, {"HTTP 429: later": 1})
     assert cell.tokens_per_second == pytest.approx(380 / 30)
@@ -244,52 +248,54 @@ def test_a_cell_has_its_times_and_its_ratio() -> None:
     assert cell_of(ClosedLoop(4), "auto", ours, ()).speedup is None
 
 
-def telling(text: str, key: str, accepted: int, rule: str = "match") -> Answer:
+def telling(text: str, key: str, accepted: int, rule: str = "match") -> StreamResult:
     timings = {"predicted_n": 8, "draft_n": 9, "draft_n_accepted": accepted}
-    return Answer(8, 0.1, 0.2, text=text, told={"timings": timings, "speculation": {"rule": rule}}, key=key)
+    return StreamResult(
+        8, 0.1, 0.2, text=text, extra={"timings": timings, "speculation": {"rule": rule}}, request_key=key
+    )
 
 
 def test_who_asked_the_same_gets_the_same_text() -> None:
-    plain = [Slice([telling("one", "1", 0), telling("two", "2", 0)], 1.0)]
+    plain = [LoadSlice([telling("one", "1", 0), telling("two", "2", 0)], 1.0)]
     for answers, same in [
         ([telling("one", "1", 4), telling("new", "3", 4)], True),
         ([telling("one", "1", 4), telling("other", "2", 4)], False),
         ([telling("other", "2", 4, "rejection")], None),
         ([telling("new", "3", 4)], None),
     ]:
-        cell = cell_of(ClosedLoop(1), "auto", [Slice(answers, 1.0)], plain)
+        cell = cell_of(ClosedLoop(1), "auto", [LoadSlice(answers, 1.0)], plain)
         assert cell.same_text is same and cell.accepted_per_step == 2.0
-    wrong = LoadFindings({}, (replace(cell, same_text=False),))
+    wrong = LoadResult({}, (replace(cell, same_text=False),))
     assert not wrong.same_text and any("NOT THE SAME TEXT" in line for line in remarks(wrong))
 
 
 def faked(monkeypatch: pytest.MonkeyPatch, paces: Mapping[str, int], stop_after: int = 99) -> list[tuple[str, str]]:
     log: list[tuple[str, str]] = []
 
-    def fake(level: object, arm: LoadArm, asked: Iterator[Any], seconds: float, seed: str) -> Slice:
+    def fake(level: object, variant: LoadVariant, params: Iterator[Any], seconds: float, seed: str) -> LoadSlice:
         if len(log) == stop_after:
             raise KeyboardInterrupt
         assert seconds == 2.0
-        log.append((str(level), arm.name))
-        return slices(paces[arm.name])[0]
+        log.append((str(level), variant.name))
+        return slices(paces[variant.name])[0]
 
-    monkeypatch.setattr(bench_load, "serve_slice", fake)
+    monkeypatch.setattr(bench_load, "run_slice", fake)
     return log
 
 
 def test_arms_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
     log = faked(monkeypatch, {"off": 100, "auto": 190, "on": 200})
     plan = LoadPlan((ClosedLoop(1), ClosedLoop(4)), seconds=18, turns=3)
-    found = run_load(arms_of(HERE, HERE), items(chat=1), plan, watch_nothing, {"model": "m"})
-    order = [arm for level, arm in log if level == "1 at once"]
+    found = run_load(variants_of(HERE, HERE), items(chat=1), plan, ignore_progress, {"model": "m"})
+    order = [variant for level, variant in log if level == "1 at once"]
     assert order == ["off", "auto", "on", "auto", "on", "off", "on", "off", "auto"] and len(log) == 18
-    told = json.loads(json.dumps(found.as_json()))
-    assert told["auto_over_better"] == {"1 at once": pytest.approx(0.95), "4 at once": pytest.approx(0.95)}
-    assert told["errors"] == 0 and told["complete"] is True and len(told["cells"]) == 6
-    overall = {row["arm"]: row for row in told["overall"]}
+    reported = json.loads(json.dumps(found.as_json()))
+    assert reported["auto_over_better"] == {"1 at once": pytest.approx(0.95), "4 at once": pytest.approx(0.95)}
+    assert reported["errors"] == 0 and reported["complete"] is True and len(reported["cells"]) == 6
+    overall = {row["arm"]: row for row in reported["overall"]}
     assert overall["auto"]["speedup"] == pytest.approx(1.9) and overall["auto"]["cells"] == 2
     assert overall["auto"]["speedup_interval"] == [pytest.approx(1.9)] * 2
-    assert {"accepted_per_step", "same_text"} < set(overall["on"]) and "draws" not in told["cells"][0]
+    assert {"accepted_per_step", "same_text"} < set(overall["on"]) and "draws" not in reported["cells"][0]
     assert (
         "| 4 at once | auto | 3 | 0 | 19.0 | 100.0 / 100.0 | 10.0 / 10.0 | 1.90 (1.90 to 1.90) | - | - |"
         in markdown(found)
@@ -300,14 +306,14 @@ def test_arms_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_stop_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     faked(monkeypatch, {"off": 100, "auto": 150}, stop_after=3)
     plan = LoadPlan((ClosedLoop(1),), seconds=8, turns=2)
-    found = run_load(arms_of(HERE, None), items(chat=1), plan, watch_nothing, {})
+    found = run_load(variants_of(HERE, None), items(chat=1), plan, ignore_progress, {})
     assert isinstance(found.stopped, KeyboardInterrupt)
-    assert {cell.arm: (cell.requests, cell.speedup) for cell in found.cells} == {
+    assert {cell.variant: (cell.requests, cell.speedup) for cell in found.cells} == {
         "off": (1, 1.0),
         "auto": (2, pytest.approx(1.5)),
     }
     said = "\n".join(remarks(found))
-    assert "Stopped before the end" in said and "--fixed-url" in said
+    assert "Stopped early" in said and "--fixed-url" in said
 
 
 # Against a real server
@@ -326,21 +332,23 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], server: ServerP
     before = server.metrics()["foretell:generation_tokens_total"]
     words = ["--base-url", f"{server.url}/v1", "--concurrency", "1,4", "--rate", "5", "--seconds", "0.8", *SHORT]
     code, out, err = command(capsys, [*words, "--json", "--out", str(file)])
-    told = json.loads(out)
-    assert code == 0 and told == json.loads(file.read_text())
-    loads = [(cell["load"], cell["arm"]) for cell in told["cells"]]
-    assert loads == [(load, arm) for load in ("1 at once", "4 at once", "5 a second") for arm in ("off", "auto")]
-    for cell in told["cells"]:
+    reported = json.loads(out)
+    assert code == 0 and reported == json.loads(file.read_text())
+    loads = [(cell["load"], cell["arm"]) for cell in reported["cells"]]
+    assert loads == [
+        (load, variant) for load in ("1 at once", "4 at once", "5 a second") for variant in ("off", "auto")
+    ]
+    for cell in reported["cells"]:
         assert cell["errors"] == 0 and cell["requests"] >= 1 and 0 < cell["tokens"] <= 8 * cell["requests"]
         assert cell["tokens_per_second"] > 0 and cell["speedup"] > 0
         assert cell["same_text"] in (None, True) and cell["accepted_per_step"] >= 1
         assert 0 < cell["first_token"]["p50"] <= cell["first_token"]["p99"] and cell["per_token"]["p50"] > 0
     counted = server.metrics()["foretell:generation_tokens_total"] - before
-    warm_up = counted - sum(cell["tokens"] for cell in told["cells"])
+    warm_up = counted - sum(cell["tokens"] for cell in reported["cells"])
     assert 2 <= warm_up <= 16, "every token was counted but those of the first request to each arm"
     assert "off and auto are compared" in err
-    assert told["machine"]["cores"] and told["date"] and told["workload"] == "own"
-    assert any(cell["same_text"] for cell in told["cells"] if cell["arm"] == "auto"), "texts were compared"
+    assert reported["machine"]["cores"] and reported["date"] and reported["workload"] == "own"
+    assert any(cell["same_text"] for cell in reported["cells"] if cell["arm"] == "auto"), "texts were compared"
 
 
 def test_a_trace_of_ones_own_loads_a_server(
@@ -350,9 +358,9 @@ def test_a_trace_of_ones_own_loads_a_server(
     trace.write_text('{"prompt": "The quick brown fox", "max_tokens": 6, "ignore_eos": true, "temperature": 0}\n')
     words = ["--base-url", server.url, "--concurrency", "1", "--seconds", "0.2", "--turns", "1", "--json"]
     code, out, _ = command(capsys, [*words, "--workload", "trace", "--data", str(trace)])
-    told = json.loads(out)
-    assert code == 0 and told["workload"] == "trace" and told["same_text"] is True
-    assert all(cell["tokens"] == 6 * cell["requests"] > 0 for cell in told["cells"]), "all it said was asked for"
+    reported = json.loads(out)
+    assert code == 0 and reported["workload"] == "trace" and reported["same_text"] is True
+    assert all(cell["tokens"] == 6 * cell["requests"] > 0 for cell in reported["cells"]), "all it said was asked for"
 
 
 def test_an_error_fails_the_run(
@@ -360,8 +368,8 @@ def test_an_error_fails_the_run(
 ) -> None:
     words = ["--base-url", server.url, "--concurrency", "2", "--seconds", "0.2", "--temperature", "-1", *SHORT]
     code, _, err = command(capsys, words)
-    assert code == 2 and "does not serve: HTTP 400: temperature" in err and "; ask for what it serves" in err
-    monkeypatch.setattr("foretell.cli.bench_load.check", lambda *_: None)
+    assert code == 2 and "does not serve: HTTP 400: temperature" in err and "; request what it serves" in err
+    monkeypatch.setattr("foretell.cli.bench_load.check_servers", lambda *_: None)
     code, out, _ = command(capsys, words)
     assert code == 1 and "ERRORS, 2 at once, auto: HTTP 400: temperature" in out
 
@@ -386,7 +394,7 @@ def test_a_server_that_was_started_is_stopped(server: ServerProcess, monkeypatch
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Seen)
-    with serving.own_server({"model": "m", "threads": 1}) as own:
+    with serving.start_server({"model": "m", "threads": 1}) as own:
         assert own == (server.url, started[0].pid) and started[0].poll() is None
     assert started[0].poll() is not None
     assert started[0].args[-4:] == ["--port", "0", "--model=m", "--threads=1"]  # type: ignore[index]
@@ -395,7 +403,7 @@ def test_a_server_that_was_started_is_stopped(server: ServerProcess, monkeypatch
 def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys; sys.exit('foretell: there is no model m')"
     monkeypatch.setattr(serving, "COMMAND", (sys.executable, "-c", code))
-    with pytest.raises(ForetellError, match="did not start: there is no model m"), serving.own_server({}):
+    with pytest.raises(ForetellError, match="did not start: there is no model m"), serving.start_server({}):
         raise AssertionError("it started")
 
 
@@ -403,7 +411,7 @@ def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) 
 def test_servers_are_started_where_none_is_named(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     words = ["--model", str(folder), "--threads", "1", "--concurrency", "2", "--seconds", "0.6", *SHORT]
     code, out, _ = command(capsys, words)
-    assert code == 0 and all(f"| 2 at once | {arm} |" in out for arm in ("off", "auto", "on"))
+    assert code == 0 and all(f"| 2 at once | {variant} |" in out for variant in ("off", "auto", "on"))
 
 
 def test_settings_as_flags() -> None:
@@ -416,8 +424,8 @@ def test_what_cannot_be_is_refused_before_a_server_is_started(
 ) -> None:
     monkeypatch.setattr("foretell.bench.server_process.subprocess.Popen", None)
     for words, message in [
-        (["--base-url", "ftp://host"], "is no address"),
-        (["--base-url", "http://127.0.0.1:1"], "; start the server, or mend the address"),
+        (["--base-url", "ftp://host"], "is not an address"),
+        (["--base-url", "http://127.0.0.1:1"], "; start the server, or correct the address"),
         (["--base-url", "http://127.0.0.1:1", "--model", "m"], "is a setting of the server"),
         (["--fixed-url", "http://127.0.0.1:1"], "goes with --base-url"),
         (["--concurrency", "0"], "concurrency: must be 1 or more"),

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.load import LoadCell, LoadFindings
+from foretell.bench.load import LoadCell, LoadResult
 from foretell.cli import bench_load
 from foretell.cli.main import main
 
 Interval = tuple[float, float]
 
 
-def cell(load: str, arm: str, interval: Interval | None) -> LoadCell:
+def cell(load: str, variant: str, interval: Interval | None) -> LoadCell:
     known: dict[str, Any] = {field.name: None for field in fields(LoadCell)}  # the bar looks at two of them
     known |= {"errors": 0, "speedup": None if interval is None else sum(interval) / 2, "speedup_interval": interval}
-    return LoadCell(**known | {"load": load, "arm": arm})
+    return LoadCell(**known | {"load": load, "variant": variant})
 
 
-def findings(auto: Interval | None, on: Interval | None, off: Interval | None = (1.0, 1.0)) -> LoadFindings:
-    arms = {"off": off, "auto": auto, "on": on}
-    cells = [cell("4 at once", arm, interval) for arm, interval in arms.items()]
-    return LoadFindings({}, (*cells, cell("16 at once", "off", (1.0, 1.0)), cell("16 at once", "auto", (0.9, 1.0))))
+def findings(auto: Interval | None, on: Interval | None, off: Interval | None = (1.0, 1.0)) -> LoadResult:
+    variants = {"off": off, "auto": auto, "on": on}
+    cells = [cell("4 at once", variant, interval) for variant, interval in variants.items()]
+    return LoadResult({}, (*cells, cell("16 at once", "off", (1.0, 1.0)), cell("16 at once", "auto", (0.9, 1.0))))
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def findings(auto: Interval | None, on: Interval | None, off: Interval | None = 
     ],
 )
 def test_the_bar_is_held_to_beyond_noise(
-    found: LoadFindings, slow: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: LoadResult, slow: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("check", "report"):
+    for name in ("check_servers", "report"):
         monkeypatch.setattr(bench_load, name, lambda *_: None)
     monkeypatch.setattr(bench_load, "run_load", lambda *_: found)
     assert bench_load.slower(found) == (["4 at once"] if slow else [])

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from foretell.bench.latency import AcceptanceByDepth
 from foretell.bench.measure import MeasureJob, TimedOutput, Variant
+from foretell.bench.metrics import AcceptanceByDepth
 from foretell.bench.page import check, compare, load, never_slower, synthetic
 from foretell.bench.page.charts import Scale, duration, ratio_scale, round_step, table_of, time_scale, value_scale
 from foretell.bench.page.offline import page
-from foretell.bench.plan import Plan
-from foretell.bench.results import Result
+from foretell.bench.plan import BenchPlan
+from foretell.bench.results import BenchResult
 from foretell.bench.run import BenchJob, run
 from tests.browser import DESKTOP, PHONE, browser, expect, open_page
 
 from . import pages
-from .fakes import FakeStage, arms, items, watch_nothing
+from .fakes import FakeBackend, ignore_progress, items, variants
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -35,29 +35,33 @@ FACTS = {"model": "smollm2-135m", "version": "0.1.0", "machine": MACHINE, "max_t
 SMALL = "[...document.querySelectorAll('svg text, small, td, .label')]"
 
 
-class Writing(FakeStage):
+class Writing(FakeBackend):
     """Also tells how far guesses stood, when tokens came, and who proposed them."""
 
-    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
-        written = super().write(arm, job)
-        a_token = written.decoding / (len(written.tokens) - 1)
+    def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
+        written = super().generate(variant, job)
+        a_token = written.decode_seconds / (len(written.tokens) - 1)
         pace = tuple((a_token * (1 + i % 3), 1 + i % 3) for i in range(5))
-        if arm.name == "plain":
-            return replace(written, pace=pace)
+        if variant.name == "plain":
+            return replace(written, step_times=pace)
         origins = tuple("target" if i % 3 else "ngram" for i in range(len(written.tokens)))
-        return replace(written, pace=pace, origins=origins, places=AcceptanceByDepth((40, 30, 20, 6, 1), (30, 15, 6)))
+        return replace(
+            written, step_times=pace, origins=origins, acceptance=AcceptanceByDepth((40, 30, 20, 6, 1), (30, 15, 6))
+        )
 
-    def spell(self, tokens: Any) -> list[str]:
+    def decode(self, tokens: Any) -> list[str]:
         return [f"{NASTY} word{token} " for token in tokens]
 
 
-def result(names: tuple[str, ...] = ("auto",), batches: tuple[int, ...] = (1,), **tasks: int) -> Result:
-    def seconds(arm: str, job: MeasureJob, time: int) -> float:
-        return 0.02 * (1 + 0.1 * time) / (1.0 if arm == "plain" else 1.6 + 0.2 * len(job.task))
+def result(names: tuple[str, ...] = ("auto",), batches: tuple[int, ...] = (1,), **tasks: int) -> BenchResult:
+    def seconds(variant: str, job: MeasureJob, time: int) -> float:
+        return 0.02 * (1 + 0.1 * time) / (1.0 if variant == "plain" else 1.6 + 0.2 * len(job.task))
 
-    plan = Plan(temperatures=(0.0,), rounds=3, batches=batches)
-    order = BenchJob("offline", arms(*names), items(**(tasks or {"code": 2, "chat": 2, "edit": 2})), plan, dict(FACTS))
-    return run(order, Writing(seconds, steps=5), watch_nothing).result
+    plan = BenchPlan(temperatures=(0.0,), rounds=3, batches=batches)
+    order = BenchJob(
+        "offline", variants(*names), items(**(tasks or {"code": 2, "chat": 2, "edit": 2})), plan, dict(FACTS)
+    )
+    return run(order, Writing(seconds, steps=5), ignore_progress).result
 
 
 # Places on a line
@@ -98,12 +102,12 @@ def test_it_shows_what_the_run_found() -> None:
     for cell in found.cells:
         assert cell.speedup is not None and cell.speedup_interval is not None
         assert f"<b>{cell.speedup:.2f}×</b>" in text and f"{cell.speedup_interval[0]:.2f} to " in text
-    assert "75.0% of " in text and "50.0% of " in text, "acceptance by place"
-    assert "guessing" in text and "checking" in text and "the host" in text
-    assert "How long a token takes" in text and "How long a text takes" in text
+    assert "75.0% of " in text and "50.0% of " in text, "acceptance by depth"
+    assert "drafting" in text and "verification" in text and "host" in text
+    assert "Time per token" in text and "Time per request" in text
     assert "p99 " in text and "a processor" in text and "not set" in text
-    assert text.count('<details class="text">') == 6 and "4 of 11 tokens guessed" in text
-    assert text.count("the same text</span>") == 6
+    assert text.count('<details class="text">') == 6 and "4 of 11 tokens drafted" in text
+    assert text.count('good">same text</span>') == 6
 
 
 def test_places_that_few_reached_are_left_out() -> None:
@@ -120,12 +124,14 @@ def test_what_is_wrong_is_shown_first() -> None:
 def test_many_settings_have_their_tasks_behind_a_click() -> None:
     few, many = page(result(("a", "b"))), page(result(("a", "b"), (1, 2)))
     assert "Task by task" not in few and "Task by task" in many
-    assert "The fastest of 4 settings" in many and "b, 2 at once" in many
+    assert "The fastest of 4 settings" in many and "b, batch 2" in many
 
 
 def test_a_text_too_short_to_be_timed_is_no_fault() -> None:
-    stage = FakeStage(tokens=lambda arm, job: (7,), steps=1)
-    found = run(BenchJob("offline", arms("a"), items(code=1), Plan(rounds=1), {}), stage, watch_nothing).result
+    backend = FakeBackend(tokens=lambda variant, job: (7,), steps=1)
+    found = run(
+        BenchJob("offline", variants("a"), items(code=1), BenchPlan(rounds=1), {}), backend, ignore_progress
+    ).result
     assert "too short" in page(found)
 
 
@@ -160,15 +166,15 @@ def test_it_looks_right(browser: Browser, folder_of_pages: Path, name: str, size
     file.write_text(PAGES[name](), encoding="utf-8")
     with open_page(browser, file.as_uri(), size, dark) as opened:
         view = opened.page
-        assert opened.overflow == 0, "nobody has to push it sideways"
-        assert view.title() == f"Foretell bench: {name}", "what a model wrote did not run"
+        assert opened.overflow == 0, "no horizontal scrolling"
+        assert view.title() == f"Foretell bench: {name}", "model output is not executed"
         colours = view.evaluate("(({backgroundColor: b, color: c}) => [b, c])(getComputedStyle(document.body))")
         ground, ink = (sum(map(int, re.findall(r"\d+", each)[:3])) for each in colours)
         assert (ground < 120 and ink > 600) if dark else (ground > 600 and ink < 120)
         assert_marks_are_drawn(view)
         if name in WITH_TEXTS:
             assert_texts_open(view)
-        assert opened.overflow == 0, "nor when texts are open"
+        assert opened.overflow == 0, "nor with open transcripts"
         assert opened.screenshot(f"bench-{name}-{size[0]}-{'dark' if dark else 'light'}").stat().st_size > 20_000
     assert not opened.errors and not opened.asked
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.engine_backend import NO_GUESS, EngineBackend
-from foretell.bench.measure import PLAIN, Sample, arms_of, measure
-from foretell.bench.plan import Plan
+from foretell.bench.engine_backend import NO_SPECULATION, EngineBackend
+from foretell.bench.measure import PLAIN, Sample, measure, variants_of
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import summarise
-from foretell.bench.workloads import load, take
+from foretell.bench.results import summarize
+from foretell.bench.workloads import load, select
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.registry import HEADS, KINDS
 from foretell.models.draft_heads.loading import SHIPPED
-from tests.bench.fakes import watch_nothing
+from tests.bench.fakes import ignore_progress
 
 STORED = Path(__file__).parent / "accepted.json"
 SHARE = 0.95  # of the stored figure
@@ -41,25 +41,27 @@ def drafters() -> list[str]:
 
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
-    from foretell.bench.drafter_slots import DrafterSlots, open_with
+    from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.build.model_source import no_progress, open_model
 
-    arms = arms_of(names, [LENGTH], SpeculationConfig())
-    llm = open_with(arms, quiet=True)
-    stage = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), no_progress)))
-    plan = Plan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
-    items, _ = take(load("own", tasks=TASKS), 1, lambda item: stage.fits(item, plan))
+    variants = variants_of(names, [LENGTH], SpeculationConfig())
+    llm = load_llm_for(variants, quiet=True)
+    backend = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), no_progress)))
+    plan = BenchPlan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
+    items, _ = select(load("own", tasks=TASKS), 1, lambda item: backend.fits(item, plan))
     samples: list[Sample] = []
-    measure(stage, [PLAIN, *arms], [expecting(item, stage, plan) for item in items], plan, samples, watch_nothing)
-    _, overall = summarise(samples, names)
+    measure(
+        backend, [PLAIN, *variants], [expecting(item, backend, plan) for item in items], plan, samples, ignore_progress
+    )
+    _, overall = summarize(samples, names)
     assert all(cell.same_text is True and cell.drafter_failures == 0 for cell in overall)
-    return {cell.arm: round(cell.tokens / cell.steps, 3) for cell in overall}
+    return {cell.variant: round(cell.tokens / cell.steps, 3) for cell in overall}
 
 
-def expecting(item: BenchPrompt, stage: EngineBackend, plan: Plan) -> BenchPrompt:
+def expecting(item: BenchPrompt, backend: EngineBackend, plan: BenchPlan) -> BenchPrompt:
     """The item with a prediction that comes true but for a word in its midst."""
-    (job,) = stage.prepare(item, 0.0, plan)
-    (output,) = stage.llm.generate([list(job.prompt)], job.params, speculation=NO_GUESS)
+    (job,) = backend.prepare(item, 0.0, plan)
+    (output,) = backend.llm.generate([list(job.prompt)], job.params, speculation=NO_SPECULATION)
     words = output.outputs[0].text.split(" ")
     words[len(words) // 2] = "otherwise"
     return replace(item, prediction=" ".join(words))

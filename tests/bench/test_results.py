@@ -7,49 +7,54 @@ import json
 import pytest
 
 from foretell.bench.measure import MeasureJob
-from foretell.bench.plan import Plan
+from foretell.bench.plan import BenchPlan
 from foretell.bench.report import markdown, remarks
-from foretell.bench.results import Cell, Result
+from foretell.bench.results import BenchResult, TaskCell
 from foretell.bench.run import BenchJob, run
 
-from .fakes import TEXT, FakeStage, arms, items, watch_nothing
+from .fakes import TEXT, FakeBackend, ignore_progress, items, variants
 
 FIELDS = {"speedup", "speedup_interval", "accepted_per_step", "same_text"}
 
 
 def measured(
-    stage: FakeStage, names: tuple[str, ...] = ("a",), plan: Plan = Plan(temperatures=(0.0,)), **tasks: int
-) -> Result:
-    return run(BenchJob("bench", arms(*names), items(**(tasks or {"code": 3})), plan), stage, watch_nothing).result
+    backend: FakeBackend,
+    names: tuple[str, ...] = ("a",),
+    plan: BenchPlan = BenchPlan(temperatures=(0.0,)),
+    **tasks: int,
+) -> BenchResult:
+    return run(
+        BenchJob("bench", variants(*names), items(**(tasks or {"code": 3})), plan), backend, ignore_progress
+    ).result
 
 
-def halved(arm: str, job: MeasureJob, time: int) -> float:
+def halved(variant: str, job: MeasureJob, time: int) -> float:
     """Twice as fast as plain, and once very slow."""
-    return 1.0 if arm == "plain" else 50.0 if time == 1 and job.item == "code-0" else 0.5
+    return 1.0 if variant == "plain" else 50.0 if time == 1 and job.prompt_id == "code-0" else 0.5
 
 
 def test_the_ratio_is_the_median_of_pairs() -> None:
-    (cell,) = measured(FakeStage(halved)).cells
+    (cell,) = measured(FakeBackend(halved)).cells
     assert cell.speedup == pytest.approx(2.0)
-    assert (cell.texts, cell.tokens, cell.tasks) == (3, 9 * len(TEXT), 1)
+    assert (cell.sequences, cell.tokens, cell.tasks) == (3, 9 * len(TEXT), 1)
     assert cell.tokens_per_second == pytest.approx(2.0)
     assert cell.plain_tokens_per_second == pytest.approx(1.0)
 
 
 def test_a_drift_of_the_machine_cancels_within_pairs() -> None:
-    def slowing(arm: str, job: MeasureJob, time: int) -> float:
-        return (1.0 if arm == "plain" else 0.8) * (1 + 3 * time)
+    def slowing(variant: str, job: MeasureJob, time: int) -> float:
+        return (1.0 if variant == "plain" else 0.8) * (1 + 3 * time)
 
-    (cell,) = measured(FakeStage(slowing)).cells
+    (cell,) = measured(FakeBackend(slowing)).cells
     assert cell.speedup == pytest.approx(1.25)
     assert cell.noise == pytest.approx(0.0)
 
 
 def test_noise_is_told() -> None:
-    def unsteady(arm: str, job: MeasureJob, time: int) -> float:
-        return 1.0 if arm == "plain" else 0.5 * (1.0, 1.1, 0.9)[time]
+    def unsteady(variant: str, job: MeasureJob, time: int) -> float:
+        return 1.0 if variant == "plain" else 0.5 * (1.0, 1.1, 0.9)[time]
 
-    (cell,) = measured(FakeStage(unsteady)).cells
+    (cell,) = measured(FakeBackend(unsteady)).cells
     assert cell.noise is not None and cell.noise == pytest.approx(0.244, abs=0.001), "the t interval of three rounds"
     assert cell.speedup_interval is not None
     assert cell.speedup_interval[0] < 2.0 < cell.speedup_interval[1]
@@ -57,11 +62,11 @@ def test_noise_is_told() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_noise_of_a_mean_averages_out_only_where_tasks_do_not_share_it(shared: bool) -> None:
-    def unsteady(arm: str, job: MeasureJob, time: int) -> float:
-        shift = 0 if shared else sum(map(ord, str(job.item)))
-        return 1.0 if arm == "plain" else 0.5 * (1.0, 1.1, 0.9)[(time + shift) % 3]
+    def unsteady(variant: str, job: MeasureJob, time: int) -> float:
+        shift = 0 if shared else sum(map(ord, str(job.prompt_id)))
+        return 1.0 if variant == "plain" else 0.5 * (1.0, 1.1, 0.9)[(time + shift) % 3]
 
-    result = measured(FakeStage(unsteady), a=1, b=1, c=1, d=1, e=1, f=1, g=1, h=1)
+    result = measured(FakeBackend(unsteady), a=1, b=1, c=1, d=1, e=1, f=1, g=1, h=1)
     (overall,) = result.overall
     least = min(cell.noise or 0.0 for cell in result.cells)
     assert overall.noise is not None and (overall.noise < 0.7 * least) != shared
@@ -69,69 +74,69 @@ def test_noise_of_a_mean_averages_out_only_where_tasks_do_not_share_it(shared: b
 
 
 def test_one_pair_tells_a_ratio_and_no_interval() -> None:
-    (cell,) = measured(FakeStage(halved), plan=Plan(rounds=1), chat=1).cells
+    (cell,) = measured(FakeBackend(halved), plan=BenchPlan(rounds=1), chat=1).cells
     assert cell.speedup == pytest.approx(2.0)
     assert cell.speedup_interval is None and cell.noise is None
 
 
 def test_steps_and_shares_of_time() -> None:
-    (cell,) = measured(FakeStage(steps=4), plan=Plan(rounds=1), code=1).cells
+    (cell,) = measured(FakeBackend(steps=4), plan=BenchPlan(rounds=1), code=1).cells
     assert cell.accepted_per_step == pytest.approx(11 / 4)
     assert cell.steps_over_plain == pytest.approx(4 / 11)
     assert cell.time == pytest.approx({"drafting": 2.5 / 11, "running": 5 / 11, "rest": 3.5 / 11})
 
 
 def test_each_task_counts_the_same_over_all() -> None:
-    def by_task(arm: str, job: MeasureJob, time: int) -> float:
-        return 1.0 if arm == "plain" or job.task == "chat" else 0.25
+    def by_task(variant: str, job: MeasureJob, time: int) -> float:
+        return 1.0 if variant == "plain" or job.task == "chat" else 0.25
 
-    result = measured(FakeStage(by_task), code=2, chat=9)
+    result = measured(FakeBackend(by_task), code=2, chat=9)
     (overall,) = result.overall
     assert overall.speedup == pytest.approx(2.0), "the geometric mean of 4 and 1, not of eleven texts"
-    assert (overall.task, overall.tasks, overall.texts) == ("all", 2, 11)
+    assert (overall.task, overall.tasks, overall.sequences) == ("all", 2, 11)
     assert overall.speedup_interval == pytest.approx((2.0, 2.0))
 
 
 def test_a_text_that_differs_is_found_and_named() -> None:
-    def changed(arm: str, job: MeasureJob) -> tuple[int, ...]:
-        return (*TEXT[:-1], 99) if (arm, job.item) == ("b", "chat-1") else TEXT
+    def changed(variant: str, job: MeasureJob) -> tuple[int, ...]:
+        return (*TEXT[:-1], 99) if (variant, job.prompt_id) == ("b", "chat-1") else TEXT
 
-    result = measured(FakeStage(tokens=changed), ("a", "b"), code=1, chat=2)
+    result = measured(FakeBackend(tokens=changed), ("a", "b"), code=1, chat=2)
     assert not result.same_text
     wrong = [cell for cell in result.cells if cell.same_text is False]
-    assert [(cell.task, cell.arm, cell.differing) for cell in wrong] == [("chat", "b", ("chat-1, turn 1",))]
+    assert [(cell.task, cell.variant, cell.differing) for cell in wrong] == [("chat", "b", ("chat-1, turn 1",))]
     assert [cell.same_text for cell in result.overall] == [True, False]
     assert any("NOT THE SAME TEXT: b, chat, T=0: chat-1, turn 1." in line for line in remarks(result))
     assert markdown(result).count("| NO |") == 2
 
 
 def test_a_text_too_short_to_time_still_counts_its_steps() -> None:
-    (cell,) = measured(FakeStage(tokens=lambda arm, job: (7,), steps=1), code=1).cells
+    (cell,) = measured(FakeBackend(tokens=lambda variant, job: (7,), steps=1), code=1).cells
     assert (cell.speedup, cell.speedup_interval, cell.accepted_per_step) == (None, None, 1.0)
 
 
 def test_arms_stand_in_the_order_they_were_named() -> None:
-    result = measured(FakeStage(), ("b", "a", "c"), code=2, chat=2)
-    assert [(cell.task, cell.arm) for cell in result.cells] == [
-        (task, arm) for task in ("code", "chat") for arm in ("b", "a", "c")
+    result = measured(FakeBackend(), ("b", "a", "c"), code=2, chat=2)
+    assert [(cell.task, cell.variant) for cell in result.cells] == [
+        (task, variant) for task in ("code", "chat") for variant in ("b", "a", "c")
     ]
 
 
 def test_the_json_has_its_fields_for_each_cell_and_over_all() -> None:
-    result = measured(FakeStage(halved), plan=Plan(temperatures=(0.0, 1.0), rounds=2), code=2, chat=2)
-    told = json.loads(json.dumps(result.as_json()))
-    assert told["bench"] == "bench" and told["complete"] is True and told["same_text"] is True
-    assert len(told["cells"]) == 4 and len(told["overall"]) == 2
-    for cell in (*told["cells"], *told["overall"]):
+    result = measured(FakeBackend(halved), plan=BenchPlan(temperatures=(0.0, 1.0), rounds=2), code=2, chat=2)
+    reported = json.loads(json.dumps(result.as_json()))
+    assert reported["bench"] == "bench" and reported["complete"] is True and reported["same_text"] is True
+    assert len(reported["cells"]) == 4 and len(reported["overall"]) == 2
+    for cell in (*reported["cells"], *reported["overall"]):
         assert set(cell) >= FIELDS
         low, high = cell["speedup_interval"]
         assert low <= cell["speedup"] <= high
 
 
 def test_the_table_is_markdown_with_columns_for_each_temperature() -> None:
-    result = measured(FakeStage(halved), ("a",), Plan(temperatures=(0.0, 1.0), rounds=2), code=1)
+    result = measured(FakeBackend(halved), ("a",), BenchPlan(temperatures=(0.0, 1.0), rounds=2), code=1)
     head, rule, row, mean = markdown(result).splitlines()
-    assert "ratio to plain, T=0" in head and "ratio to plain, T=1" in head
+    assert "speedup, T=0" in head and "speedup, T=1" in head
     assert {line.count("|") for line in (head, rule, row, mean)} == {10}
     assert row.startswith("| code | a | 1.00 | ") and row.endswith("| yes |")
     assert mean.startswith("| mean of 1 | a |")
@@ -140,26 +145,26 @@ def test_the_table_is_markdown_with_columns_for_each_temperature() -> None:
 def test_a_promise_that_was_not_made_is_not_broken() -> None:
     from dataclasses import replace
 
-    from foretell.bench.results import Pair
+    from foretell.bench.results import OutputPair
 
-    stage = FakeStage()
-    job = stage.prepare(items(code=1)[0], 1.0, Plan())[0]
-    plain, other = (stage.write(arm, job) for arm in arms("plain", "a"))
+    backend = FakeBackend()
+    job = backend.prepare(items(code=1)[0], 1.0, BenchPlan())[0]
+    plain, other = (backend.generate(variant, job) for variant in variants("plain", "a"))
     other = replace(other, tokens=(1, 2, 3))
-    assert Pair(("x", 0), plain, other).same is False
-    assert Pair(("x", 0), plain, replace(other, promised=False)).same is None
+    assert OutputPair(("x", 0), plain, other).same is False
+    assert OutputPair(("x", 0), plain, replace(other, must_match=False)).same is None
 
 
 def test_a_run_that_was_stopped_says_so() -> None:
-    result = Result("bench", {}, (), (), complete=False)
-    assert remarks(result)[-1].startswith("Stopped before the end")
+    result = BenchResult("bench", {}, (), (), complete=False)
+    assert remarks(result)[-1].startswith("Stopped early")
     assert result.as_json()["complete"] is False
 
 
 def test_a_failing_drafter_is_told() -> None:
     from dataclasses import replace
 
-    result = measured(FakeStage())
-    failed: tuple[Cell, ...] = (replace(result.overall[0], drafter_failures=3),)
+    result = measured(FakeBackend())
+    failed: tuple[TaskCell, ...] = (replace(result.overall[0], drafter_failures=3),)
     assert any("a FAILED in 3 steps" in line for line in remarks(replace(result, overall=failed)))
     assert not any("FAILED" in line for line in remarks(result))

@@ -13,8 +13,8 @@ import pytest
 
 from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import Setting, SyntheticPlan, markdown, remarks, run_synthetic
-from foretell.bench.synthetic_drafters import SetRateOracle, even_draws, free_draws
+from foretell.bench.synthetic import SyntheticPlan, SyntheticSetting, markdown, remarks, run_synthetic
+from foretell.bench.synthetic_drafters import SetRateOracle, low_discrepancy, uniforms
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
@@ -22,22 +22,22 @@ from foretell.types import Budget, Draft, Request, ScheduledSequence, StepResult
 from foretell.types import Sequence as Text
 from foretell.utils.speculation_math import expected_tokens
 
-from .fakes import items, watch_nothing
+from .fakes import ignore_progress, items
 
 
 def test_the_law() -> None:
     assert expected_tokens(0.0, 4) == 1.0 and expected_tokens(1.0, 4) == 5.0
     assert expected_tokens(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
-    assert Setting(0.8, 4, "sequence").expected(8) == pytest.approx(3.3616)
-    assert Setting(0.8, 4, "batch").expected(8) == pytest.approx(expected_tokens(0.8**8, 4))
+    assert SyntheticSetting(0.8, 4, "sequence").expected(8) == pytest.approx(3.3616)
+    assert SyntheticSetting(0.8, 4, "batch").expected(8) == pytest.approx(expected_tokens(0.8**8, 4))
 
 
 @pytest.mark.parametrize("count", [20, 50, 137])
 def test_draws_are_even_whenever_they_are_counted(count: int) -> None:
-    drawn = list(itertools.islice(even_draws(), count))
+    drawn = list(itertools.islice(low_discrepancy(), count))
     for share in (0.2, 0.41, 0.8):
         assert sum(each < share for each in drawn) == pytest.approx(share * count, abs=1.5)
-    loose = list(itertools.islice(free_draws(), 5000))
+    loose = list(itertools.islice(uniforms(), 5000))
     assert fmean(loose) == pytest.approx(0.5, abs=0.02) and loose[:count] != drawn
 
 
@@ -56,7 +56,7 @@ def standing(oracle: SetRateOracle, texts: Sequence[Text], length: int) -> list[
 def test_guesses_stand_by_the_law_text_by_text(rate: float, length: int) -> None:
     texts = [sequence(i, (i,)) for i in range(8)]
     oracle = SetRateOracle(
-        {text.request.prompt: [7] * 1000 for text in texts}, 32, Setting(rate, length, "sequence"), 8
+        {text.request.prompt: [7] * 1000 for text in texts}, 32, SyntheticSetting(rate, length, "sequence"), 8
     )
     counts = [standing(oracle, texts, length) for _ in range(100)]
     assert fmean(sum(each) / 8 + 1 for each in counts) == pytest.approx(expected_tokens(rate, length), rel=0.01)
@@ -65,7 +65,9 @@ def test_guesses_stand_by_the_law_text_by_text(rate: float, length: int) -> None
 
 def test_in_step_all_keep_what_stands_for_every_text() -> None:
     texts = [sequence(i, (i,)) for i in range(4)]
-    oracle = SetRateOracle({text.request.prompt: [7] * 9000 for text in texts}, 32, Setting(0.8, 4, "batch"), 4)
+    oracle = SetRateOracle(
+        {text.request.prompt: [7] * 9000 for text in texts}, 32, SyntheticSetting(0.8, 4, "batch"), 4
+    )
     counts = [standing(oracle, texts, 4) for _ in range(2000)]
     assert all(len(set(each)) == 1 for each in counts)
     assert fmean(each[0] + 1 for each in counts) == pytest.approx(expected_tokens(0.8**4, 4), rel=0.04)
@@ -77,7 +79,7 @@ def outcome(text: Text, length: int, stood: int) -> StepResult:
 
 def test_only_whole_drafts_count_and_in_step_only_those_of_all() -> None:
     one, two = sequence(1, (1,)), sequence(2, (2,))
-    apart, in_step = (SetRateOracle({}, 32, Setting(0.8, 4, mode), 2) for mode in ("sequence", "batch"))
+    apart, in_step = (SetRateOracle({}, 32, SyntheticSetting(0.8, 4, mode), 2) for mode in ("sequence", "batch"))
     for oracle in (apart, in_step):
         oracle.observe([outcome(one, 4, 3), outcome(two, 3, 3)])
         oracle.observe([outcome(one, 4, 1), outcome(two, 4, 1)])
@@ -86,7 +88,7 @@ def test_only_whole_drafts_count_and_in_step_only_those_of_all() -> None:
 
 def test_every_round_draws_the_same() -> None:
     text = sequence(1, (5,))
-    oracles = [SetRateOracle({(5,): [7] * 1000}, 32, Setting(0.8, 4, "sequence"), 1) for _ in range(2)]
+    oracles = [SetRateOracle({(5,): [7] * 1000}, 32, SyntheticSetting(0.8, 4, "sequence"), 1) for _ in range(2)]
     first, second = ([standing(oracle, [text], 4) for _ in range(20)] for oracle in oracles)
     assert first == second
 
@@ -102,50 +104,52 @@ class FakeSynthetic:
         job = MeasureJob(items[0].id, "code", 0, (1,), SamplingParams())
         return [(job,) * batch for _ in range(batches)]
 
-    def refresh(self, arms: Sequence[Variant]) -> None:
-        assert PLAIN not in arms
+    def reset(self, variants: Sequence[Variant]) -> None:
+        assert PLAIN not in variants
 
-    def write(self, arm: Variant, batch: Batch) -> BatchResult:
+    def generate(self, variant: Variant, batch: Batch) -> BatchResult:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
-        return BatchResult(((1, 2, 3),) * len(batch), 3, 10, 10.0 if arm == PLAIN else 5.0)
+        return BatchResult(((1, 2, 3),) * len(batch), 3, 10, 10.0 if variant == PLAIN else 5.0)
 
-    def take_drafts(self, arm: Variant) -> Counter[int]:
-        return Counter() if arm == PLAIN else Counter(self.drafts)
+    def take_drafts(self, variant: Variant) -> Counter[int]:
+        return Counter() if variant == PLAIN else Counter(self.drafts)
 
 
-ONE = SyntheticPlan(rates=(0.5,), lengths=(2,), batches=(1, 8), texts=1, rounds=2)
+ONE = SyntheticPlan(rates=(0.5,), lengths=(2,), batches=(1, 8), min_sequences=1, rounds=2)
 
 
 def test_a_cell_has_its_law_and_its_ratio() -> None:
-    found = run_synthetic(FakeSynthetic({2: 1, 1: 1, 0: 2}), items(code=1), ONE, watch_nothing, {})
+    found = run_synthetic(FakeSynthetic({2: 1, 1: 1, 0: 2}), items(code=1), ONE, ignore_progress, {})
     cell = found.cells[0]
     assert (cell.mode, cell.batch, cell.drafts) == ("sequence", 1, 8)
     assert cell.accepted_per_step == pytest.approx(1.75) and cell.off == pytest.approx(0.0)
     assert cell.speedup == pytest.approx(2.0) and cell.speedup_interval == pytest.approx((2.0, 2.0))
     assert found.holds and found.same_text and json.loads(json.dumps(found.as_json()))["within_tolerance"] is True
-    assert "| 0.5 | 2 | 8 | all in step | 1.75 |" in markdown(found)
-    told = found.as_json()
-    apart, in_step = told["overall"]
-    assert (apart["arm"], in_step["arm"], apart["cells"]) == ("sequence", "batch", 2) and "draws" not in told["cells"][
-        0
-    ]
+    assert "| 0.5 | 2 | 8 | lockstep | 1.75 |" in markdown(found)
+    reported = found.as_json()
+    apart, in_step = reported["overall"]
+    assert (apart["arm"], in_step["arm"], apart["cells"]) == ("sequence", "batch", 2) and "draws" not in reported[
+        "cells"
+    ][0]
     assert apart["speedup"] == pytest.approx(2.0) and apart["speedup_interval"] == pytest.approx((2.0, 2.0))
     assert apart["accepted_per_step"] == pytest.approx(1.75) and apart["same_text"] is True
 
 
 def test_what_is_off_the_law_is_said() -> None:
-    found = run_synthetic(FakeSynthetic({2: 1, 0: 1}), items(code=1), ONE, watch_nothing, {})
+    found = run_synthetic(FakeSynthetic({2: 1, 0: 1}), items(code=1), ONE, ignore_progress, {})
     assert not found.holds
-    assert any("OFF THE LAW by 14.3%" in line and "each text by itself" in line for line in remarks(found))
-    assert not any("OFF THE LAW" in line and "all in step" in line for line in remarks(found)), "too few draws to tell"
+    assert any("OFF THE EXPECTED VALUE by 14.3%" in line and "per sequence" in line for line in remarks(found))
+    assert not any("OFF THE EXPECTED VALUE" in line and "lockstep" in line for line in remarks(found)), (
+        "too few samples"
+    )
 
 
 def test_a_stop_leaves_the_batch_sizes_that_were_finished() -> None:
-    found = run_synthetic(FakeSynthetic({1: 1}, stop_after=11), items(code=1), ONE, watch_nothing, {})
+    found = run_synthetic(FakeSynthetic({1: 1}, stop_after=11), items(code=1), ONE, ignore_progress, {})
     assert {cell.batch for cell in found.cells} == {1} and isinstance(found.stopped, KeyboardInterrupt)
-    assert remarks(found)[-1].startswith("Stopped before the end")
+    assert remarks(found)[-1].startswith("Stopped early")
 
 
 def test_the_engine_keeps_the_law_at_every_batch_size(
@@ -156,9 +160,9 @@ def test_the_engine_keeps_the_law_at_every_batch_size(
     words = ["bench", "synthetic", "--model", str(folder), "--acceptance", "0.8", "--lengths", "4", "--rounds", "1"]
     code = program.main([*words, "--max-tokens", "40", "--threads", "1", "--out", str(out)])
     said, _ = capsys.readouterr()
-    told = json.loads(out.read_text())
-    assert code == 0 and told["within_tolerance"] and told["same_text"]
-    cells = {(cell["batch"], cell["mode"]): cell for cell in told["cells"]}
+    reported = json.loads(out.read_text())
+    assert code == 0 and reported["within_tolerance"] and reported["same_text"]
+    cells = {(cell["batch"], cell["mode"]): cell for cell in reported["cells"]}
     assert set(cells) == {(batch, mode) for batch in (1, 8, 32) for mode in ("sequence", "batch")}
     for (batch, mode), cell in cells.items():
         assert cell["drafts"] > 50

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from foretell.bench.engine_backend import params_for
-from foretell.bench.plan import Plan
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.workloads import load, own, take
+from foretell.bench.workloads import load, own, select
 from foretell.errors import RequestError
 
 KINDS = {
@@ -66,15 +66,15 @@ def test_an_extraction_has_a_schema_that_can_be_enforced() -> None:
         assert (item.schema is not None) == (item.task == "extraction")
         if isinstance(item.schema, dict):
             assert item.schema["required"] == list(item.schema["properties"])
-            grammar = params_for(item, 0.0, Plan()).structured_outputs
+            grammar = params_for(item, 0.0, BenchPlan()).structured_outputs
             assert grammar is not None and grammar.kind == "json_schema"
-            assert params_for(item, 0.0, Plan(schemas=False)).structured_outputs is None
+            assert params_for(item, 0.0, BenchPlan(schemas=False)).structured_outputs is None
 
 
 def test_a_larger_sample_holds_the_smaller(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", *({"id": f"{i}", "kind": "ab"[i % 2], "prompt": f"{i}?"} for i in range(40)))
     items = load("trace", path)
-    few, more = (take(items, count, lambda item: True)[0] for count in (3, 5))
+    few, more = (select(items, count, lambda item: True)[0] for count in (3, 5))
     assert [item.task for item in few] == ["a"] * 3 + ["b"] * 3
     assert few[:3] == more[:3] and few[3:] == more[5:8]
     assert items == load("trace", path), "the same every time"
@@ -85,7 +85,7 @@ def test_a_larger_sample_holds_the_smaller(tmp_path: Path) -> None:
 
 def test_another_is_taken_where_one_does_not_fit() -> None:
     items = [BenchPrompt(f"{task}-{i}", task) for task in ("a", "b") for i in range(4)]
-    taken, left_out = take(items, 2, lambda item: item.id not in ("a-0", "b-3"))
+    taken, left_out = select(items, 2, lambda item: item.id not in ("a-0", "b-3"))
     assert [item.id for item in taken] == ["a-1", "a-2", "b-0", "b-1"]
     assert [item.id for item in left_out] == ["a-0"], "what was not reached is not left out"
 
@@ -157,11 +157,11 @@ def test_a_trace_is_asked_as_it_was_asked(tmp_path: Path) -> None:
     assert (second.id, second.task, second.sampling) == ("3", "code", {"stop": "END"})
     assert (third.id, third.text, third.messages, third.max_tokens) == ("mine", "Once upon", (), 5)
     assert third.sampling == {"seed": 4, "allowed_token_ids": [1, 2]}
-    asked = params_for(first, None, Plan(max_tokens=8))
-    assert (asked.temperature, asked.max_tokens, asked.stop) == (0.7, 8, ("END",))
-    assert params_for(first, 0.0, Plan()).temperature == 0.0
-    assert params_for(third, 1.0, Plan()).seed == 4
-    assert params_for(first, 1.0, Plan()).seed == params_for(first, 1.0, Plan()).seed is not None
+    params = params_for(first, None, BenchPlan(max_tokens=8))
+    assert (params.temperature, params.max_tokens, params.stop) == (0.7, 8, ("END",))
+    assert params_for(first, 0.0, BenchPlan()).temperature == 0.0
+    assert params_for(third, 1.0, BenchPlan()).seed == 4
+    assert params_for(first, 1.0, BenchPlan()).seed == params_for(first, 1.0, BenchPlan()).seed is not None
 
 
 def test_two_requests_of_one_name_are_two(tmp_path: Path) -> None:
@@ -175,14 +175,14 @@ def test_two_requests_of_one_name_are_two(tmp_path: Path) -> None:
         ("trace", "", "is empty"),
         ("trace", "{", "line 1 is not JSON"),
         ("trace", "\n[1]", "line 2 is not a JSON object"),
-        ("trace", '{"prompt": ""}', "line 1: prompt must be a text"),
+        ("trace", '{"prompt": ""}', "line 1: prompt must be a non-empty string"),
         ("trace", '{"messages": []}', "messages must be"),
         ("trace", '{"prompt": "a", "temperature": -1}', "line 1: temperature must be 0 or a positive"),
-        ("trace", '{"prompt": "a", "max_tokens": 0}', "max_tokens must be a whole number"),
+        ("trace", '{"prompt": "a", "max_tokens": 0}', "max_tokens must be an integer"),
         ("trace", '{"prompt": "a", "prediction": 3}', "prediction must be"),
         ("trace", '{"prompt": "a", "response_format": "json"}', "response_format must be an object"),
-        ("spec-bench", '{"category": "qa", "turns": []}', "turns must be a list of texts"),
-        ("gsm8k", '{"answer": "2"}', "question must be a text"),
+        ("spec-bench", '{"category": "qa", "turns": []}', "turns must be a list of strings"),
+        ("gsm8k", '{"answer": "2"}', "question must be a non-empty string"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, workload: str, text: str, words: str) -> None:

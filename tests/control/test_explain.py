@@ -97,9 +97,9 @@ class SlowHost(FakeAsyncExecutor):
 
     now = 0.0
 
-    def __call__(self, packed: BatchLayout, hidden_layers: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, hidden_layers: tuple[int, ...]) -> StepOutput:
         self.now += 0.5
-        output = super().__call__(packed, hidden_layers)
+        output = super().forward(packed, hidden_layers)
         assert output.argmax is not None
         return replace(output, argmax=partial(self.wait, output.argmax))
 

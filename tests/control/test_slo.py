@@ -184,7 +184,7 @@ def test_an_invalid_slo_is_rejected(name: str, value: object) -> None:
 @pytest.mark.parametrize("choice", [SpeculationChoice(enabled=False), SpeculationChoice(max_draft=0)])
 def test_an_slo_without_drafts_is_rejected(choice: SpeculationChoice) -> None:
     engine = tiny.World().engine(tiny.model_drafter())
-    with pytest.raises(RequestError, match="nobody guesses"):
+    with pytest.raises(RequestError, match="needs a drafter"):
         tiny.add(engine, "0", [1, 2], replace(choice, deadline=3.0))
 
 

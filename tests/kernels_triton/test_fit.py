@@ -56,7 +56,9 @@ def test_the_passes_of_a_step_give_what_the_step_gives(shapes: list[tuple[int, i
     model, cache, layout = world(BASE, 4, torch.float32)
     apart = torch.cat([EagerExecutor(model, cache, layout).forward(each, ()).logits for each in some])
     model, cache, layout = world(BASE, 4, torch.float32)
-    torch.testing.assert_close(apart, EagerExecutor(model, cache, layout).forward(whole, ()).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        apart, EagerExecutor(model, cache, layout).forward(whole, ()).logits, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_steps_of_one_size_share_a_graph() -> None:

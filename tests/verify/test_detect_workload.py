@@ -24,7 +24,7 @@ PROMPTS = {
     "Write a short story about a python who learns to dance.": "narrative",
     "Who was JSON named after, and why do people like the format?": "narrative",
     "Tell me about the class system in Victorian England; was it fair?": "narrative",
-    "Summarise: the meeting went on for three hours.\nNobody spoke;\nthen all did.": "narrative",
+    "Summarise: the meeting went on for three hours.\nNo one spoke;\nthen all did.": "narrative",
     "": "narrative",
 }
 

@@ -1,1 +1,1 @@
-"""Results as a page for a browser: one file that needs no network."""
+"""Results as an HTML page: one file that needs no network."""

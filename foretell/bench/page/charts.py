@@ -1,4 +1,7 @@
-"""What charts are made of; templates/charts.html draws them."""
+"""Chart data with scales and ticks, rendered by templates/charts.html.
+
+Positions are in percent of the width, so that a chart fits every screen.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from foretell.bench.latency import Latency
+from ..metrics import Latency
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
@@ -16,30 +19,30 @@ MOST_TICKS = 7
 
 @dataclass(frozen=True)
 class Scale:
-    """A line from the least to the most; `logarithmic` gives equal ratios equal lengths."""
+    """A linear or logarithmic axis from `low` to `high`."""
 
     low: float
     high: float
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """Where a figure lies, in percent, held to the line's ends."""
+        """Return the position of a value in percent, clipped to the axis."""
         low, high, value = (math.log(each) if self.logarithmic else each for each in (self.low, self.high, value))
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(100 * min(1.0, max(0.0, share)), 2)
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return round(100 * min(1.0, max(0.0, fraction)), 2)
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on the line with its label."""
+    """A labelled position on an axis."""
 
     at: float
     label: str
 
 
 def ratio_scale(values: Iterable[float]) -> tuple[Scale, list[Tick]]:
-    """For ratios: 1 is always on it."""
-    found = [min(RATIOS[-1], max(RATIOS[0], value)) for value in values]  # the interval of two prompts has no end
+    """Return a logarithmic axis for ratios that includes 1."""
+    found = [min(RATIOS[-1], max(RATIOS[0], value)) for value in values]  # the interval of two prompts can be huge
     low, high = min([0.9, *found]), max([1.2, *found])
     marks = [mark for mark in RATIOS if low <= mark <= high]
     scale = Scale(low / 1.04, high * 1.04, logarithmic=True)
@@ -47,7 +50,7 @@ def ratio_scale(values: Iterable[float]) -> tuple[Scale, list[Tick]]:
 
 
 def value_scale(values: Iterable[float], low: float = 0.0, unit: str = "") -> tuple[Scale, list[Tick]]:
-    """For amounts, from `low` up to a round figure."""
+    """Return a linear axis from `low` to a round figure."""
     high = max([low, *values])
     step = round_step((high - low) or 1.0)
     count = max(1, math.ceil((high - low) / step - 1e-9))
@@ -57,7 +60,7 @@ def value_scale(values: Iterable[float], low: float = 0.0, unit: str = "") -> tu
 
 
 def time_scale(seconds: Iterable[float]) -> tuple[Scale, list[Tick]]:
-    """For waits, which differ by orders: powers of ten and what lies between."""
+    """Return a logarithmic axis for times with ticks at 1, 2 and 5 times powers of ten."""
     found = [value for value in seconds if value > 0] or [0.001, 0.01]
     low, high = min(found), max(found)
     scale = Scale(low / 1.1, high * 1.1, logarithmic=True)
@@ -67,32 +70,32 @@ def time_scale(seconds: Iterable[float]) -> tuple[Scale, list[Tick]]:
 
 
 def round_step(span: float) -> float:
-    """The smallest round step that needs few ticks for a span."""
+    """Return the smallest round step that needs at most `MOST_TICKS` ticks."""
     power = 10.0 ** math.floor(math.log10(span / (MOST_TICKS - 1)))
     return next(step * power for step in STEPS if span / (step * power) <= MOST_TICKS - 1)
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Format a time in s, ms or µs."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1000 * seconds:.3g} ms" if seconds >= 0.001 else f"{1e6 * seconds:.3g} µs"
 
 
 def _thinned(marks: Sequence[float], keep: float | None = None) -> list[float]:
-    """Few enough to be read; `keep` stays."""
+    """Return at most `MOST_TICKS` of the marks, `keep` among them."""
     every = math.ceil(len(marks) / MOST_TICKS) or 1
     start = marks.index(keep) % every if keep in marks else 0
     return list(marks[start::every])
 
 
-LONG = 18  # characters of a name
-COLOURS = 8  # that the page has for series; then they come again
+LONG_NAME = 18  # characters from which a name needs a wider column
+NUM_COLOURS = 8  # of series on the page, used in turn
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A mark on a row's line, from and to in percent."""
+class Mark:
+    """A mark of a row from `start` to `end` in percent."""
 
     kind: Literal["line", "box", "dot", "tick"]
     start: float
@@ -105,20 +108,20 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of a chart; a heading has no marks."""
+class ChartRow:
+    """One row of a chart; a heading has no marks."""
 
     name: str
-    shapes: Sequence[Shape] = ()
+    marks: Sequence[Mark] = ()
     value: str = ""
-    more: str = ""  # beside the value, in small
-    note: str = ""  # shown to whoever points at it
+    more: str = ""  # small text after the value
+    note: str = ""  # tooltip
     heading: bool = False
 
 
 @dataclass(frozen=True)
-class Key:
-    """What a colour means."""
+class LegendEntry:
+    """A colour and its meaning."""
 
     name: str
     colour: str
@@ -126,25 +129,25 @@ class Key:
 
 @dataclass(frozen=True)
 class RowChart:
-    """Rows over one scale; `guide` is a place on it that matters, with its word; `folded` are behind a click."""
+    """Rows over one scale; `guide` is a labelled reference line, `folded` rows are shown on a click."""
 
     title: str
     about: str
-    rows: Sequence[Row]
+    rows: Sequence[ChartRow]
     ticks: Sequence[Tick] = ()
-    legend: Sequence[Key] = ()
+    legend: Sequence[LegendEntry] = ()
     guide: Tick | None = None
-    folded: Sequence[Row] = ()
+    folded: Sequence[ChartRow] = ()
 
     @property
     def long_names(self) -> bool:
-        """Whether names need more room than a word."""
-        return any(len(row.name) > LONG for row in (*self.rows, *self.folded) if not row.heading)
+        """Return whether a name needs a wider column."""
+        return any(len(row.name) > LONG_NAME for row in (*self.rows, *self.folded) if not row.heading)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A bar that stands, in percent of the height."""
+    """A vertical bar, `height` in percent."""
 
     height: float
     label: str
@@ -154,7 +157,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Panel:
-    """Columns of one series."""
+    """The columns of one series."""
 
     name: str
     colour: str
@@ -163,7 +166,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class ColumnChart:
-    """Panels side by side."""
+    """Column charts of several series next to each other."""
 
     title: str
     about: str
@@ -172,7 +175,7 @@ class ColumnChart:
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure that is seen first."""
+    """A headline figure."""
 
     figure: str
     name: str
@@ -181,52 +184,58 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Figures in full, for whoever wants them; the first columns are words."""
+class FigureTable:
+    """All figures of a run; the first `words` columns are text."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: int = 1
 
 
-def colour(place: int) -> str:
-    """Of a series by its place."""
-    return f"c{place % COLOURS}"
+def colour(index: int) -> str:
+    """Return the colour of a series by its index."""
+    return f"c{index % NUM_COLOURS}"
 
 
-def interval_shapes(at: Sequence[float], colour: str) -> list[Shape]:
-    """A dot with its whiskers, from low, middle and high."""
+def interval_marks(at: Sequence[float], colour: str) -> list[Mark]:
+    """Return a dot with whiskers, from low, middle and high."""
     low, middle, high = at
-    return [Shape("line", low, high, colour), Shape("dot", middle, middle, colour)]
+    return [Mark("line", low, high, colour), Mark("dot", middle, middle, colour)]
 
 
-STRIP = "The bar holds the middle half, the line nine tenths, the mark is the median."
+BOX_PLOT = "The bar is the 25th to 75th percentile, the line the 5th to 95th, the mark the median."
 
 
-def waits_chart(title: str, about: str, waits: Sequence[tuple[str, str, Latency]]) -> RowChart:
-    """Distributions over one scale: names, colours and times."""
-    scale, ticks = time_scale([value for _, _, wait in waits for value in _five(wait)])
+def latency_chart(title: str, about: str, latencies: Sequence[tuple[str, str, Latency]]) -> RowChart:
+    """Return box plots of latencies, given as (name, colour, latency)."""
+    scale, ticks = time_scale([value for _, _, latency in latencies for value in _percentiles(latency)])
     rows = [
-        Row(name, _strip(wait, scale, css), duration(wait.p50), f"p99 {duration(wait.p99)}", f"{wait.count} in all")
-        for name, css, wait in waits
+        ChartRow(
+            name,
+            _box_plot(latency, scale, css),
+            duration(latency.p50),
+            f"p99 {duration(latency.p99)}",
+            f"{latency.count} values",
+        )
+        for name, css, latency in latencies
     ]
-    return RowChart(title, f"{about} {STRIP}", rows, ticks)
+    return RowChart(title, f"{about} {BOX_PLOT}", rows, ticks)
 
 
-def _five(wait: Latency) -> list[float]:
-    """The 5th, 25th, 50th, 75th and 95th of a hundred."""
-    last = len(wait.curve) - 1
-    return [wait.curve[round(share * last)] for share in (0.05, 0.25, 0.5, 0.75, 0.95)]
+def _percentiles(latency: Latency) -> list[float]:
+    """Return the 5th, 25th, 50th, 75th and 95th percentiles."""
+    last = len(latency.curve) - 1
+    return [latency.curve[round(level * last)] for level in (0.05, 0.25, 0.5, 0.75, 0.95)]
 
 
-def _strip(wait: Latency, scale: Scale, css: str) -> list[Shape]:
-    low, lower, middle, upper, high = (scale.at(value) for value in _five(wait))
-    box = Shape("box", lower, max(upper, lower + 0.4), css)
-    return [Shape("line", low, high, css), box, Shape("tick", middle, middle, css)]
+def _box_plot(latency: Latency, scale: Scale, css: str) -> list[Mark]:
+    low, lower, middle, upper, high = (scale.at(value) for value in _percentiles(latency))
+    box = Mark("box", lower, max(upper, lower + 0.4), css)
+    return [Mark("line", low, high, css), box, Mark("tick", middle, middle, css)]
 
 
-def table_of(markdown: str) -> Table:
-    """Rows of a Markdown table; columns that are not aligned to the right are words."""
+def table_of(markdown: str) -> FigureTable:
+    """Parse a Markdown table; columns that are not right-aligned are text."""
     head, rule, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines())
-    words = next((place for place, mark in enumerate(rule) if mark.endswith(":")), len(rule))
-    return Table(head, rows, words)
+    words = next((index for index, mark in enumerate(rule) if mark.endswith(":")), len(rule))
+    return FigureTable(head, rows, words)

@@ -4,124 +4,122 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foretell.bench.compare import markdown, remarks
-
-from ..compare import CompareCell, CompareFindings, CompareSample
+from ..compare import CompareCell, CompareResult, CompareSample, markdown, remarks
 from .charts import (
-    Row,
+    ChartRow,
+    Mark,
     RowChart,
-    Shape,
     Tick,
     Tile,
     colour,
-    interval_shapes,
+    interval_marks,
+    latency_chart,
     ratio_scale,
     table_of,
     value_scale,
-    waits_chart,
 )
-from .render import ShownText, ShownVersion, render
+from .render import ShownTranscript, ShownVersion, render
 
-_RowOf = Callable[[CompareCell], Row]
+_RowOf = Callable[[CompareCell], ChartRow]
 
 
-def page(found: CompareFindings) -> str:
-    """All of a run on one page."""
-    colours = {cell.arm: colour(place) for place, cell in enumerate(found.overall)}
-    waits = [(cell.arm, colours[cell.arm], cell.first_token) for cell in found.overall]
+def page(found: CompareResult) -> str:
+    """Render a run as a page."""
+    colours = {cell.peer: colour(index) for index, cell in enumerate(found.overall)}
+    latencies = [(cell.peer, colours[cell.peer], cell.first_token) for cell in found.overall]
     charts = [speeds(found, colours), ratios(found, colours), accepted(found, colours)]
-    about = "From sending a request to its first words, the prompt being read anew each time."
-    known = [(name, css, wait) for name, css, wait in waits if wait is not None]
+    about = "From the request to its first token; the prompt is not in the prefix cache."
+    known = [(name, css, latency) for name, css, latency in latencies if latency is not None]
     return render(
         title="Foretell bench: compare",
         headline=headline(found),
-        lead="The same prompts, asked in turn: one after the other, arms interleaved, the first round dropped.",
+        lead="The same prompts for every peer, sequential and interleaved, the first round dropped.",
         tiles=[_tile(cell) for cell in found.overall],
-        charts=[*charts, waits_chart("How long the first words take", about, known)],
+        charts=[*charts, latency_chart("Time to first token", about, known)],
         table=table_of(markdown(found)),
         facts=found.conditions,
         remarks=remarks(found),
-        warnings=["The run was stopped before its end: this is what was finished."] if found.stopped else [],
-        texts=texts(found.samples, found.baseline),
+        warnings=["The run was stopped early: this is the finished part."] if found.stopped else [],
+        transcripts=transcripts(found.samples, found.baseline),
     )
 
 
-def headline(found: CompareFindings) -> str:
-    timed = [cell for cell in found.overall if cell.speedup is not None and cell.arm != found.baseline]
+def headline(found: CompareResult) -> str:
+    timed = [cell for cell in found.overall if cell.speedup is not None and cell.peer != found.baseline]
     if not timed:
         return f"{len(found.overall)} peers, the same prompts"
     best = max(timed, key=lambda cell: cell.speedup or 0.0)
-    return f"{best.arm} writes {best.speedup:.2f} times as fast as {found.baseline}"
+    return f"{best.peer} has a speedup of {best.speedup:.2f} over {found.baseline}"
 
 
 def _tile(cell: CompareCell) -> Tile:
     figure = "–" if cell.tokens_per_second is None else f"{cell.tokens_per_second:.0f}"
-    return Tile(figure, cell.arm, "tokens a second")
+    return Tile(figure, cell.peer, "tokens per second")
 
 
-def speeds(found: CompareFindings, colours: dict[str, str]) -> RowChart:
+def speeds(found: CompareResult, colours: dict[str, str]) -> RowChart:
     scale, ticks = value_scale([cell.tokens_per_second or 0.0 for cell in (*found.cells, *found.overall)])
 
-    def row(cell: CompareCell) -> Row:
+    def row(cell: CompareCell) -> ChartRow:
         if cell.tokens_per_second is None:
-            return Row(cell.arm, value="–", more="; ".join(cell.reasons))
-        shapes = [Shape("box", 0.0, scale.at(cell.tokens_per_second), colours[cell.arm])]
-        return Row(cell.arm, shapes, f"{cell.tokens_per_second:.1f}", "tokens/s", f"{cell.tokens} tokens")
+            return ChartRow(cell.peer, value="–", more="; ".join(cell.reasons))
+        marks = [Mark("box", 0.0, scale.at(cell.tokens_per_second), colours[cell.peer])]
+        return ChartRow(cell.peer, marks, f"{cell.tokens_per_second:.1f}", "tokens/s", f"{cell.tokens} tokens")
 
     rows = _by_task(found, row)
-    return RowChart("Tokens a second", "Behind the first words, medians.", rows, ticks)
+    return RowChart("Tokens per second", "After the first token, medians.", rows, ticks)
 
 
-def ratios(found: CompareFindings, colours: dict[str, str]) -> RowChart:
+def ratios(found: CompareResult, colours: dict[str, str]) -> RowChart:
     cells = (*found.cells, *found.overall)
     bounds = [bound for cell in cells for bound in (*(cell.speedup_interval or ()), cell.speedup or 1.0)]
     scale, ticks = ratio_scale(bounds)
 
-    def row(cell: CompareCell) -> Row:
+    def row(cell: CompareCell) -> ChartRow:
         if cell.speedup is None:
-            return Row(cell.arm, value="–")
+            return ChartRow(cell.peer, value="–")
         low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
-        places = [scale.at(value) for value in (low, cell.speedup, high)]
+        positions = [scale.at(value) for value in (low, cell.speedup, high)]
         between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
-        return Row(cell.arm, interval_shapes(places, colours[cell.arm]), f"{cell.speedup:.2f}×", between)
+        return ChartRow(cell.peer, interval_marks(positions, colours[cell.peer]), f"{cell.speedup:.2f}×", between)
 
-    about = f"{found.baseline}'s time a token over the peer's, by pairs of the same prompt and round."
+    about = f"Time per token of {found.baseline} over that of the peer, by pairs of the same prompt and round."
     guide = Tick(scale.at(1.0), found.baseline)
-    return RowChart("How many times as fast", about, _by_task(found, row), ticks, guide=guide)
+    return RowChart("Speedup", about, _by_task(found, row), ticks, guide=guide)
 
 
-def accepted(found: CompareFindings, colours: dict[str, str]) -> RowChart:
-    told = [cell for cell in found.overall if cell.accepted_per_step is not None]
-    scale, ticks = value_scale([cell.accepted_per_step or 1.0 for cell in told], low=1.0)
+def accepted(found: CompareResult, colours: dict[str, str]) -> RowChart:
+    with_steps = [cell for cell in found.overall if cell.accepted_per_step is not None]
+    scale, ticks = value_scale([cell.accepted_per_step or 1.0 for cell in with_steps], low=1.0)
     rows = [
-        Row(
-            cell.arm,
-            [Shape("box", 0.0, max(scale.at(cell.accepted_per_step or 1.0), 0.4), colours[cell.arm])],
+        ChartRow(
+            cell.peer,
+            [Mark("box", 0.0, max(scale.at(cell.accepted_per_step or 1.0), 0.4), colours[cell.peer])],
             f"{cell.accepted_per_step:.2f}",
         )
-        for cell in told
+        for cell in with_steps
     ]
-    about = "Guesses that stood and the model's own token, where a peer tells; 1 is plain decoding."
-    return RowChart("Tokens a step yields", about, rows, ticks)
+    about = "Accepted draft tokens and the target's own token, if a peer reports them; 1 is plain decoding."
+    return RowChart("Tokens per step", about, rows, ticks)
 
 
-def _by_task(found: CompareFindings, row: _RowOf) -> list[Row]:
-    rows = [Row("all tasks", heading=True), *map(row, found.overall)]
+def _by_task(found: CompareResult, row: _RowOf) -> list[ChartRow]:
+    rows = [ChartRow("all tasks", heading=True), *map(row, found.overall)]
     for task in dict.fromkeys(cell.task for cell in found.cells):
-        rows += [Row(task, heading=True), *(row(cell) for cell in found.cells if cell.task == task)]
+        rows += [ChartRow(task, heading=True), *(row(cell) for cell in found.cells if cell.task == task)]
     return rows
 
 
-def texts(samples: Sequence[CompareSample], baseline: str) -> list[ShownText]:
-    """What each peer answered in the first round that counts."""
+def transcripts(samples: Sequence[CompareSample], baseline: str) -> list[ShownTranscript]:
+    """Return the replies of each peer in the first measured round."""
     first = [each for each in samples if each.round == 1]
-    found: list[ShownText] = []
-    for item in {each.item.id: each.item for each in first}.values():
-        mine = [each for each in first if each.item.id == item.id]
+    found: list[ShownTranscript] = []
+    for item in {each.prompt.id: each.prompt for each in first}.values():
+        mine = [each for each in first if each.prompt.id == item.id]
         base = next((each.reply.text for each in mine if each.peer == baseline), None)
         versions = [_version(each, None if each.peer == baseline or base is None else base) for each in mine]
         prompt = item.text or "\n\n".join(f"{each['role']}: {each.get('content') or ''}" for each in item.messages)
-        found.append(ShownText(item.task, item.id, "", prompt, versions))
+        found.append(ShownTranscript(item.task, item.id, "", prompt, versions))
     return found
 
 

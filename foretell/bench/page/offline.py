@@ -4,89 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from foretell.bench.latency import AcceptanceByDepth
-from foretell.bench.page.charts import (
+from ..metrics import AcceptanceByDepth
+from ..report import remarks, temperature_label
+from ..results import BenchResult, TaskCell
+from .charts import (
+    ChartRow,
     Column,
     ColumnChart,
-    Key,
+    FigureTable,
+    LegendEntry,
+    Mark,
     Panel,
-    Row,
     RowChart,
-    Shape,
-    Table,
     Tick,
     Tile,
     colour,
-    interval_shapes,
+    interval_marks,
+    latency_chart,
     ratio_scale,
     value_scale,
-    waits_chart,
 )
-from foretell.bench.page.render import Chart, render, shown_texts
-from foretell.bench.report import degree, remarks
-from foretell.bench.results import Cell, Result
+from .render import Chart, render, shown_transcripts
 
 
 @dataclass(frozen=True)
 class Series:
-    """A setting of the run; its name has what differs and no more."""
+    """One setting of a run; its name has only what differs between settings."""
 
     name: str
     colour: str
-    overall: Cell
-    cells: Sequence[Cell]
+    overall: TaskCell
+    cells: Sequence[TaskCell]
 
 
-MANY = 3  # series, above which tasks are behind a click
+MANY = 3  # series, above which tasks are folded
 
-RowOf = Callable[[str, Cell, str], Row]  # of a name, a cell and a colour
+RowOf = Callable[[str, TaskCell, str], ChartRow]  # of name, cell and colour
 
 
-def series_of(result: Result) -> list[Series]:
-    """In the order they were measured."""
+def series_of(result: BenchResult) -> list[Series]:
+    """Return the settings of a run in the order they were measured."""
     settings = [_setting(cell) for cell in result.overall]
     _, temperatures, batches = (len({each[part] for each in settings}) > 1 for part in range(3))
     found: list[Series] = []
-    for place, cell in enumerate(result.overall):
-        words = [cell.arm, degree(cell.temperature) if temperatures else "", f"{cell.batch} at once" if batches else ""]
+    for index, cell in enumerate(result.overall):
+        words = [
+            cell.variant,
+            temperature_label(cell.temperature) if temperatures else "",
+            f"batch {cell.batch}" if batches else "",
+        ]
         mine = [each for each in result.cells if _setting(each) == _setting(cell)]
-        found.append(Series(", ".join(filter(None, words)), colour(place), cell, mine))
+        found.append(Series(", ".join(filter(None, words)), colour(index), cell, mine))
     return found
 
 
-def _setting(cell: Cell) -> tuple[str, float | None, int]:
-    return cell.arm, cell.temperature, cell.batch
+def _setting(cell: TaskCell) -> tuple[str, float | None, int]:
+    return cell.variant, cell.temperature, cell.batch
 
 
-def by_task(series: Sequence[Series], row: RowOf) -> tuple[list[Row], list[Row]]:
-    """Rows of a chart, and those behind a click.
+def by_task(series: Sequence[Series], row: RowOf) -> tuple[list[ChartRow], list[ChartRow]]:
+    """Return the rows of a chart and the folded ones.
 
-    One series has a row for each task; several have a row each over all tasks, and then a heading for each task; where
-    there are many, the tasks are behind a click.
+    One series has a row for each task. Several have a row each for all tasks, then a heading for each task; if there
+    are many, the tasks are folded.
     """
     if len(series) == 1:
         (only,) = series
         rows = [row(cell.task, cell, only.colour) for cell in only.cells]
         return [*rows, row("all tasks", only.overall, only.colour)], []
-    found: list[Row] = []
+    found: list[ChartRow] = []
     for task in dict.fromkeys(cell.task for each in series for cell in each.cells):
         mine = [row(each.name, cell, each.colour) for each in series for cell in each.cells if cell.task == task]
-        found += [Row(task, heading=True), *mine]
-    overall = [Row("all tasks", heading=True), *(row(each.name, each.overall, each.colour) for each in series)]
+        found += [ChartRow(task, heading=True), *mine]
+    overall = [ChartRow("all tasks", heading=True), *(row(each.name, each.overall, each.colour) for each in series)]
     return (overall, found) if len(series) > MANY else ([*overall, *found], [])
 
 
-FEWEST = 5  # drafts that reached a place, for its share to be shown
+MIN_DRAFTS = 5  # drafts that reach a depth, below which its rate is not shown
 PARTS = (
-    ("drafting", "guessing", "draft"),
-    ("running", "checking: the target's forwards", "verify"),
-    ("rest", "the host", "host"),
+    ("drafting", "drafting", "draft"),
+    ("running", "target forward and verification", "verify"),
+    ("rest", "host", "host"),
 )
 
 
-def page(result: Result) -> str:
-    """All of a run on one page."""
+def page(result: BenchResult) -> str:
+    """Render a run as a page."""
     series = series_of(result)
     best = max(series, key=lambda each: each.overall.speedup or 0.0)
     charts: list[Chart] = [ratios(series), accepted(series), positions(series), time_split(series)]
@@ -101,47 +106,55 @@ def page(result: Result) -> str:
         facts=result.conditions,
         remarks=remarks(result),
         warnings=warnings(result),
-        texts=shown_texts(result.texts),
-        guessed=True,
+        transcripts=shown_transcripts(result.transcripts),
+        show_drafted=True,
     )
 
 
 def headline(series: Sequence[Series], best: Series) -> str:
     ratio = best.overall.speedup
     if ratio is None:
-        return "The texts were too short to be timed"
+        return "The outputs were too short to be timed"
     if len(series) > 1:
-        return f"The fastest of {len(series)} settings, {best.name}, writes {ratio:.2f} times as fast as plain decoding"
-    return f"With guesses by {best.name}, texts come {ratio:.2f} times as fast as by plain decoding"
+        return f"The fastest of {len(series)} settings, {best.name}, has a speedup of {ratio:.2f} over plain decoding"
+    return f"{best.name} has a speedup of {ratio:.2f} over plain decoding"
 
 
-def lead(result: Result) -> str:
+def lead(result: BenchResult) -> str:
     machine = result.conditions.get("machine", {})
     where = f" on {machine['device']}" if "device" in machine else ""
     tasks = len(dict.fromkeys(cell.task for cell in result.cells))
     model = result.conditions.get("model", "a model")
     return (
-        f"{model}{where}: {len(result.prompts)} prompts of {tasks} tasks, each written plainly and with guesses in "
-        "turn, in one run. Ratios come with 95% t intervals over prompts and rounds."
+        f"{model}{where}: {len(result.prompts)} prompts of {tasks} tasks, each plain and with speculation, interleaved "
+        "in one run. Speedups have 95% t intervals over prompts and rounds."
     )
 
 
-def warnings(result: Result) -> list[str]:
-    found = [] if result.same_text else ["Some texts differ from plain decoding's, and must not: see the remarks."]
-    return found if result.complete else [*found, "The run was stopped before its end: this is what was finished."]
+def warnings(result: BenchResult) -> list[str]:
+    found = [] if result.same_text else ["Some outputs differ from plain decoding and must not: see the remarks."]
+    return found if result.complete else [*found, "The run was stopped early: this is the finished part."]
 
 
-def tiles(cell: Cell, same: bool) -> list[Tile]:
+_TONES: dict[str, Literal["", "good", "bad"]] = {"yes": "good", "NO": "bad", "not promised": ""}
+
+
+def tiles(cell: TaskCell, same: bool) -> list[Tile]:
     bounds = cell.speedup_interval
     between = "" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
     ratio = "–" if cell.speedup is None else f"{cell.speedup:.2f}×"
     rates = [_rate(cell.plain_tokens_per_second), _rate(cell.tokens_per_second)]
-    told = {True: "yes", False: "NO", None: "not promised"}[cell.same_text if same else False]
+    same_text = {True: "yes", False: "NO", None: "not promised"}[cell.same_text if same else False]
     return [
-        Tile(ratio, "as fast as plain", between),
-        Tile(f"{cell.accepted_per_step:.2f}", "tokens a step", "1 is plain decoding"),
-        Tile(rates[1], "tokens a second", f"plain: {rates[0]}"),
-        Tile(told, "same text", f"{cell.texts} texts", "good" if told == "yes" else "bad" if told == "NO" else ""),
+        Tile(ratio, "speedup", between),
+        Tile(f"{cell.accepted_per_step:.2f}", "tokens per step", "1 is plain decoding"),
+        Tile(rates[1], "tokens per second", f"plain: {rates[0]}"),
+        Tile(
+            same_text,
+            "same text",
+            f"{cell.sequences} sequences",
+            _TONES[same_text],
+        ),
     ]
 
 
@@ -154,19 +167,19 @@ def ratios(series: Sequence[Series]) -> RowChart:
     bounds = [bound for cell in cells for bound in (*(cell.speedup_interval or ()), cell.speedup or 1.0)]
     scale, ticks = ratio_scale(bounds)
 
-    def row(name: str, cell: Cell, colour: str) -> Row:
+    def row(name: str, cell: TaskCell, colour: str) -> ChartRow:
         if cell.speedup is None:
-            return Row(name, value="too short")
+            return ChartRow(name, value="too short")
         low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
-        places = [scale.at(value) for value in (low, cell.speedup, high)]
+        positions = [scale.at(value) for value in (low, cell.speedup, high)]
         between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
-        note = f"{cell.texts} texts, {cell.tokens} tokens"
-        return Row(name, interval_shapes(places, colour), f"{cell.speedup:.2f}×", between, note)
+        note = f"{cell.sequences} sequences, {cell.tokens} tokens"
+        return ChartRow(name, interval_marks(positions, colour), f"{cell.speedup:.2f}×", between, note)
 
     rows, folded = by_task(series, row)
     return RowChart(
-        "How many times as fast",
-        "Plain decoding's time a token over that with guesses. The line through a dot is the 95% t interval "
+        "Speedup",
+        "Time per token of plain decoding over that of the variant. The line through a dot is the 95% t interval "
         "over prompts and rounds.",
         rows,
         ticks,
@@ -178,16 +191,16 @@ def ratios(series: Sequence[Series]) -> RowChart:
 def accepted(series: Sequence[Series]) -> RowChart:
     scale, ticks = value_scale([cell.accepted_per_step for each in series for cell in each.cells], low=1.0)
 
-    def row(name: str, cell: Cell, colour: str) -> Row:
+    def row(name: str, cell: TaskCell, colour: str) -> ChartRow:
         end = scale.at(cell.accepted_per_step)
         note = f"{cell.tokens} tokens in {cell.steps} steps"
-        return Row(name, [Shape("box", 0.0, max(end, 0.4), colour)], f"{cell.accepted_per_step:.2f}", note=note)
+        return ChartRow(name, [Mark("box", 0.0, max(end, 0.4), colour)], f"{cell.accepted_per_step:.2f}", note=note)
 
     rows, folded = by_task(series, row)
     return RowChart(
-        "Tokens a step yields",
-        "Guesses that stood and the model's own token; 1 is plain decoding. A step with guesses takes somewhat longer, "
-        "so the ratio above is smaller.",
+        "Tokens per step",
+        "Accepted draft tokens and the target's own token; 1 is plain decoding. A step with a draft takes longer, so "
+        "the speedup above is smaller.",
         rows,
         ticks,
         folded=folded,
@@ -195,86 +208,99 @@ def accepted(series: Sequence[Series]) -> RowChart:
 
 
 def positions(series: Sequence[Series]) -> ColumnChart:
-    panels = [Panel(each.name, each.colour, _columns(each.overall.places)) for each in series]
+    panels = [Panel(each.name, each.colour, _columns(each.overall.acceptance)) for each in series]
     return ColumnChart(
-        "How far guesses stand",
-        "Of the drafts that reach a place, how many in a hundred stand up to it; 1 is the first guess. "
-        f"Places that fewer than {FEWEST} drafts reached are left out.",
+        "Acceptance by depth",
+        "Percent of the drafts that reach a depth and are accepted up to it; 1 is the first draft token. "
+        f"Depths that fewer than {MIN_DRAFTS} drafts reach are left out.",
         panels,
     )
 
 
-def _columns(places: AcceptanceByDepth) -> list[Column]:
+def _columns(positions: AcceptanceByDepth) -> list[Column]:
     shares = [
-        (place, reached, share)
-        for place, (reached, share) in enumerate(zip(places.reached, places.shares, strict=True), start=1)
-        if reached >= FEWEST
+        (index, reached, share)
+        for index, (reached, share) in enumerate(zip(positions.reached, positions.rates, strict=True), start=1)
+        if reached >= MIN_DRAFTS
     ]
     return [
-        Column(round(100 * share, 1), str(place), f"{100 * share:.0f}", f"{share:.1%} of {reached} drafts")
-        for place, reached, share in shares
+        Column(round(100 * share, 1), str(index), f"{100 * share:.0f}", f"{share:.1%} of {reached} drafts")
+        for index, reached, share in shares
     ]
 
 
 def time_split(series: Sequence[Series]) -> RowChart:
-    def row(name: str, cell: Cell, colour: str) -> Row:
-        shapes, start, told = [], 0.0, []
+    def row(name: str, cell: TaskCell, colour: str) -> ChartRow:
+        marks, notes = [], []
+        start = 0.0
         for part, words, css in PARTS:
             end = start + 100 * cell.time[part]
-            shapes.append(Shape("box", round(start, 2), round(min(end, 100.0), 2), css))
-            told.append(f"{words} {cell.time[part]:.1%}")
+            marks.append(Mark("box", round(start, 2), round(min(end, 100.0), 2), css))
+            notes.append(f"{words} {cell.time[part]:.1%}")
             start = end
         shares = [f"{100 * cell.time[part]:.0f}" for part, _, _ in PARTS]
-        return Row(name, shapes, " / ".join(shares), "%", "; ".join(told))
+        return ChartRow(name, marks, " / ".join(shares), "%", "; ".join(notes))
 
     _, ticks = value_scale([100.0], unit="%")
     rows, folded = by_task(series, row)
     return RowChart(
-        "Where the time goes",
-        "From asking to the end of a text, prompts being cached: guessing, checking in the target's forwards, and the "
-        "rest, which is the host's.",
+        "Time by component",
+        "From the request to the end of its output, with the prompt in the prefix cache: drafting, the target's "
+        "forward with verification, and the host.",
         rows,
         ticks,
-        [Key(words, css) for _, words, css in PARTS],
+        [LegendEntry(words, css) for _, words, css in PARTS],
         folded=folded,
     )
 
 
 def token_waits(series: Sequence[Series]) -> RowChart:
-    """Plain decoding first: it was measured beside each series, and that beside the first will do."""
-    waits = [("plain", "plain", series[0].overall.plain_token_seconds)]
-    waits += [(each.name, each.colour, each.overall.token_seconds) for each in series]
-    found = [(name, css, wait) for name, css, wait in waits if wait is not None]
-    return waits_chart(
-        "How long a token takes",
-        "Behind a text's first token; a step that brings several shares its time among them.",
+    """Chart the time per token. Plain decoding comes first, as measured with the first series."""
+    latencies = [("plain", "plain", series[0].overall.plain_token_seconds)]
+    latencies += [(each.name, each.colour, each.overall.token_seconds) for each in series]
+    found = [(name, css, latency) for name, css, latency in latencies if latency is not None]
+    return latency_chart(
+        "Time per token",
+        "After the first token; the tokens of a step share its time.",
         found,
     )
 
 
 def text_waits(series: Sequence[Series]) -> RowChart:
-    """The same of whole texts."""
-    waits = [("plain", "plain", series[0].overall.plain_text_seconds)]
-    waits += [(each.name, each.colour, each.overall.text_seconds) for each in series]
-    found = [(name, css, wait) for name, css, wait in waits if wait is not None]
-    about = "From asking to the end, prompts being cached; texts that are written at once end together."
-    return waits_chart("How long a text takes", about, found)
+    """Chart the time per request."""
+    latencies = [("plain", "plain", series[0].overall.plain_request_seconds)]
+    latencies += [(each.name, each.colour, each.overall.request_seconds) for each in series]
+    found = [(name, css, latency) for name, css, latency in latencies if latency is not None]
+    about = "From the request to the end of its batch, with the prompt in the prefix cache."
+    return latency_chart("Time per request", about, found)
 
 
-def table(result: Result) -> Table:
-    head = ["task", "drafter", "T", "at once", "texts", "tokens", "steps", "accepted per step", "ratio", "low", "high"]
+def table(result: BenchResult) -> FigureTable:
+    head = [
+        "task",
+        "drafter",
+        "T",
+        "batch",
+        "sequences",
+        "tokens",
+        "steps",
+        "accepted per step",
+        "speedup",
+        "low",
+        "high",
+    ]
     head += ["tokens/s", "plain tokens/s", "noise", "same text"]
-    return Table(head, [_figures(cell) for cell in (*result.cells, *result.overall)], words=2)
+    return FigureTable(head, [_figures(cell) for cell in (*result.cells, *result.overall)], words=2)
 
 
-def _figures(cell: Cell) -> list[str]:
+def _figures(cell: TaskCell) -> list[str]:
     low, high = cell.speedup_interval or (None, None)
     ratios = ["–" if value is None else f"{value:.3f}" for value in (cell.speedup, low, high)]
     rates = [
         "–" if value is None else f"{value:.1f}" for value in (cell.tokens_per_second, cell.plain_tokens_per_second)
     ]
-    counts = [str(value) for value in (cell.batch, cell.texts, cell.tokens, cell.steps)]
+    counts = [str(value) for value in (cell.batch, cell.sequences, cell.tokens, cell.steps)]
     noise = "–" if cell.noise is None else f"{cell.noise:.1%}"
     same = {True: "yes", False: "NO", None: "not promised"}[cell.same_text]
-    degrees = degree(cell.temperature).removeprefix("T=").removeprefix("T ")
-    return [cell.task, cell.arm, degrees, *counts, f"{cell.accepted_per_step:.3f}", *ratios, *rates, noise, same]
+    degrees = temperature_label(cell.temperature).removeprefix("T=").removeprefix("T ")
+    return [cell.task, cell.variant, degrees, *counts, f"{cell.accepted_per_step:.3f}", *ratios, *rates, noise, same]

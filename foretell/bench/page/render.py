@@ -1,4 +1,4 @@
-"""From a template and what it shows to one file of HTML."""
+"""Rendering of a page from the template, and the transcripts that it shows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.page.charts import ColumnChart, RowChart, Table, Tile
-from foretell.bench.report import degree
-from foretell.bench.transcripts import TextRecord, Version
 from foretell.types import TARGET
+
+from ..report import temperature_label
+from ..transcripts import Transcript, TranscriptVersion
+from .charts import ColumnChart, FigureTable, RowChart, Tile
 
 TEMPLATES = Path(__file__).parent / "templates"
 Chart = RowChart | ColumnChart
@@ -23,14 +24,14 @@ def render(
     lead: str,
     tiles: Sequence[Tile],
     charts: Sequence[Chart],
-    table: Table,
+    table: FigureTable,
     facts: Mapping[str, Any],
     remarks: Sequence[str] = (),
     warnings: Sequence[str] = (),
-    texts: Sequence[Any] = (),
-    guessed: bool = False,
+    transcripts: Sequence[Any] = (),
+    show_drafted: bool = False,
 ) -> str:
-    """The page; what a model wrote is shown as text and never as markup. `guessed`: texts show who proposed what."""
+    """Render a page. Model output is escaped; `show_drafted` marks accepted draft tokens in it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -51,32 +52,32 @@ def render(
         facts=flat(facts),
         remarks=remarks,
         warnings=warnings,
-        texts=texts,
-        guessed=guessed,
+        transcripts=transcripts,
+        show_drafted=show_drafted,
         version=facts.get("version", ""),
     )
 
 
 def flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """Facts in lines of name and value; those inside others carry both names."""
+    """Flatten nested facts to (name, value) lines; a nested name has its parent's as prefix."""
     found: list[tuple[str, str]] = []
     for name, value in facts.items():
-        words = f"{before}{name.replace('_', ' ')}"
+        label = f"{before}{name.replace('_', ' ')}"
         if isinstance(value, Mapping):
-            found += flat(value, f"{words}: ")
+            found += flat(value, f"{label}: ")
         else:
-            found.append((words, ", ".join(map(_word, value)) if isinstance(value, list | tuple) else _word(value)))
+            found.append((label, ", ".join(map(_word, value)) if isinstance(value, list | tuple) else _word(value)))
     return found
 
 
 def _word(value: Any) -> str:
-    """What was left open is so for a reason: each request or the engine decides."""
+    """Format a value; None is a setting left to the request or the engine."""
     return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
 class ShownVersion:
-    """Words, and whether somebody guessed them; none where they are those shown before."""
+    """The output of one variant as (drafted, text) runs; empty if it equals the one shown before."""
 
     name: str
     about: str
@@ -85,8 +86,8 @@ class ShownVersion:
 
 
 @dataclass(frozen=True)
-class ShownText:
-    """One prompt and what came of it."""
+class ShownTranscript:
+    """One prompt with its outputs."""
 
     task: str
     name: str
@@ -95,30 +96,34 @@ class ShownText:
     versions: Sequence[ShownVersion]
 
 
-def shown_texts(records: Sequence[TextRecord]) -> list[ShownText]:
-    """Those of one task together, however they were measured."""
+def shown_transcripts(records: Sequence[Transcript]) -> list[ShownTranscript]:
+    """Convert transcripts for the page; names have the temperature if there are several."""
     temperatures = len({record.temperature for record in records}) > 1
-    return [_text(record, temperatures) for record in records]
+    return [_shown(record, temperatures) for record in records]
 
 
-def _text(record: TextRecord, temperatures: bool) -> ShownText:
+def _shown(record: Transcript, temperatures: bool) -> ShownTranscript:
     turn = f", turn {record.turn + 1}" if record.turn else ""
-    heat = f", {degree(record.temperature)}" if temperatures else ""
+    temperature = f", {temperature_label(record.temperature)}" if temperatures else ""
     tokens = record.versions[0].tokens
-    return ShownText(
-        record.task, f"{record.item}{turn}{heat}", f"{tokens} tokens", record.prompt, _versions(record.versions)
+    return ShownTranscript(
+        record.task,
+        f"{record.prompt_id}{turn}{temperature}",
+        f"{tokens} tokens",
+        record.prompt,
+        _versions(record.versions),
     )
 
 
-def _versions(versions: Sequence[Version]) -> list[ShownVersion]:
-    """Plain decoding's words are left out where every other arm wrote the same: theirs show who guessed what."""
+def _versions(versions: Sequence[TranscriptVersion]) -> list[ShownVersion]:
+    """Convert the outputs; plain decoding is left out if all others equal it, because theirs mark draft tokens."""
     plain, *others = versions
     found = [_version(each) for each in others]
     if not others or any(each.same is not True for each in others):
-        found.insert(0, ShownVersion("plain decoding", f"{plain.tokens} tokens", None, [(False, plain.words)]))
+        found.insert(0, ShownVersion("plain decoding", f"{plain.tokens} tokens", None, [(False, plain.text)]))
     return found
 
 
-def _version(version: Version) -> ShownVersion:
-    runs = [(who != TARGET, words) for who, words in version.runs]
-    return ShownVersion(version.arm, f"{version.guessed} of {version.tokens} tokens guessed", version.same, runs)
+def _version(version: TranscriptVersion) -> ShownVersion:
+    runs = [(origin != TARGET, text) for origin, text in version.runs]
+    return ShownVersion(version.variant, f"{version.drafted} of {version.tokens} tokens drafted", version.same, runs)

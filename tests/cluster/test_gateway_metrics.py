@@ -1,4 +1,4 @@
-"""Metrics of several replicas as one server's."""
+"""Merging the metrics of several replicas."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: fl
 
 
 def samples(text: bytes | str) -> dict[tuple[str, str], float]:
-    """Values by name and by the label that matters."""
-    told = text.decode() if isinstance(text, bytes) else text
+    """Return sample values by name and distinguishing label."""
+    decoded = text.decode() if isinstance(text, bytes) else text
     return {
         (s.name.removeprefix("foretell:"), s.labels.get("replica") or s.labels.get("le") or ""): s.value
-        for family in text_string_to_metric_families(told)
+        for family in text_string_to_metric_families(decoded)
         for s in family.samples
     }
 
@@ -41,7 +41,7 @@ def test_counts_add_up_and_gauges_by_their_meaning() -> None:
     assert found["generation_tokens_total", ""] == 15
     assert found["num_requests_running", ""] == 3
     assert found["kv_cache_usage_perc", ""] == 0.3
-    assert found["speculative_decoding_acceptance_rate", ""] == 0.7, "of all guesses, not the mean of 0.25 and 1"
+    assert found["speculative_decoding_acceptance_rate", ""] == 0.7, "of all draft tokens, not the mean of 0.25 and 1"
     assert found["request_success_total", ""] == 2
     assert found["e2e_request_latency_seconds_bucket", "0.2"] == 2
     assert found["e2e_request_latency_seconds_count", ""] == 4
@@ -70,26 +70,26 @@ def test_what_a_lost_replica_counted_stays() -> None:
 
 
 def test_many_lost_replicas_are_kept_as_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "MOST_GONE", 4)
+    monkeypatch.setattr(exposition, "MAX_GONE_REPLICAS", 4)
     books = MergedMetrics()
     for i in range(12):
         books.update({f"replica {i}": replica(1, 1, 1)})
-    assert len(books._last) == 5
+    assert len(books._latest) == 5
     assert samples(books.total(["replica 11"]).text())["generation_tokens_total", ""] == 12
 
 
-def test_each_replica_is_told_apart() -> None:
+def test_per_replica_metrics_have_a_label() -> None:
     books = MergedMetrics()
     books.update({"a": replica(10, 1, 1), "b": replica(5, 1, 1)})
     found = samples(books.per_replica(["a", "b"]).text())
     assert (found["generation_tokens_total", "a"], found["generation_tokens_total", "b"]) == (10, 5)
 
 
-def test_the_page_of_the_front() -> None:
+def test_the_gateways_metrics() -> None:
     ledger = GatewayMetrics()
     ledger.moved.inc(2)
-    page = ledger.response({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, each=False)
+    page = ledger.response({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, per_replica=False)
     found = samples(bytes(page.body))
     assert (found["replicas", ""], found["requests_moved_total", ""], found["generation_tokens_total", ""]) == (2, 2, 9)
     assert "_created" not in bytes(page.body).decode()
-    assert samples(bytes(ledger.response({}, each=True).body))["replicas", ""] == 0
+    assert samples(bytes(ledger.response({}, per_replica=True).body))["replicas", ""] == 0

@@ -1,4 +1,4 @@
-"""Sizes: what is published of models is what their sizes add up to."""
+"""Model shapes add up to the published numbers of weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from foretell.errors import ForetellError
 from foretell.plan.devices import catalog
 from foretell.plan.model_shape import ExpertShape, find_model_shape, from_hf, plain_name
-from tests.plan.worlds import LLAMA
+from tests.plan.deployments import LLAMA
 
-PUBLISHED = {  # billions of weights, as their makers say
+PUBLISHED = {  # billions of weights, as published
     "llama-2-70b": 68.98,
     "llama-3.1-8b": 8.03,
     "llama-3.1-70b": 70.55,
@@ -48,7 +48,7 @@ PUBLISHED = {  # billions of weights, as their makers say
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_weights_are_as_many_as_published(name: str) -> None:
+def test_the_number_of_weights_is_the_published_one(name: str) -> None:
     assert find_model_shape(name, "target").weights / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
 
 
@@ -56,35 +56,34 @@ def test_weights_are_as_many_as_published(name: str) -> None:
     ("name", "active"),
     [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22.2), ("deepseek-v3", 37.6)],
 )
-def test_a_row_of_a_mixture_needs_a_part_of_it(name: str, active: float) -> None:
+def test_a_row_uses_a_part_of_a_mixture(name: str, active: float) -> None:
     shape = find_model_shape(name, "target")
-    assert (shape.active_weights + shape.head_weights) / 1e9 == pytest.approx(
-        active, rel=0.02
-    )  # embeddings counted, too
+    with_embeddings = shape.active_weights + shape.head_weights
+    assert with_embeddings / 1e9 == pytest.approx(active, rel=0.02)
     assert shape.weights_read(1) == pytest.approx(shape.active_weights)
     assert shape.weights_read(1) < shape.weights_read(8) < shape.weights_read(512) < shape.weights
 
 
-def test_experts_that_rows_need() -> None:
+def test_the_number_of_active_experts_grows_with_rows() -> None:
     experts = ExpertShape(count=8, used=2, ffn=1)
     assert experts.active_experts(1) == pytest.approx(2)
     assert experts.active_experts(2) == pytest.approx(2 + 2 * 6 / 8)
     assert experts.active_experts(1000) == pytest.approx(8)
 
 
-def test_cached_values() -> None:
+def test_kv_cache_values_per_token() -> None:
     assert find_model_shape("llama-3-8b", "target").kv_values_per_token == 32 * 2 * 8 * 128
     assert find_model_shape("deepseek-v3", "target").kv_values_per_token == 61 * (512 + 64)
-    gemma = find_model_shape("gemma-3-1b", "target")  # 22 of 26 layers see 512 tokens
+    gemma = find_model_shape("gemma-3-1b", "target")  # 22 of 26 layers have a window of 512 tokens
     assert gemma.attended_tokens(8192) == 4 * 8192 + 22 * 512 and gemma.attended_tokens(100) == 26 * 100
 
 
-def test_every_known_entry_is_whole() -> None:
+def test_every_catalog_entry_is_complete() -> None:
     for name in catalog()["models"]:
         assert find_model_shape(name, "target").weights > 1e8, name
 
 
-def test_a_config_says_what_the_table_says(tmp_path: Path) -> None:
+def test_a_config_agrees_with_the_catalog(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     for spec in (path, tmp_path):
@@ -97,13 +96,13 @@ CONFIGS: dict[str, tuple[dict[str, Any], float]] = {
         {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},
         0.124,
     ),
-    "a vision model's text": (
+    "the text part of a vision model": (
         {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": LLAMA}, 8.03,
     ),
     "a mixture": (
         LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000, "model_type": "mixtral"}, 46.7,
     ),
-    "a mixture that is dense at first": (
+    "a mixture with dense first layers": (
         {
             "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61,
             "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 18432,
@@ -117,12 +116,12 @@ CONFIGS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_configs_of_many_kinds(name: str) -> None:
+def test_configs_of_many_model_types(name: str) -> None:
     values, billions = CONFIGS[name]
     assert from_hf(name, values).weights / 1e9 == pytest.approx(billions, rel=0.01)
 
 
-def test_windows_and_bits_of_a_config() -> None:
+def test_sliding_windows_and_quantization_of_a_config() -> None:
     assert from_hf("m", LLAMA | {"model_type": "mistral", "sliding_window": 4096}).windowed == 32
     assert from_hf("q", LLAMA | {"sliding_window": 4096, "use_sliding_window": False}).window is None
     layers = ["sliding_attention", "full_attention"] * 16
@@ -141,11 +140,11 @@ def test_windows_and_bits_of_a_config() -> None:
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"),
     ],
 )
-def test_names_as_a_hub_has_them(spec: str, name: str) -> None:
+def test_hugging_face_ids_are_found(spec: str, name: str) -> None:
     assert plain_name(spec) == name and find_model_shape(spec, "target").name == name
 
 
-def test_our_own_names_and_a_gguf_file(tmp_path: Path) -> None:
+def test_built_in_names_and_gguf_files_are_found(tmp_path: Path) -> None:
     import gguf
     import numpy as np
 
@@ -173,23 +172,23 @@ def test_our_own_names_and_a_gguf_file(tmp_path: Path) -> None:
     [
         (
             {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8},
-            "BertForMaskedLM is no language",
+            "BertForMaskedLM is not a language",
         ),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is no language model"),
-        ({"model_type": "clip", "hidden_size": 8}, "clip is no language model"),
-        ({"image_size": 224}, "this is no language model; give the config.json of a model that writes text"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is not a language model"),
+        ({"model_type": "clip", "hidden_size": 8}, "clip is not a language model"),
+        ({"image_size": 224}, "this is not a language model; give the config.json of a model that generates text"),
         (LLAMA | {"layer_types": ["linear_attention"] * 32}, "recurrent layers"),
         ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "lacks vocab_size"),
         (LLAMA | {"hidden_size": "wide"}, "it must be a whole number"),
-        ([1], "is no model's config"),
+        ([1], "is not a model config"),
     ],
 )
-def test_what_is_no_language_model_is_refused(values: Any, words: str, tmp_path: Path) -> None:
+def test_models_that_are_not_generative_are_rejected(values: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
-    with pytest.raises(ForetellError) as refused:
+    with pytest.raises(ForetellError) as error:
         find_model_shape(str(path), "target")
-    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +200,10 @@ def test_what_is_no_language_model_is_refused(values: Any, words: str, tmp_path:
         (" ", "is empty"),
     ],
 )
-def test_unknown_models_are_refused_with_the_nearest(spec: str, words: str) -> None:
-    with pytest.raises(ForetellError) as refused:
+def test_unknown_models_are_rejected_with_the_nearest_name(spec: str, words: str) -> None:
+    with pytest.raises(ForetellError) as error:
         find_model_shape(spec, "target")
-    assert words in str(refused.value) and "target" in str(refused.value)
+    assert words in str(error.value) and "target" in str(error.value)
 
 
 KINDS = (
@@ -215,8 +214,8 @@ KINDS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS.split())
-def test_sizes_are_those_of_transformers_own_models(kind: str) -> None:
-    """A model of each kind as large as its maker's defaults, without memory, and what its config adds up to."""
+def test_shapes_agree_with_transformers(kind: str) -> None:
+    """Compare each model type with its default config on the meta device."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -225,4 +224,4 @@ def test_sizes_are_those_of_transformers_own_models(kind: str) -> None:
         model = AutoModelForCausalLM.from_config(config)
     weights = sum(parameter.numel() for parameter in model.parameters())
     values = config.to_dict() | {"architectures": [type(model).__name__]}
-    assert from_hf(kind, values).weights == pytest.approx(weights, rel=0.015)  # positions that are learnt are left out
+    assert from_hf(kind, values).weights == pytest.approx(weights, rel=0.015)  # without learned position embeddings

@@ -1,4 +1,4 @@
-"""Thoughts and calls in an answer: the same however it is cut, and what is none of them stays as it was written."""
+"""Reasoning and tool call parsers: independent of chunk sizes, and all other text is unchanged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
 
 SHORT = 36
 NAMES = frozenset({"f", "g"})
-Told = list[tuple[str, str]]
+Parts = list[tuple[str, str]]
 
 NASTY = json.dumps({"a": 'x }"]\\ </tool_call> [TOOL_CALLS]', "b": [1, {"c": "{"}], "é": "ü\n"}, ensure_ascii=False)
 
-CALLS: dict[str, list[tuple[str, Told]]] = {
+CALLS: dict[str, list[tuple[str, Parts]]] = {
     "hermes": [
         (
             'Well.\n<tool_call>\n{"name": "f", "arguments": ' + NASTY + "}\n</tool_call>",
@@ -73,7 +73,7 @@ CALLS: dict[str, list[tuple[str, Told]]] = {
     ],
 }
 
-THOUGHTS: list[tuple[str, bool, Told]] = [
+REASONING: list[tuple[str, bool, Parts]] = [
     ("<think>\nhm </thin\n</think>\n\nyes ", False, [("reasoning", "hm </thin"), ("content", "yes ")]),
     ("\n hm</think>yes</think>", True, [("reasoning", "hm"), ("content", "yes</think>")]),
     ("no thought <think>", False, [("content", "no thought <think>")]),
@@ -83,19 +83,19 @@ THOUGHTS: list[tuple[str, bool, Told]] = [
 ]
 
 
-def read(reader: OutputParser | ParsedOutput, parts: Iterable[str]) -> Told:
-    """What was said, run together."""
-    told: Told = []
+def read(reader: OutputParser | ParsedOutput, parts: Iterable[str]) -> Parts:
+    """Return the parsed parts, with adjacent parts of a kind joined."""
+    parsed: Parts = []
     for part in [each for text in parts for each in reader.feed(text)] + reader.finish():
-        if told and told[-1][0] == part.kind != "call":
-            told[-1] = (part.kind, told[-1][1] + part.text)
+        if parsed and parsed[-1][0] == part.kind != "call":
+            parsed[-1] = (part.kind, parsed[-1][1] + part.text)
         else:
-            told.append((part.kind, part.text))
-    return told
+            parsed.append((part.kind, part.text))
+    return parsed
 
 
 def cuts(text: str) -> Iterable[list[str]]:
-    """The text whole, in single characters, cut at every place, and, if it is short, at every two."""
+    """Check the text complete, by character, split at every position and, if short, at every two."""
     yield [text]
     yield list(text)
     for place in range(len(text) + 1):
@@ -104,19 +104,19 @@ def cuts(text: str) -> Iterable[list[str]]:
         yield [text[:first], text[first:second], text[second:]]
 
 
-def check(make: Callable[[], OutputParser | ParsedOutput], text: str, expected: Told) -> None:
+def check(make: Callable[[], OutputParser | ParsedOutput], text: str, expected: Parts) -> None:
     for parts in cuts(text):
         assert read(make(), parts) == expected, parts
 
 
 @pytest.mark.parametrize(("family", "text", "expected"), [(f, *case) for f, cases in CALLS.items() for case in cases])
-def test_calls_however_they_are_cut(family: str, text: str, expected: Told) -> None:
+def test_tool_calls_in_chunks_of_any_size(family: str, text: str, expected: Parts) -> None:
     check(lambda: TOOL_PARSERS[family](NAMES), text, expected)
 
 
-@pytest.mark.parametrize(("text", "thinking", "expected"), THOUGHTS)
-def test_thoughts_however_they_are_cut(text: str, thinking: bool, expected: Told) -> None:
-    check(lambda: ReasoningParser(thinking), text, expected)
+@pytest.mark.parametrize(("text", "in_reasoning", "expected"), REASONING)
+def test_reasoning_in_chunks_of_any_size(text: str, in_reasoning: bool, expected: Parts) -> None:
+    check(lambda: ReasoningParser(in_reasoning), text, expected)
 
 
 def test_thoughts_may_speak_of_calls_without_making_them() -> None:
@@ -130,7 +130,7 @@ def test_thoughts_may_speak_of_calls_without_making_them() -> None:
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_a_caller_who_wants_one_call_gets_the_first(one: bool) -> None:
+def test_without_parallel_tool_calls_only_the_first_is_returned(one: bool) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
     text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>x'
     answer = ChoiceState(None, 0, ParsedOutput(None, TOOL_PARSERS["hermes"](NAMES)), one)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ PIECES += ['"name": "f"', '"arguments": ', '"parameters": ', ", ", ";", ":", "f"
 @pytest.mark.parametrize("family", TOOL_PARSERS)
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=24), chunks=st.lists(st.integers(1, 9), min_size=1, max_size=9))
-def test_any_text_reads_the_same_in_any_pieces(family: str, parts: list[str], chunks: list[int]) -> None:
+def test_parsing_does_not_depend_on_chunk_sizes(family: str, parts: list[str], chunks: list[int]) -> None:
     text = "".join(parts)
 
     def make() -> ParsedOutput:
@@ -176,7 +176,7 @@ def test_any_text_reads_the_same_in_any_pieces(family: str, parts: list[str], ch
     assert read(make(), pieces) == read(make(), [text]) == read(make(), list(text))
 
 
-def test_families_are_told_by_their_templates() -> None:
+def test_tool_parsers_are_detected_from_templates() -> None:
     tools = "{% for t in tools %}"
     assert detect_tool_parser(tools + "<tool_call>") == "hermes"
     assert detect_tool_parser(tools + "[TOOL_CALLS]") == "mistral"

@@ -1,4 +1,4 @@
-"""Prompts that begin alike have their first marks in common, and nobody else's."""
+"""Prompts with a common prefix share their first hashes, and only those."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_only_changes_the_answer_does_not_matter() -> None:
     assert prefix_hashes(CHAT, "", swapped) == chat(LONG)
 
 
-def test_tools_and_salts_and_keys_tell_prompts_apart() -> None:
+def test_tools_salts_and_keys_change_the_hashes() -> None:
     others = [
         chat(LONG, tools=[{"type": "function"}]),
         chat(LONG, cache_salt="s"),
@@ -67,7 +67,7 @@ def test_what_is_no_request_has_none() -> None:
     assert prefix_hashes(CHAT, "", b'{"messages": [{"content": "' + rb"\ud800" * HASH_STEP + b'"}]}')
 
 
-def test_a_long_prompt_has_few_marks_and_shares_nearly_all() -> None:
+def test_a_long_prompt_has_few_hashes_and_shares_nearly_all() -> None:
     text = LONG * 4000
     whole = prefix_hashes(TEXT, "", json.dumps({"prompt": text}).encode())
     longer = prefix_hashes(TEXT, "", json.dumps({"prompt": text + "more" * 20}).encode())

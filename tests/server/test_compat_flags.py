@@ -1,4 +1,4 @@
-"""What people type: flags of this server and of others, a file, and what is refused before a model is loaded."""
+"""Command-line flags of this server and other engines, config files, and errors before a model is loaded."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def speculation(*words: str) -> SpeculationConfig:
 
 
 def test_it_starts_on_the_default_model_with_speculation_on() -> None:
-    server, engine, guesses, foreign = read()
-    assert (engine, guesses, server) == (EngineConfig(), SpeculationConfig(), ServerConfig())
-    assert server.port == 8000 and guesses.budget > 0 and foreign == []
+    server, engine, speculation, ignored = read()
+    assert (engine, speculation, server) == (EngineConfig(), SpeculationConfig(), ServerConfig())
+    assert server.port == 8000 and speculation.budget > 0 and ignored == []
 
 
-def test_a_model_may_stand_by_itself_or_behind_its_flag() -> None:
+def test_a_model_is_positional_or_a_flag() -> None:
     assert read("gemma3-270m")[1].model == read("--model", "gemma3-270m")[1].model == "gemma3-270m"
     assert read("--model-path", "gemma3-270m")[1].model == "gemma3-270m"
 
@@ -63,11 +63,11 @@ VLLM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strict": ({"rejection_sample_method": "strict"}, {"rule": "match"}),
     "probabilistic": ({"rejection_sample_method": "probabilistic"}, {"rule": "rejection"}),
     "the newer word": ({"rejection_sample_method": "standard", "rule": "rejection"}, {"rule": "rejection"}),
-    "drawn": ({"draft_sample_method": "probabilistic"}, {}),
-    "not drawn": ({"method": "ngram", "draft_sample_method": "greedy"}, {"drafter": "ngram"}),
+    "sampled": ({"draft_sample_method": "probabilistic"}, {}),
+    "greedy": ({"method": "ngram", "draft_sample_method": "greedy"}, {"drafter": "ngram"}),
     "other words": ({"use_heterogeneous_vocab": True}, {}),
     "null": ({"draft_tensor_parallel_size": None, "disable_by_batch_size": None}, {}),
-    "few texts": (
+    "small batches": (
         {"disable_by_batch_size": 8, "num_speculative_tokens": 5},
         {"num_speculative_tokens_per_batch_size": "[[1, 8, 5]]"},
     ),
@@ -86,7 +86,7 @@ NOT_VLLM: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", VLLM)
-def test_every_key_of_vllms_config_does_what_it_says(case: str) -> None:
+def test_every_key_of_vllms_config_is_applied(case: str) -> None:
     given, meant = VLLM[case]
     found = speculation("--speculative-config", json.dumps({"model": "d", "method": "draft_model"} | given))
     assert found == SpeculationConfig(**{"drafter": "model:d"} | meant)
@@ -123,9 +123,9 @@ def test_llama_cpps_and_mlxs_flags() -> None:
     newer = "-md d --spec-draft-n-max 12 --spec-draft-n-min 2 --spec-draft-p-min 0.5"
     assert speculation(*newer.split()) == speculation(*words.split())
     words = "--spec-type ngram-simple --spec-ngram-size-n 5 --spec-ngram-size-m 24 --spec-ngram-min-hits 1"
-    asked, foreign = read(*words.split())[2:]
+    asked, ignored = read(*words.split())[2:]
     assert (asked.drafter, asked.match_lengths, asked.max_draft) == ("ngram", (5, 5), 24)
-    assert foreign == ["--spec-ngram-min-hits"]
+    assert ignored == ["--spec-ngram-min-hits"]
 
 
 def test_llama_cpps_lists_of_drafters() -> None:
@@ -133,7 +133,7 @@ def test_llama_cpps_lists_of_drafters() -> None:
     assert speculation("--spec-type", "ngram-mod, ngram-map-k").drafter == "ngram"
     with pytest.raises(RequestError, match="did you mean 'NGRAM-MOD'"):
         speculation("--spec-type", "ngram-simple,ngram-mood")
-    with pytest.raises(RequestError, match="names none and others"):
+    with pytest.raises(RequestError, match="combines none with others"):
         speculation("--spec-type", "none,ngram-simple")
     with pytest.raises(RequestError, match="needs --speculative-draft-model"):
         speculation("--spec-type", "ngram-simple,draft-simple")
@@ -141,9 +141,9 @@ def test_llama_cpps_lists_of_drafters() -> None:
 
 def test_how_wide_a_tree_is_is_not_set() -> None:
     words = "--speculative-algorithm NGRAM --speculative-num-steps 5 --speculative-eagle-topk 8"
-    asked, foreign = read(*words.split(), "--speculative-num-draft-tokens", "64")[2:]
+    asked, ignored = read(*words.split(), "--speculative-num-draft-tokens", "64")[2:]
     assert (asked.num_speculative_tokens, asked.tree_nodes) == (5, 63)
-    assert len(foreign) == 1 and "--speculative-eagle-topk 8" in foreign[0] and "controller" in foreign[0]
+    assert len(ignored) == 1 and "--speculative-eagle-topk 8" in ignored[0] and "controller" in ignored[0]
     half = read(*words.split())[2]
     assert (half.num_speculative_tokens, half.tree_nodes, half.max_draft) == (None, None, 5)
     with pytest.raises(RequestError, match="1 or more"):
@@ -176,7 +176,7 @@ IDLE = {
 
 
 @pytest.mark.parametrize("words", IDLE)
-def test_what_can_have_no_effect_is_refused_at_the_start(words: str) -> None:
+def test_options_without_effect_are_rejected_at_start(words: str) -> None:
     with pytest.raises(RequestError) as refused:
         read(*words.split())
     assert refused.value.field == IDLE[words]
@@ -193,7 +193,7 @@ def test_what_can_have_no_effect_is_refused_at_the_start(words: str) -> None:
         "--draft-min 8",
     ],
 )
-def test_what_can_have_one_is_taken(words: str) -> None:
+def test_options_with_effect_are_accepted(words: str) -> None:
     assert read(*words.split())[2] != SpeculationConfig()
 
 
@@ -227,7 +227,7 @@ def test_a_drafts_ranks_by_all_their_names(flag: str) -> None:
         read(flag, "0")
 
 
-def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
+def test_flags_without_effect_are_accepted_and_listed() -> None:
     words = [
         *SWITCHES,
         *(word for flag in WITH_VALUES for word in (flag, "1")),
@@ -235,13 +235,13 @@ def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
         "--disable-flashinfer",
         "0",
     ]
-    server, engine, guesses, foreign = read("m", *words)
-    assert set(foreign) == {*SWITCHES, *WITH_VALUES, *OPTIONAL_VALUE}
-    assert (engine.model, guesses, server) == ("m", SpeculationConfig(), ServerConfig())
+    server, engine, speculation, ignored = read("m", *words)
+    assert set(ignored) == {*SWITCHES, *WITH_VALUES, *OPTIONAL_VALUE}
+    assert (engine.model, speculation, server) == ("m", SpeculationConfig(), ServerConfig())
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--max-num-seq", "3"], "did you mean '--max-num-seqs'?"),
         (["--speculative-num-step", "3"], "did you mean '--speculative-num-steps'?"),
@@ -251,7 +251,7 @@ def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
         (["--speculative-config", "{"], "is not JSON"),
         (["--speculative-algorithm", "EAGEL"], "did you mean 'EAGLE'?"),
         (["--speculative-algorithm", "STANDALONE"], "needs --speculative-draft-model"),
-        (["--drafter", "none", "--num-speculative-tokens", "4"], "has nothing to do"),
+        (["--drafter", "none", "--num-speculative-tokens", "4"], "has no effect"),
         (["--num-draft-tokens", "3", "--num-speculative-tokens", "4"], "is given twice"),
         (["--speculative-model", "a", "--drafter", "ngram"], "is given twice"),
         (["--port", "70000"], "port"),
@@ -262,40 +262,40 @@ def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
         (["--log-requests", "/no/such/folder/x"], "log_requests"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tiny_folder: Path
+def test_errors_are_one_line(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str], tiny_folder: Path
 ) -> None:
     try:
         code = main(["serve", str(tiny_folder), *words])
     except SystemExit as leaving:
         code = int(str(leaving.code))
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert code == 2 and said in told
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 2 and expected in message
 
 
-def test_a_port_that_is_taken_shows_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_fails_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code = main(["serve", "no-such-model", "--port", str(taken.getsockname()[1])])
     assert code == 2 and "choose another --port" in capsys.readouterr().err
 
 
-def test_a_file_says_what_flags_say(tmp_path: Path) -> None:
+def test_a_config_file_equals_flags(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(
         "model: gemma3-270m\nport: 9001\nprefix_cache: false\nserved-model-name: [a, b]\nmax_model_len: 300\n"
         "speculative_config:\n  method: suffix\n  num_speculative_tokens: 3\ncors_origin: https://a.example\n"
         "enforce-eager: true\ngpu_memory_utilization: 0.9\n"
     )
-    server, engine, guesses, foreign = read("--config", str(file))
+    server, engine, speculation, ignored = read("--config", str(file))
     assert (engine.model, engine.prefix_cache, engine.max_model_len) == ("gemma3-270m", False, 300)
     assert (server.port, server.served_model_name, server.cors_origin) == (9001, ("a", "b"), ("https://a.example",))
-    assert (guesses.drafter, guesses.num_speculative_tokens) == ("suffix", 3) and "--enforce-eager" in foreign
+    assert (speculation.drafter, speculation.num_speculative_tokens) == ("suffix", 3) and "--enforce-eager" in ignored
     assert read("--config", str(file), "--port", "1", "other")[0].port == 1, "flags go before the file"
     assert read("--config", str(file), "other")[1].model == "other"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("prot: 1", "did you mean 'port'?"),
         ("port: many", "port"),
@@ -304,15 +304,15 @@ def test_a_file_says_what_flags_say(tmp_path: Path) -> None:
         ("config: x", "has no setting"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_config_file_is_rejected(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(text)
-    with pytest.raises(RequestError, match=re.escape(said)):
+    with pytest.raises(RequestError, match=re.escape(expected)):
         read("--config", str(file))
 
 
 def test_the_docs_table_of_flags_is_the_declaration() -> None:
-    """Every flag of the server stands in the docs with its default, and no other."""
+    """The docs list exactly the server's flags, with their defaults."""
     rows = re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \| (.*?) \|$", DOCS.read_text(), re.M)
     found = {flag: (default, words) for flag, default, words in rows}
     declared = {}

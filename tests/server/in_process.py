@@ -1,4 +1,4 @@
-"""The application in this process: an engine, no network."""
+"""Runs the application in this process, without a network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
 from foretell.server.service import Service
 
-Scene = Callable[[Service, httpx.AsyncClient], Coroutine[Any, Any, None]]
+Scenario = Callable[[Service, httpx.AsyncClient], Coroutine[Any, Any, None]]
 
 
-def go(assembly: Assembly, play: Scene, **settings: Any) -> None:
-    """Run a scene with the application, without a network."""
+def run_app(assembly: Assembly, scenario: Scenario, **settings: Any) -> None:
+    """Run a scenario with the application and an HTTP client."""
 
     async def scene() -> None:
         config = ServerConfig(**settings)
@@ -29,6 +29,6 @@ def go(assembly: Assembly, play: Scene, **settings: Any) -> None:
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
         ):
-            await play(service, client)
+            await scenario(service, client)
 
     asyncio.run(scene())

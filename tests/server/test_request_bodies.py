@@ -1,4 +1,4 @@
-"""Bodies that were made to hurt: refused in few words, by the right name, and soon."""
+"""Hostile request bodies: rejected early, with a short error that names the field."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from foretell.server.openai.requests import MAX_LIST_ENTRIES, CompletionRequest,
 from foretell.server.preprocess import LONG_TOKEN_CHARS, RequestPreprocessor
 from foretell.server.service import Service
 from foretell.types import SpeculationChoice
+from tests.server.in_process import run_app
 from tests.server.process import CONTEXT
-from tests.server.scene import go
 
 MANY = 5000
 JSON = {"content-type": "application/json"}
@@ -56,7 +56,7 @@ MODELS = (
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_wrong_is_told_once_however_often_it_is_there(model: type[BaseModel]) -> None:
+def test_a_repeated_error_is_reported_once(model: type[BaseModel]) -> None:
     for name, field in model.model_fields.items():
         for bad in BAD:
             try:
@@ -68,12 +68,12 @@ def test_what_is_wrong_is_told_once_however_often_it_is_there(model: type[BaseMo
 @pytest.mark.parametrize(
     "model", (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest, Speculative)
 )
-def test_one_name_that_nobody_knows_is_enough(model: type[BaseModel]) -> None:
+def test_only_the_first_unknown_field_is_reported(model: type[BaseModel]) -> None:
     with pytest.raises(ValidationError) as problem:
         model.model_validate({f"unheard{i}": 1 for i in range(MANY)})
-    told = problem.value.errors()
-    assert [each["loc"] for each in told if each["type"] == "extra_forbidden"] == [("unheard0",)]
-    assert len(told) <= 3
+    errors = problem.value.errors()
+    assert [each["loc"] for each in errors if each["type"] == "extra_forbidden"] == [("unheard0",)]
+    assert len(errors) <= 3
 
 
 REFUSED: dict[str, Any] = {
@@ -92,10 +92,12 @@ def test_lists_that_every_step_would_look_at_have_an_end(assembly: Assembly, nam
         assert reply.status_code == 400 and reply.json()["error"]["param"] == name, reply.text
         assert "at most" in reply.json()["error"]["message"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
-def test_what_cannot_fit_is_refused_before_it_is_read(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_cannot_fit_are_rejected_before_encoding(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assembly.tokenizer, "encode", None)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -105,10 +107,10 @@ def test_what_cannot_fit_is_refused_before_it_is_read(assembly: Assembly, monkey
         reply = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": long}]})
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "messages"
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
-def test_a_prediction_is_read_as_far_as_a_text_can_go(assembly: Assembly) -> None:
+def test_a_prediction_is_truncated_to_the_context(assembly: Assembly) -> None:
     expected = SpeculationChoice(prediction="The quick brown fox " * 100_000)
     (request,) = assembly.requests.make("a", [1], SamplingParams(), expected)
     assert len(request.prediction) == CONTEXT
@@ -130,7 +132,7 @@ SURROGATES = {
 
 
 @pytest.mark.parametrize("place", SURROGATES)
-def test_unpaired_surrogates_are_refused(assembly: Assembly, place: str) -> None:
+def test_unpaired_surrogates_are_rejected(assembly: Assembly, place: str) -> None:
     path = "/v1/chat/completions" if place == "messages" else "/v1/completions"
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -142,7 +144,7 @@ def test_unpaired_surrogates_are_refused(assembly: Assembly, place: str) -> None
         message = (await client.post(path, content=body.encode(), headers=JSON)).json()["error"]["message"]
         assert "surrogate pair" in message
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_surrogate_pairs_and_escaped_backslashes_are_text(assembly: Assembly) -> None:
@@ -151,7 +153,7 @@ def test_surrogate_pairs_and_escaped_backslashes_are_text(assembly: Assembly) ->
         reply = await client.post("/v1/completions", content=sent, headers=JSON)
         assert reply.json()["choices"][0]["text"].startswith("a \U0001f600 \\ud800")
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
@@ -161,7 +163,7 @@ def test_bodies_in_another_encoding_are_refused(assembly: Assembly, encoding: st
             reply = await client.post("/v1/completions", content=text.encode(encoding), headers=JSON)
             assert reply.status_code == 400 and "UTF-8" in reply.json()["error"]["message"], reply.text
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_utf8_byte_order_mark_is_skipped(assembly: Assembly) -> None:
@@ -170,7 +172,7 @@ def test_a_utf8_byte_order_mark_is_skipped(assembly: Assembly) -> None:
         reply = await client.post("/v1/completions", content=sent, headers=JSON)
         assert reply.json()["choices"][0]["text"].startswith("ab"), reply.text
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_large_bodies_are_parsed_in_another_thread(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +191,12 @@ def test_large_bodies_are_parsed_in_another_thread(assembly: Assembly, monkeypat
         small, large = threads.values()
         assert small is threading.current_thread() and large is not small
 
-    go(assembly, play)
+    run_app(assembly, play)
     assert gc.isenabled()
 
 
 def test_the_estimate_of_parsed_bodies_is_an_upper_bound() -> None:
-    """Measured on bodies that are nothing but the most expensive kind of value."""
+    """The bound holds for bodies made of the most expensive kind of value only."""
     values = [
         "[]", "[0]", "[[0]]", "{}", '{"":0}', '{"":{"":0}}', '"ab"', '"\uac00\uac01"', '"\U0001f600x"', "1e9", "999",
         '{"a":"bc"}', '{"a":[999]}', '"\\ud83d\\ude00"',
@@ -220,7 +222,7 @@ def test_a_half_that_the_arguments_of_a_call_hide(assembly: Assembly) -> None:
         reply = await client.post("/v1/chat/completions", json=body)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "messages", reply.text
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_template_may_have_variables_of_any_name(assembly: Assembly) -> None:
@@ -229,7 +231,7 @@ def test_a_template_may_have_variables_of_any_name(assembly: Assembly) -> None:
             body = {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": {name: 1}}
             assert (await client.post("/v1/chat/completions", json=body)).status_code == 200, name
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 async def ask_spelling(client: httpx.AsyncClient, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
@@ -237,7 +239,7 @@ async def ask_spelling(client: httpx.AsyncClient, path: str, **body: Any) -> tup
     return reply.status_code, reply.json().get("error", {})
 
 
-def test_tokenize_and_detokenize_take_no_more_than_the_context(assembly: Assembly) -> None:
+def test_tokenize_and_detokenize_are_limited_to_the_context(assembly: Assembly) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         longest = CONTEXT * assembly.tokenizer.longest_token
         for text in ("a" * (longest + 1), "1" * (CONTEXT + 1)):
@@ -248,11 +250,11 @@ def test_tokenize_and_detokenize_take_no_more_than_the_context(assembly: Assembl
         assert status == 400 and error["param"] == "tokens" and "has 1025 tokens" in error["message"]
         assert (await ask_spelling(client, "/detokenize", tokens=[1] * CONTEXT))[0] == 200
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_long_prompt_is_counted_part_by_part(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that could fit only with the longest of tokens is not encoded at once, which takes much memory."""
+    """A prompt that could fit only with unusually long tokens is not encoded at once, which would take much memory."""
     encode, lengths = assembly.tokenizer.encode, []
 
     def noted(text: str, **flags: bool) -> list[int]:
@@ -284,5 +286,5 @@ def test_tokenizing_and_its_answer_are_made_in_a_worker(assembly: Assembly, monk
         assert (await client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True})).status_code == 200
         assert (await client.post("/detokenize", json={"tokens": [1, 2]})).status_code == 200
 
-    go(assembly, play)
+    run_app(assembly, play)
     assert [name.startswith("foretell-preprocess") for name in threads] == [True, True]

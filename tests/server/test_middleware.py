@@ -1,4 +1,4 @@
-"""What stands before the endpoints and around them: names, counts, connections that nobody reads."""
+"""Middleware, HTTP protocol and background tasks: hosts, counters, connections that are not read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from foretell.server.openai.requests import GenerationRequest
 from foretell.server.request_log import RequestLog
 from foretell.server.run import Server
 from foretell.server.service import Service
-from tests.server.scene import go
+from tests.server.in_process import run_app
 from tests.waiting import wait_for
 
 HOSTS = {
@@ -39,14 +39,14 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_who_asks_for_another_name_is_no_caller_of_ours(assembly: Assembly, host: str) -> None:
+def test_other_host_names_are_rejected(assembly: Assembly, host: str) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         for path in ("/health", "/v1/models", "/"):
             reply = await client.get(path, headers={"Host": host})
             assert (reply.status_code == 200) == HOSTS[host], reply.text
             assert HOSTS[host] or "--allowed-host" in reply.json()["error"]["message"]
 
-    go(assembly, play, allowed_host=("Named.example",))
+    run_app(assembly, play, allowed_host=("Named.example",))
 
 
 @pytest.mark.parametrize("settings", [{"api_key": ("k",)}, {"host": "0.0.0.0"}])
@@ -54,7 +54,7 @@ def test_a_server_that_others_may_reach_has_any_name(assembly: Assembly, setting
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health", headers={"Host": "any.example"})).status_code == 200
 
-    go(assembly, play, **settings)
+    run_app(assembly, play, **settings)
 
 
 def test_addresses_of_this_machine() -> None:
@@ -62,7 +62,7 @@ def test_addresses_of_this_machine() -> None:
     assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.1") and not is_loopback("example.com")
 
 
-def test_who_is_turned_away_is_counted(assembly: Assembly) -> None:
+def test_rejected_requests_are_counted(assembly: Assembly) -> None:
     async def slowly() -> Any:
         yield b"{"
         await asyncio.sleep(60)
@@ -79,7 +79,7 @@ def test_who_is_turned_away_is_counted(assembly: Assembly) -> None:
         for code in ("invalid_api_key", "body_too_large", "body_timeout"):
             assert f'foretell:request_failures_total{{code="{code}",model_name="tiny"}} 1.0' in text, text
 
-    go(assembly, play, api_key=("k",), max_body_bytes=1000, body_timeout=0.05)
+    run_app(assembly, play, api_key=("k",), max_body_bytes=1000, body_timeout=0.05)
 
 
 @pytest.mark.parametrize("sent", ["utf-8", "latin-1"])
@@ -89,7 +89,7 @@ def test_a_key_beyond_ascii_matches_in_either_encoding(assembly: Assembly, sent:
             reply = await client.get("/v1/models", headers={b"Authorization": b"Bearer " + key.encode(sent)})
             assert reply.status_code == status
 
-    go(assembly, play, api_key=("clé-ü",))
+    run_app(assembly, play, api_key=("clé-ü",))
 
 
 def test_every_endpoint_with_a_body_is_known_to_the_guard(assembly: Assembly) -> None:
@@ -98,7 +98,7 @@ def test_every_endpoint_with_a_body_is_known_to_the_guard(assembly: Assembly) ->
         bodies = {(method, path) for path, each in paths.items() for method in each if "requestBody" in each[method]}
         assert bodies == {("post", path) for path in BODY_PATHS}
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +117,11 @@ def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest
         assert (await first).status_code == 200
         assert (await client.post("/v1/completions", json=body)).status_code == 200, "the room is free again"
 
-    go(assembly, play, max_body_bytes=1000, max_held_bytes=1000)
+    run_app(assembly, play, max_body_bytes=1000, max_held_bytes=1000)
 
 
 def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
-    """Whoever waits to be read waits as those do who wait to be written."""
+    """Requests in preprocessing count against the queue limit."""
     release = threading.Event()
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -136,10 +136,10 @@ def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
         assert service.num_preprocessing == 0
         assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200
 
-    go(assembly, play, max_queue=1)
+    run_app(assembly, play, max_queue=1)
 
 
-def test_who_waits_to_be_read_does_not_wait_for_ever(assembly: Assembly) -> None:
+def test_preprocessing_has_a_timeout(assembly: Assembly) -> None:
     release = threading.Event()
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -152,11 +152,11 @@ def test_who_waits_to_be_read_does_not_wait_for_ever(assembly: Assembly) -> None
         release.set()
         await asyncio.gather(*busy)
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 async def endless(scope: Scope, receive: Receive, send: Send) -> None:
-    """Writes more than any buffer takes."""
+    """An application that writes more than any buffer holds."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(100_000):
@@ -164,7 +164,7 @@ async def endless(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def dawdling(scope: Scope, receive: Receive, send: Send) -> None:
-    """Never comes to an end, but says little."""
+    """An application that never ends and writes little."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while (await receive())["type"] != "http.disconnect":
@@ -175,7 +175,7 @@ async def dawdling(scope: Scope, receive: Receive, send: Send) -> None:
 def unread(
     app: Any, kind: Callable[[uvicorn.Config], uvicorn.Server], patience: float = 60, longest: float = 60
 ) -> Iterator[uvicorn.Server]:
-    """A server with a caller who asks and does not read."""
+    """Run a server with a client that sends a request and does not read."""
     settings = uvicorn.Config(app, http=timeout_protocol(patience, longest), log_config=None, lifespan="off")
     server = kind(settings)
     with socket.create_server(("127.0.0.1", 0)) as port, socket.socket() as lazy:
@@ -194,7 +194,7 @@ def unread(
 
 
 @pytest.mark.parametrize(("app", "longest"), [(endless, 60), (dawdling, 0.3)])
-def test_a_connection_whose_answer_is_not_read_is_given_up(app: Any, longest: float) -> None:
+def test_a_connection_whose_response_is_not_read_is_aborted(app: Any, longest: float) -> None:
     with unread(app, uvicorn.Server, 0.1, longest) as server:
         wait_for(lambda: not server.server_state.connections)
 
@@ -239,7 +239,7 @@ class Wire:
 @pytest.mark.parametrize("complete", [False, True], ids=["streaming", "complete"])
 @pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
 def test_a_slow_reader_is_not_cut_off(complete: bool, closing: bool) -> None:
-    """As long as it reads, however little; and a new pause of the writer starts from a new size."""
+    """The connection lives while the client reads anything; a new pause starts from a new buffer size."""
     wire = Wire(longest=1000)
     wire.protocol.cycle = SimpleNamespace(response_complete=complete)
     wire.closing = closing
@@ -251,7 +251,7 @@ def test_a_slow_reader_is_not_cut_off(complete: bool, closing: bool) -> None:
     assert not wire.poll(600_000), "nothing was read for a whole interval"
 
 
-def test_a_reader_of_one_byte_at_a_time_has_a_deadline() -> None:
+def test_a_client_that_reads_byte_by_byte_has_a_deadline() -> None:
     wire = Wire(longest=45)
     wire.protocol.cycle = SimpleNamespace(response_complete=True)
     assert [wire.poll(1000 - i) for i in range(6)] == [True] * 5 + [False]
@@ -264,23 +264,23 @@ def test_an_idle_connection_is_closed_once_its_answer_is_sent() -> None:
     assert wire.poll(0) and wire.closing
 
 
-def test_who_does_not_read_cannot_keep_a_server_from_stopping(
+def test_a_client_that_does_not_read_cannot_block_shutdown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def drain(timeout: float) -> bool:
         return True
 
-    engine = SimpleNamespace(drain=drain, texts=0)
+    engine = SimpleNamespace(drain=drain, num_sequences=0)
     service: Any = SimpleNamespace(engine=engine, config=SimpleNamespace(drain_timeout=0.5))
-    monkeypatch.setattr("foretell.server.run.greeting", lambda *parts: "")
+    monkeypatch.setattr("foretell.server.run.startup_line", lambda *parts: "")
     with unread(endless, lambda settings: Server(settings, service)) as server:
         server.handle_exit(signal.SIGTERM, None)
         wait_for(lambda: not server.started or server.should_exit)
     assert isinstance(server, Server) and server.has_cut_off
-    assert "1 answers were not read in time" in caplog.text
+    assert "1 responses were not read in time" in caplog.text
 
 
-def test_a_record_that_cannot_be_kept_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_cannot_be_logged_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     log = RequestLog("/dev/full")
     for _ in range(3):
         log.write("a", "tiny", GenerationRequest(), [])
@@ -289,16 +289,16 @@ def test_a_record_that_cannot_be_kept_is_told(caplog: pytest.LogCaptureFixture) 
     assert "--log-requests" in caplog.text and "space" in caplog.text
 
 
-def test_one_that_can_be_kept_again_says_what_was_lost(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_writing_again_reports_how_many_requests_were_lost(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     log = RequestLog(str(tmp_path / "requests.jsonl"))
     log.write("a", "\ud800", GenerationRequest(), [])
     log.write("b", "tiny", GenerationRequest(), [])
     log.close()
-    assert "works again; 1 requests were not kept" in caplog.text
+    assert "writing again; 1 requests were not written" in caplog.text
     assert (tmp_path / "requests.jsonl").read_text().count("\n") == 1
 
 
-def test_what_is_done_beside_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_background_tasks_continue_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     async def do() -> None:

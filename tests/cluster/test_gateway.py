@@ -1,4 +1,4 @@
-"""The front over replicas that are played: nothing of Ray is needed."""
+"""The gateway over stub replicas, without Ray."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Play = Callable[[ReplicaCall], AsyncGenerator[ResponseHead | bytes, None]]
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(module, "RETRY_DELAY", 0.0)
 
 
 class Cast:
-    """Replicas by name; a call goes to its target, or to the first that it does not avoid, or to the first of all."""
+    """Stub replicas by name; a call goes to its target, else to the first it does not avoid, else to the first."""
 
     def __init__(self, **plays: Play) -> None:
         self.plays = plays
@@ -38,7 +38,7 @@ class Cast:
     def names(self) -> list[str]:
         return list(self.plays) if self.asked else []
 
-    async def ask(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def call(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         names = list(self.plays)
         if not names:
             await asyncio.Event().wait()
@@ -71,7 +71,7 @@ def streams(name: str, *parts: bytes, dies: bool = False) -> Play:
 
 
 def dies_once(cast: Cast, name: str) -> None:
-    """Lost at the first request, and gone from then on."""
+    """A replica that is lost at its first request."""
 
     async def play(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         del cast.plays[name]
@@ -116,7 +116,7 @@ def test_a_replica_lost_before_the_first_byte_costs_nothing() -> None:
     front = Gateway(cast, 3, 9)
     assert ask(front).headers["x-foretell-replica"] == "b"
     assert cast.order == ["a", "b"]
-    assert b"foretell:requests_moved_total 1.0" in bytes(front.metrics.response({}, each=False).body)
+    assert b"foretell:requests_moved_total 1.0" in bytes(front.metrics.response({}, per_replica=False).body)
 
 
 def test_a_request_that_kills_replicas_is_not_given_to_all() -> None:
@@ -128,7 +128,7 @@ def test_a_request_that_kills_replicas_is_not_given_to_all() -> None:
     assert reply.headers["retry-after"]
 
 
-def test_a_replica_lost_midway_is_told_as_the_last_event() -> None:
+def test_a_replica_lost_midway_is_reported_in_the_last_event() -> None:
     reply = ask(Gateway(Cast(a=streams("a", b"data: 1\n\n", dies=True)), 3, 9))
     events = reply.content.split(b"\n\n")
     assert events[0] == b"data: 1" and json.loads(events[1][6:])["error"]["code"] == "replica_lost"
@@ -136,7 +136,7 @@ def test_a_replica_lost_midway_is_told_as_the_last_event() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_who_is_full_is_passed_by(status: int) -> None:
+def test_a_full_replica_is_skipped(status: int) -> None:
     cast = Cast(a=says("a", status=status), b=says("b"))
     assert ask(Gateway(cast, 3, 9)).status_code == 200
     assert cast.order == ["a", "b"]
@@ -194,7 +194,7 @@ def test_info_has_the_states_of_all() -> None:
     assert (failed.status_code, failed.json()["error"]["code"]) == (503, "unavailable")
 
 
-def test_who_leaves_takes_nothing_new() -> None:
+def test_a_draining_gateway_takes_no_new_requests() -> None:
     front = Gateway(Cast(a=says("a")), 3, 9)
     front.draining = True
     assert ask(front).status_code == ask(front, "/ready", "GET").status_code == 503
@@ -202,7 +202,7 @@ def test_who_leaves_takes_nothing_new() -> None:
     assert front.ongoing == 0
 
 
-def test_a_caller_who_goes_away_ends_the_answer() -> None:
+def test_a_disconnected_client_cancels_the_response() -> None:
     closed = asyncio.Event()
 
     async def endless(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
@@ -213,7 +213,7 @@ def test_a_caller_who_goes_away_ends_the_answer() -> None:
             closed.set()
 
     class Caller:
-        """Sends a request and hangs up when it has the first bytes."""
+        """A client that disconnects after the first bytes."""
 
         def __init__(self) -> None:
             self.heard, self.first = asyncio.Event(), True
@@ -254,7 +254,7 @@ def test_an_application_is_called_where_it_lives() -> None:
     assert rest == [b"23"], "what was said meanwhile comes as one"
 
 
-def test_an_application_is_ended_when_nobody_listens() -> None:
+def test_an_application_is_cancelled_when_its_caller_closes() -> None:
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -276,7 +276,7 @@ def test_an_application_is_ended_when_nobody_listens() -> None:
     assert ended.is_set()
 
 
-def test_an_application_that_fails_is_heard_of() -> None:
+def test_an_application_failure_is_raised() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ValueError("wrong")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.drafter_slots import DrafterSlots, has_weights, open_with
+from foretell.bench.drafter_slots import DrafterSlots, has_weights, load_llm_for
 from foretell.bench.engine_backend import EngineBackend
-from foretell.bench.measure import PLAIN, arms_of
-from foretell.bench.plan import Plan
+from foretell.bench.measure import PLAIN, variants_of
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.build.model_source import ModelSource, no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
@@ -27,75 +27,75 @@ def target(tiny_folder: Path) -> ModelSource:
 
 @pytest.fixture(scope="module")
 def llm(tiny_folder: Path) -> LLM:
-    return open_with(arms_of(["ngram", "exit:1"], [4], SpeculationConfig()), model=tiny_folder, quiet=True)
+    return load_llm_for(variants_of(["ngram", "exit:1"], [4], SpeculationConfig()), model=tiny_folder, quiet=True)
 
 
 def test_a_seat_is_taken_by_a_drafter_that_has_learnt_nothing(llm: LLM, target: ModelSource) -> None:
-    arms = arms_of(["suffix", "ngram"], [4], SpeculationConfig())
-    seats = DrafterSlots(llm, target)
-    first = seats.make(arms[0].speculation)
-    first.take()
+    variants = variants_of(["suffix", "ngram"], [4], SpeculationConfig())
+    slots = DrafterSlots(llm, target)
+    first = slots.make(variants[0].speculation)
+    first.activate()
     assert llm.engine.drafter is first.drafter is llm.assembly.requests.drafter
     llm.generate("The quick brown fox jumps over the lazy dog")
     assert first.drafter.seconds > 0
     suffix = first.drafter.drafters["suffix"]
     assert isinstance(suffix, SuffixDrafter) and suffix.store.memory > 0
-    again = seats.make(arms[0].speculation).drafter.drafters["suffix"]
+    again = slots.make(variants[0].speculation).drafter.drafters["suffix"]
     assert isinstance(again, SuffixDrafter) and again.store.memory == 0
-    other = seats.make(arms[1].speculation)
-    other.take()
+    other = slots.make(variants[1].speculation)
+    other.activate()
     assert isinstance(llm.engine.drafter.drafters["ngram"], NGramDrafter)
     assert first.drafter.seconds > other.drafter.seconds == 0
 
 
 def test_a_model_that_guesses_is_loaded_once(tiny_folder: Path, target: ModelSource) -> None:
     names = [f"model:{tiny_folder}", f"model:{tiny_folder}+suffix", "suffix"]
-    alone, both, free = arms_of(names, [4], SpeculationConfig(draft_temperature="entropy"))
+    alone, both, free = variants_of(names, [4], SpeculationConfig(draft_temperature="entropy"))
     assert [has_weights(name) for name in (names[0], "suffix", "exit:1")] == [True, False, False]
-    llm = open_with([alone, both, free], model=tiny_folder, quiet=True)
-    seats, loaded = DrafterSlots(llm, target), llm.engine.drafter.drafters
+    llm = load_llm_for([alone, both, free], model=tiny_folder, quiet=True)
+    slots, loaded = DrafterSlots(llm, target), llm.engine.drafter.drafters
     assert set(loaded) >= {names[0], "suffix"} and llm.speculation.draft_temperature == "entropy"
-    for arm in (alone, both, free, alone):
-        seat = seats.make(arm.speculation)
-        seat.take()
+    for variant in (alone, both, free, alone):
+        slot = slots.make(variant.speculation)
+        slot.activate()
         llm.generate("The quick brown fox jumps over")
-        assert seat.drafter.drafters.get(names[0]) is (None if arm is free else loaded[names[0]])
-        assert seat.drafter.drafters.get("suffix") is not loaded["suffix"]
-        assert seat.drafter.default_drafters == tuple(arm.speculation.drafter.split(","))
+        assert slot.drafter.drafters.get(names[0]) is (None if variant is free else loaded[names[0]])
+        assert slot.drafter.drafters.get("suffix") is not loaded["suffix"]
+        assert slot.drafter.default_drafters == tuple(variant.speculation.drafter.split(","))
     assert llm.engine.stats.drafter_failures == 0
 
 
 def test_later_turns_follow_plain_answers_and_every_prompt_is_cached(llm: LLM, target: ModelSource) -> None:
-    stage = EngineBackend(llm, DrafterSlots(llm, target))
+    backend = EngineBackend(llm, DrafterSlots(llm, target))
     talk = BenchPrompt("talk", "chat", ({"role": "user", "content": "Hi"},), turns=("And?",))
-    first, second = stage.prepare(talk, 0.0, Plan(max_tokens=20))
+    first, second = backend.prepare(talk, 0.0, BenchPlan(max_tokens=20))
     (output,) = llm.generate([list(first.prompt)], first.params)
     answer = [{"role": "assistant", "content": output.outputs[0].text}, {"role": "user", "content": "And?"}]
-    assert list(second.prompt) == stage.encode([*talk.messages, *answer])
+    assert list(second.prompt) == backend.encode([*talk.messages, *answer])
     assert (first.turn, second.turn) == (0, 1)
-    stage.refresh([PLAIN])
+    backend.reset([PLAIN])
     cached = llm.engine.stats.cached_prompt_tokens
-    stage.write(PLAIN, second)
+    backend.generate(PLAIN, second)
     assert llm.engine.stats.cached_prompt_tokens - cached >= len(second.prompt) - 1 - llm.config.page_size
 
 
 def test_only_some_rules_promise_the_tokens(llm: LLM, target: ModelSource) -> None:
-    arms = arms_of(["ngram"], [4], SpeculationConfig(rule="rejection"))
-    stage = EngineBackend(llm, DrafterSlots(llm, target))
-    stage.refresh([PLAIN, *arms])
+    variants = variants_of(["ngram"], [4], SpeculationConfig(rule="rejection"))
+    backend = EngineBackend(llm, DrafterSlots(llm, target))
+    backend.reset([PLAIN, *variants])
     item = BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown fox. The")
-    for temperature, promised in ((0.0, True), (1.0, False)):
-        (job,) = stage.prepare(item, temperature, Plan(max_tokens=8))
-        assert stage.write(arms[0], job).promised is promised
-        assert stage.write(PLAIN, job).promised is not promised or temperature == 0.0
+    for temperature, must_match in ((0.0, True), (1.0, False)):
+        (job,) = backend.prepare(item, temperature, BenchPlan(max_tokens=8))
+        assert backend.generate(variants[0], job).must_match is must_match
+        assert backend.generate(PLAIN, job).must_match is not must_match or temperature == 0.0
 
 
 def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    arms = [PLAIN, *arms_of(["ngram", "prediction", "auto"], [4], SpeculationConfig())]
-    stage = EngineBackend(llm, DrafterSlots(llm, target))
-    stage.refresh(arms)
-    (job,) = stage.prepare(
-        BenchPrompt("fox", "edit", text="The quick", prediction="brown fox"), 0.0, Plan(max_tokens=4)
+    variants = [PLAIN, *variants_of(["ngram", "prediction", "auto"], [4], SpeculationConfig())]
+    backend = EngineBackend(llm, DrafterSlots(llm, target))
+    backend.reset(variants)
+    (job,) = backend.prepare(
+        BenchPrompt("fox", "edit", text="The quick", prediction="brown fox"), 0.0, BenchPlan(max_tokens=4)
     )
     requests, given = llm.assembly.requests, []
     make = requests.make
@@ -105,8 +105,8 @@ def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: ModelSource, m
         return make(name, prompt, params, speculation)
 
     monkeypatch.setattr(requests, "make", seen)
-    for arm in arms:
-        stage.write(arm, job)
+    for variant in variants:
+        backend.generate(variant, job)
     assert given == [(False, None), (True, None), (True, "brown fox"), (True, "brown fox")]
 
 
@@ -114,12 +114,12 @@ def test_a_drafter_that_fails_is_counted(llm: LLM, target: ModelSource, caplog: 
     def fail(seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         raise ValueError("broken")
 
-    arms = arms_of(["ngram"], [4], SpeculationConfig())
-    stage = EngineBackend(llm, DrafterSlots(llm, target))
-    stage.refresh(arms)
-    (job,) = stage.prepare(
-        BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, Plan(max_tokens=4)
+    variants = variants_of(["ngram"], [4], SpeculationConfig())
+    backend = EngineBackend(llm, DrafterSlots(llm, target))
+    backend.reset(variants)
+    (job,) = backend.prepare(
+        BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, BenchPlan(max_tokens=4)
     )
-    stage._seats["ngram"].drafter.inner.propose = fail  # type: ignore[method-assign]
-    assert stage.write(arms[0], job).failures > 0
+    backend._slots["ngram"].drafter.inner.propose = fail  # type: ignore[method-assign]
+    assert backend.generate(variants[0], job).drafter_failures > 0
     assert "failed in propose" in caplog.text

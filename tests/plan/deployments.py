@@ -1,4 +1,4 @@
-"""Machines and models for tests of plans."""
+"""Deployed models for tests of plans."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def placed(
+def deployed(
     model: str | ModelShape, gpu: str = "h100", split: int = 1, efficiency: Efficiency | None = None
 ) -> DeployedModel:
     shape = find_model_shape(model, "target") if isinstance(model, str) else model
     device = find_device(gpu)
-    reached = efficiency or default_efficiency(device.family)
+    chosen = efficiency or default_efficiency(device.family)
     return DeployedModel(
-        shape, precision_of("auto", shape, "dtype"), cache_bytes("auto", device.family), device, reached, split
+        shape, precision_of("auto", shape, "dtype"), cache_bytes("auto", device.family), device, chosen, split
     )
 
 
 def measured(name: str) -> tuple[Path, DeployedModel, DeployedModel]:
-    """A run's file, its target and its draft model."""
+    """Return the file of a measured run, its target and its draft model."""
     path = DATA / f"{name}.json"
     run = json.loads(path.read_text())
-    return path, placed(from_hf("target", run["target"]), "h200"), placed(from_hf("draft", run["draft"]), "h200")
+    return path, deployed(from_hf("target", run["target"]), "h200"), deployed(from_hf("draft", run["draft"]), "h200")

@@ -1,4 +1,4 @@
-"""What memory a server says it will take."""
+"""The memory report of a server."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def status(folder: Path, now: int, peak: int) -> Path:
     return folder
 
 
-def test_it_is_all_that_was_taken_and_all_that_will_be(tmp_path: Path) -> None:
+def test_the_total_is_resident_memory_and_future_memory(tmp_path: Path) -> None:
     found = MemoryReport.measure(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
-    assert found.process == 5 * GIB - PLAN.weights - PLAN.drafter, "what the process has beside the weights"
+    assert found.process == 5 * GIB - PLAN.weights - PLAN.drafter, "resident memory without the weights"
     assert found.total == PLAN.total + found.activations + found.process
     assert str(found).startswith(
         "at most 8.00 GiB: weights 3.00 GiB, drafter 1.00 GiB"
     ) and "cache of 8 pages 2.00 GiB" in str(found)
-    assert "the program 1.00 GiB" in str(found)
+    assert "process 1.00 GiB" in str(found)
 
 
-def test_it_is_no_less_than_loading_has_taken(tmp_path: Path) -> None:
+def test_the_total_is_no_less_than_the_peak_while_loading(tmp_path: Path) -> None:
     found = MemoryReport.measure(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
     assert found.total == 9 * GIB
 
@@ -50,33 +50,33 @@ def test_on_a_device_the_program_is_not_in_the_same_memory(tmp_path: Path) -> No
     assert found.total == PLAN.total + found.activations and "the program" not in str(found)
 
 
-def test_what_is_resident_is_told_and_how_much_of_it_are_pages_of_files(tmp_path: Path) -> None:
+def test_resident_and_file_backed_memory_are_reported(tmp_path: Path) -> None:
     with (status(tmp_path, now=5 * GIB, peak=5 * GIB) / "status").open("a") as file:
         file.write(f"RssFile:\t{2 * GIB // 1024} kB\n")
     found = MemoryReport.measure(assembly(), EngineConfig(), tmp_path)
-    assert str(found).endswith("; resident now 5.00 GiB, 2.00 GiB of it pages of files")
+    assert str(found).endswith("; resident now 5.00 GiB, 2.00 GiB of it file-backed")
 
 
-def test_where_the_system_does_not_tell_the_rest_is_told(tmp_path: Path) -> None:
+def test_the_report_works_without_proc(tmp_path: Path) -> None:
     found = MemoryReport.measure(assembly(), EngineConfig(), tmp_path)
     assert found.process == 0 and found.total == PLAN.total + found.activations
 
 
-def test_a_step_grows_with_its_rows_and_with_its_texts() -> None:
-    few, rows, texts = (
+def test_activations_grow_with_rows_and_sequences() -> None:
+    few, rows, sequences = (
         activation_bytes(assembly(), EngineConfig(max_num_batched_tokens=batched, max_num_seqs=seqs))
         for batched, seqs in ((64, 8), (128, 8), (64, 16))
     )
-    assert rows > few and texts - few == 8 * LOGIT_COPIES * CONFIG.vocab * 4
+    assert rows > few and sequences - few == 8 * LOGIT_COPIES * CONFIG.vocab * 4
 
 
-def test_a_step_grows_with_the_cache_it_reads() -> None:
+def test_activations_grow_with_the_kv_cache() -> None:
     one, two = assembly(), assembly()
     two.memory = replace(PLAN, pages=2 * PLAN.pages)
     assert activation_bytes(two, EngineConfig()) - activation_bytes(one, EngineConfig()) == PLAN.cache // CONFIG.layers
 
 
-def test_what_loading_left_is_given_back() -> None:
+def test_memory_of_loading_is_returned_to_the_system() -> None:
     left = [np.ones(1 << 16, np.uint8) for _ in range(1024)]  # small enough to be kept by the C library
     keep = np.ones(1 << 16, np.uint8)
     before = process_memory().now

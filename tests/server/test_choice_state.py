@@ -1,4 +1,4 @@
-"""What is told of an answer while it is written costs what is new in it, and not all that is there."""
+"""The cost of a chunk depends on its new tokens, not on the length of the output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLOSES = [7, 8]
 
 
 class Counting(list[int]):
-    """A list that counts how often it is cut."""
+    """A list that counts how often it is sliced."""
 
     cuts = 0
 
