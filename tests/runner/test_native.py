@@ -27,7 +27,7 @@ from foretell.types import Draft, ScheduledSequence
 from tests.models import families
 from tests.tiny import World, generate, tree_around
 
-from .desk import CONTEXT, RunnerHarness, random_model, text
+from .harness import CONTEXT, RunnerHarness, random_model, text
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 

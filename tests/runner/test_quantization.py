@@ -32,7 +32,7 @@ from foretell.runner.memory_plan import GIB, MemoryNeeds, plan_memory
 from foretell.runner.native import executor as native
 from foretell.runner.native.executor import NativeExecutor
 
-from .desk import RunnerHarness, random_model, text
+from .harness import RunnerHarness, random_model, text
 from .test_native import CONFIGS, same_bits
 
 BITS: list[Bits] = [8, 4]
