@@ -133,9 +133,9 @@ def test_the_8_bit_formats_of_a_cuda_device_are_close_to_floats() -> None:
     exact = layer(x)
     bounds: dict[QuantFormat, float] = {"int8": 0.02, "fp8": 0.06}
     for rounding, within in bounds.items():
-        rounded = quantize_linear_cuda(layer, rounding)
-        assert rounded.quantized_copy.nbytes == cuda_linear_bytes(64, 48)
-        error = (rounded(x) - exact).norm() / exact.norm()
+        quantized = quantize_linear_cuda(layer, rounding)
+        assert quantized.quantized.nbytes == cuda_linear_bytes(64, 48)
+        error = (quantized(x) - exact).norm() / exact.norm()
         assert 0 < error < within, f"{rounding}: {float(error)}"
     alone = quantize_linear_cuda(layer, "int8")
     assert torch.equal(alone(x[2:3]), alone(x)[2:3]), "integer sums are exact, so a row does not depend on the batch"
