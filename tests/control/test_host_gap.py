@@ -141,7 +141,7 @@ class FixedTimes(AdaptiveController):
         )
 
 
-def async_engine(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, Outruns, FixedTimes]:
+def async_engine(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, FakeAsyncExecutor, FixedTimes]:
     engine = World().engine(drafter)
     executor = engine.runner.executor = Outruns(engine.runner.executor)
     traits = {name: basic_traits(each) for name, each in engine.drafter.drafters.items()}

@@ -23,8 +23,8 @@ from foretell.runner.executor import EagerExecutor
 from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
+from tests.fake_graphs import FakeCapture
 from tests.kernels_triton.test_forward import BASE, DEVICE, world
-from tests.recordings import Tape
 
 PAGE, STEPS = 4, 4
 
@@ -72,7 +72,7 @@ def chain_of(
     spans = [replace(span, pages=tuple(seq.pages)) for span, seq in zip(packed.spans, seqs, strict=True)]
     packed = replace(packed, spans=spans)
     sizes, tiles = step_shape(packed, layout.queries_per_kv_head)
-    recorder: GraphCache[ChainShape, torch.Tensor] = (tape := Tape()).recorder()
+    recorder: GraphCache[ChainShape, torch.Tensor] = (tape := FakeCapture()).recorder()
     chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, recorder)
     wanted = ChainShape(sizes, 16, parts(64), 4, steps, vocab, draws is not None)
     if recorded:

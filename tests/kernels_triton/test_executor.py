@@ -59,7 +59,7 @@ def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
-        monkeypatch.setattr(GraphCapture, "__call__", lambda _, run: recorded(run))
+        monkeypatch.setattr(GraphCapture, "capture", lambda _, run: recorded(run))
 
 
 def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pyt
     chain = Draft.chain([3, 4])
     for shapes in ([(30, 1, Draft())], [(20, 1, chain)], [(70, 1, TREE)], [(9, 1, chain), (30, 1, Draft())]):
         mine = executor.forward(packed := step(shapes, 4), (1,))
-        defined = definition(packed, (1,))
+        defined = definition.forward(packed, (1,))
         assert mine.hidden_states is not None and defined.hidden_states is not None and mine.argmax is not None
         torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)
         torch.testing.assert_close(mine.hidden_states, defined.hidden_states, rtol=2e-4, atol=2e-4)
@@ -122,10 +122,10 @@ def test_a_step_of_several_passes_equals_its_definition(
         monkeypatch.setattr(f"foretell.runner.{module}.CAPTURE_ROWS", (1, 2, 4, 8, 16))
     packed = step([(20, 1, TREE), (9, 1, Draft.chain([3, 4])), *read], 4)
     model, cache, layout = world(BASE, 4, torch.float32)
-    mine = CudaExecutor(model, cache, layout)(packed, (1, 2))
+    mine = CudaExecutor(model, cache, layout).forward(packed, (1, 2))
     fast = cache.keys[1].clone()
     model, cache, layout = world(BASE, 4, torch.float32)
-    defined = EagerExecutor(model, cache, layout)(packed, (1, 2))
+    defined = EagerExecutor(model, cache, layout).forward(packed, (1, 2))
     assert mine.hidden_states is not None
     assert defined.hidden_states is not None
     torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)

@@ -54,9 +54,11 @@ def test_the_passes_of_a_step_give_what_the_step_gives(shapes: list[tuple[int, i
         each.rows <= most or len(each.spans) == 1 or kind == {True} for each, kind in zip(some, kinds, strict=True)
     )
     model, cache, layout = world(BASE, 4, torch.float32)
-    apart = torch.cat([EagerExecutor(model, cache, layout)(each, ()).logits for each in some])
+    apart = torch.cat([EagerExecutor(model, cache, layout).forward(each, ()).logits for each in some])
     model, cache, layout = world(BASE, 4, torch.float32)
-    torch.testing.assert_close(apart, EagerExecutor(model, cache, layout)(whole, ()).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        apart, EagerExecutor(model, cache, layout).forward(whole, ()).logits, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_steps_of_one_size_share_a_graph() -> None:

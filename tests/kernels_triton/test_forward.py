@@ -108,7 +108,7 @@ def compare(
     fast = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
     model, cache, layout = world(config, page_size, dtype)
     with torch.inference_mode():
-        output = EagerExecutor(model, cache, layout)(packed, (1, config.layers))
+        output = EagerExecutor(model, cache, layout).forward(packed, (1, config.layers))
     assert output.hidden_states is not None
     torch.testing.assert_close(mine, output.logits, rtol=within, atol=within)
     torch.testing.assert_close(features, output.hidden_states, rtol=within, atol=within)

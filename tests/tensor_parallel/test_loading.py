@@ -1,4 +1,4 @@
-"""A rank reads its part of a file and no more, and the parts are the whole."""
+"""A rank reads its shard of a file and no more, and the shards are the whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written(name: str, kind: str, path: Path) -> Checkpoint:
 
 
 def put_together(parts: list[Decoder], is_gguf: bool) -> dict[str, torch.Tensor]:
-    """The tensors the parts were cut from; what several ranks have must be alike."""
+    """Return the tensors that the shards were cut from; replicated ones must be equal."""
     first, found = parts[0], dict[str, torch.Tensor]()
     whole = {name: slot.rows for name, slot in map_parameters(Decoder(first.config), is_gguf).items()}
     for name, rows in whole.items():
@@ -54,7 +54,7 @@ def put_together(parts: list[Decoder], is_gguf: bool) -> dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_parts_are_the_whole(name: str, kind: str, size: int, tmp_path: Path) -> None:
+def test_the_shards_are_the_whole(name: str, kind: str, size: int, tmp_path: Path) -> None:
     checkpoint, is_gguf = written(name, kind, tmp_path), kind == "gguf"
     whole = {name: slot.rows for name, slot in map_parameters(load_model(checkpoint), is_gguf).items()}
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Four processes write what one writes, with a draft or without, whatever comes between."""
+"""Four processes generate what one generates, with and without drafts, preemption and aborts."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def plain(ranks: Split) -> dict[str, Texts]:
     return {name: ranks.generate(**params) for name, params in SAMPLING.items()}  # type: ignore[arg-type]
 
 
-def test_it_is_what_one_process_writes(plain: dict[str, Texts]) -> None:
+def test_the_output_is_that_of_one_process(plain: dict[str, Texts]) -> None:
     for name, params in SAMPLING.items():
         assert plain[name] == generate(**params)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_draft_changes_nothing(ranks: Split, plain: dict[str, Texts], drafter: str, sampling: str) -> None:
+def test_a_draft_does_not_change_the_output(ranks: Split, plain: dict[str, Texts], drafter: str, sampling: str) -> None:
     truth, params = plain[sampling], SAMPLING[sampling]
     assert ranks.generate(DRAFTERS[drafter](truth), **params) == truth  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_head_in_parts_changes_nothing(ranks: Split, plain: dict[str, Texts], name: str) -> None:
+def test_a_sharded_head_does_not_change_the_output(ranks: Split, plain: dict[str, Texts], name: str) -> None:
     found = ranks.generate(SplitHead(name), nodes=3, max_tokens=8, temperature=1.0)
     assert found == [text[:8] for text in plain["sampled"]]
 
 
 @pytest.mark.parametrize("drafter", ["model", "tree around the text"])
-def test_preemption_changes_nothing(ranks: Split, plain: dict[str, Texts], drafter: str) -> None:
+def test_preemption_does_not_change_the_output(ranks: Split, plain: dict[str, Texts], drafter: str) -> None:
     turn = iter(range(10_000))
 
     def preempt_some(engine: Engine) -> None:
@@ -66,7 +66,7 @@ def test_preemption_changes_nothing(ranks: Split, plain: dict[str, Texts], draft
     assert ranks.generate(DRAFTERS[drafter](truth), preempt_some, pages=24, temperature=1.0) == truth
 
 
-def test_an_abort_in_between_changes_nothing(ranks: Split, plain: dict[str, Texts]) -> None:
+def test_an_abort_does_not_change_other_outputs(ranks: Split, plain: dict[str, Texts]) -> None:
     engine = ranks.engine(DRAFTERS["tree around the text"](plain["greedy"]))
     tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(3):
@@ -83,5 +83,5 @@ def test_rows_are_as_exact_as_those_of_one_process(ranks: Split) -> None:
     assert ranks.engine().runner.is_batch_invariant == World().engine().runner.is_batch_invariant
 
 
-def test_an_interrupt_of_a_terminal_is_the_first_ranks_alone(ranks: Split) -> None:
+def test_an_interrupt_of_a_terminal_reaches_the_leader_only(ranks: Split) -> None:
     assert os.getpgid(0) not in {os.getpgid(process) for process in ranks.team.pids}

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, of which one runs at a time: what is split, without the processes."""
+"""Ranks as threads of one process, one running at a time: sharding without processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.waiting import TIMEOUT
 T = TypeVar("T")
 
 
-class Baton:
-    """One of the ranks; whoever waits for the others lets them run."""
+class FakeRanks:
+    """One of the ranks; while it waits for the others, they run."""
 
     def __init__(self, rank: int, shared: Shared) -> None:
         self.rank, self._shared = rank, shared
@@ -43,7 +43,7 @@ class Baton:
 
 
 class Shared:
-    """What the ranks lay down for each other."""
+    """Tensors that the ranks exchange."""
 
     def __init__(self, size: int) -> None:
         self.values: list[Tensor] = [torch.empty(0)] * size
@@ -59,15 +59,15 @@ class Shared:
         self._barrier.abort()
 
 
-def run_ranks(size: int, work: Callable[[Baton], T]) -> list[T]:
-    """What each rank's work comes to."""
+def run_ranks(size: int, work: Callable[[FakeRanks], T]) -> list[T]:
+    """Run work on each rank and return the results."""
     shared = Shared(size)
 
     @torch.inference_mode()
     def one(rank: int) -> T:
         with shared.running:
             try:
-                return work(Baton(rank, shared))
+                return work(FakeRanks(rank, shared))
             except BaseException:
                 shared.give_up()
                 raise

@@ -1,4 +1,5 @@
-"""An executor that takes steps ahead, as a device does, around one that computes at once."""
+"""An executor with async scheduling, as on a device, around one that computes at once.
+The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked"""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from foretell.sampling.sampling import SamplingRow, sample
 from foretell.types import Budget, Draft, Sequence
 
 
-class Outruns(Executor):
+class FakeAsyncExecutor(Executor):
     """The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked
-    for, once."""
+    Reference for async executors. The next step overwrites a step's logits, and its tokens are returned once."""
 
     supports_async = True
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.num_steps = 0
-        self.sent = 0  # steps that began before their tokens were known
-        self.unseen = 0  # and behind guesses that nobody had seen
+        self.sent = 0  # steps launched before their tokens were known
+        self.unseen = 0  # steps with draft tokens that only the device knows
         self._left = torch.empty(0)
 
     @torch.inference_mode()
@@ -60,8 +61,8 @@ class Outruns(Executor):
         )
 
 
-class LeavesUnseen(Wrapper):
-    """Guesses what another does, and leaves it where a device would: who looks at it too soon finds nothing."""
+class DeviceDraftDrafter(Wrapper):
+    """Drafts like another drafter, but leaves the tokens on a fake device until they are waited for."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
@@ -76,7 +77,7 @@ class LeavesUnseen(Wrapper):
         found, first = [], 0
         for draft in drafts:
             places = tuple(-1 - place for place in range(first, first + len(draft)))
-            kept = Left(there, list(draft.tokens), list(draft.confidence or [0.5] * len(draft)))
+            kept = FakeDeviceDraft(there, list(draft.tokens), list(draft.confidence or [0.5] * len(draft)))
             found.append(Draft(places, draft.parents, draft.source, device_draft=kept) if len(draft) else draft)
             first += len(draft)
         self.left += first
@@ -84,7 +85,7 @@ class LeavesUnseen(Wrapper):
 
 
 @dataclass
-class Left:
+class FakeDeviceDraft:
     token_buffer: torch.Tensor
     tokens: list[int]
     sure: list[float]
@@ -93,8 +94,8 @@ class Left:
         return self.tokens, self.sure
 
 
-class Sometimes(FixedController):
-    """Guesses in some steps, and lets others begin before it is known what they follow; looks late, as it likes."""
+class RandomController(FixedController):
+    """Drafts in random steps, and expects a plain step at random in others, so that those are launched early."""
 
     def __init__(self, nodes: int, levels: int = 0, seed: int = 0) -> None:
         super().__init__(nodes, levels)

@@ -1,4 +1,4 @@
-"""Which recording does a piece of work: one that is there, rather than one for which a text would have to wait."""
+"""Which graph serves a shape: a captured one, rather than one that a request would have to wait for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foretell.runner.cuda.graphs import (
 )
 from foretell.runner.heads.prefill import PrefillShape
 from foretell.runner.heads.tables import DraftShape
-from tests.recordings import Tape
+from tests.fake_graphs import FakeCapture
 
 STEPS = [
     Sizes(*each) for each in itertools.product((1, 8, 96, 256), (1, 8), (16, 32), (NO_PARTS, 8, 20), (0, 32), (0, 8))
@@ -37,7 +37,7 @@ ALL: dict[str, list[Paddable]] = {"steps": STEPS, "drafts": DRAFTS, "readings": 
 
 
 @pytest.mark.parametrize("sizes", ALL.values(), ids=ALL)
-def test_what_covers_has_room_and_costs_no_less(sizes: list[Paddable]) -> None:
+def test_a_covering_shape_costs_more(sizes: list[Paddable]) -> None:
     for mine in sizes:
         assert mine.covers(mine)
         for other in sizes:
@@ -45,13 +45,15 @@ def test_what_covers_has_room_and_costs_no_less(sizes: list[Paddable]) -> None:
                 assert not other.covers(mine) and mine.cost > other.cost
 
 
-def test_what_is_not_alike_covers_nothing() -> None:
-    assert not Sizes(256, 8, 64, NO_PARTS).covers(Sizes(256, 8, 16, 8)), "a prompt's products add up otherwise"
+def test_shapes_of_different_kinds_do_not_cover_each_other() -> None:
+    assert not Sizes(256, 8, 64, NO_PARTS).covers(Sizes(256, 8, 16, 8)), (
+        "matrix products of a prefill add up differently"
+    )
     assert not Sizes(256, 8, 64, 8).covers(Sizes(256, 8, 64, NO_PARTS))
     assert Sizes(CHEAP_ROWS, 8, 16, 8).covers(Sizes(1, 1, 16, 8))
-    assert not Sizes(256, 8, 16, 8).covers(Sizes(CHEAP_ROWS, 8, 16, 8)), "rows that cost"
+    assert not Sizes(256, 8, 16, 8).covers(Sizes(CHEAP_ROWS, 8, 16, 8)), "so many more rows cost time"
     greedy, drawn = (ChainShape(Sizes(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
-    assert not greedy.covers(drawn) and not drawn.covers(greedy), "one takes longer, the other draws nothing"
+    assert not greedy.covers(drawn) and not drawn.covers(greedy), "one takes longer, the other does not sample"
     tree = DraftShape(1, 512, 4, width=10)
     assert not tree.covers(DraftShape(1, 512, 4)) and not DraftShape(1, 512, 4, sampled=True).covers(
         DraftShape(1, 512, 4)
@@ -61,7 +63,7 @@ def test_what_is_not_alike_covers_nothing() -> None:
 
 @dataclass(frozen=True)
 class Length:
-    """Sizes that are one number."""
+    """A shape of one number."""
 
     number: int
 
@@ -74,10 +76,10 @@ class Length:
 
 
 class World:
-    """A recorder, its clock and what it did. To record takes a second, and all else no time."""
+    """A graph cache and its clock. A capture takes a second, everything else no time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.tape = 1000.0, Tape()
+        self.now, self.tape = 1000.0, FakeCapture()
         monkeypatch.setattr("foretell.runner.cuda.graphs.perf_counter", lambda: self.now)
         self.recorder = self.tape.recorder()
         self.recorder.pool = GraphPool(clock=lambda: self.now)
@@ -88,7 +90,7 @@ class World:
         return self.tape.capture(run)
 
     def __call__(self, number: int) -> int:
-        """What work of this size was filled up to."""
+        """Run work of this shape and return the shape it was padded to."""
         sizes = self.recorder.select(Length(number))
         self.recorder(sizes, lambda: None)
         return sizes.number
@@ -106,43 +108,43 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_where_nothing_serves_it_is_recorded_when_it_comes_again(world: World) -> None:
+def test_a_shape_that_no_graph_covers_is_captured_at_its_second_run(world: World) -> None:
     assert [world(3) for _ in range(3)] == [3] * 3 and world.tape.count == 1
-    assert [world(5) for _ in range(3)] == [5] * 3 and world.tape.count == 2, "nothing larger is there"
+    assert [world(5) for _ in range(3)] == [5] * 3 and world.tape.count == 2, "there is no larger graph"
 
 
-def test_the_cheapest_that_is_there_serves(world: World) -> None:
+def test_the_cheapest_covering_graph_serves(world: World) -> None:
     with capture_now():
         assert [world(number) for number in (9, 5, 7)] == [9, 5, 7] and world.tape.count == 3
     assert [world(number) for number in (1, 5, 6, 8, 9)] == [5, 5, 7, 9, 9] and world.tape.count == 3
     with capture_now():
         world(6)
-    assert world(6) == world(6) == 6, "and a closer one from when it is there"
+    assert world(6) == world(6) == 6, "a closer graph serves as soon as it exists"
 
 
-def test_what_is_wished_for_often_is_recorded_and_seldom_more_than_one(world: World) -> None:
+def test_a_frequent_shape_is_captured_and_captures_are_rate_limited(world: World) -> None:
     with capture_now():
         world(9)
     assert {world(number) for number in (1, 2) for _ in range(2 * CAPTURE_AFTER)} == {9}, (
-        "it has just recorded something"
+        "there was a capture just before"
     )
     world.now += 1 / MAX_CAPTURE_TIME
     assert (world(1), world(2), world(1)) == (1, 9, 1)
     world.now += 0.9 / MAX_CAPTURE_TIME
     assert world(2) == 9
     world.now += 0.2 / MAX_CAPTURE_TIME
-    assert world(3) == 9 and world(2) == 2, "what came once is not worth it"
+    assert world(3) == 9 and world(2) == 2, "a shape that came once is not captured"
     assert world.tape.count == 3
 
 
-def test_in_a_text_of_usual_length_nothing_is_recorded(world: World) -> None:
+def test_a_request_of_usual_length_causes_no_capture(world: World) -> None:
     with capture_now():
         world(9)
     world.now += 10 / MAX_CAPTURE_TIME
     assert {world(number) for number in range(1, 9) for _ in range(CAPTURE_AFTER - 1)} == {9} and world.tape.count == 1
 
 
-def test_what_could_not_be_recorded_is_served(world: World) -> None:
+def test_a_larger_graph_serves_after_a_failed_capture(world: World) -> None:
     with capture_now():
         world(9)
     world.recorder._capture = NoMemory()  # type: ignore[assignment]
@@ -150,37 +152,37 @@ def test_what_could_not_be_recorded_is_served(world: World) -> None:
     assert [world(2) for _ in range(CAPTURE_AFTER + 1)] == [9] * (CAPTURE_AFTER - 1) + [2, 9]
 
 
-def test_recordings_that_do_not_share_serve_nobody_else_and_come_when_all_know(world: World) -> None:
+def test_without_sharing_each_shape_is_captured_when_all_ranks_know(world: World) -> None:
     world.recorder.pool = GraphPool(allow_larger=False)
     with capture_now():
         world(9)
-        assert world.tape.count == 0, "other ranks do not know that nobody waits"
+        assert world.tape.count == 0, "other ranks do not know about the warm-up"
         world(9)
-    assert world.tape.count == 1, "but that it comes again"
+    assert world.tape.count == 1, "but they know that the shape came before"
     assert [world(2) for _ in range(2)] == [2, 2]
 
 
-def test_who_watches_hears_of_all_that_will_not_take_as_long_again(world: World) -> None:
+def test_captures_and_first_eager_runs_are_outliers(world: World) -> None:
     heard = []
     for number in (3, 3, 3, 2):
         with TimingGuard() as outer, TimingGuard() as watch:
             world(number)
         heard.append(watch.is_outlier)
-        assert not outer.is_outlier, "the nearest alone"
-    assert heard == [True, True, False, False], "run plainly, recorded, replayed, and served by another"
+        assert not outer.is_outlier, "only the innermost guard is marked"
+    assert heard == [True, True, False, False], "eager, captured, replayed, served by a larger graph"
 
 
-def test_what_goes_on_without_a_recording_is_odd_once(world: World) -> None:
+def test_work_whose_capture_fails_is_an_outlier_once(world: World) -> None:
     world.recorder._capture = NoMemory()  # type: ignore[assignment]
     heard = []
     for _ in range(4):
         with TimingGuard() as watch:
             world(3)
         heard.append(watch.is_outlier)
-    assert heard == [True, False, False, False], "else nobody would learn what steps take where memory is short"
+    assert heard == [True, False, False, False], "otherwise the cost model would learn nothing when memory is short"
 
 
-def test_what_is_never_recorded_is_not_odd(world: World) -> None:
+def test_work_that_is_never_captured_is_no_outlier(world: World) -> None:
     with TimingGuard() as watch:
         world.recorder(Length(4), lambda: None, keep=False)
     assert not watch.is_outlier

@@ -1,4 +1,4 @@
-"""Recordings for which memory does not suffice, with a device that is told to have none."""
+"""CUDA graph captures that run out of memory, on a fake device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretell.runner.cuda.graphs import CAPTURE_BACKOFF, GraphCache, GraphCaptur
 
 
 class Still:
-    """Stands for a stream, and for being on it."""
+    """A fake stream and its context."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -25,11 +25,11 @@ class Still:
 
 
 class Graph:
-    """Knows whether something is being recorded, as a device does."""
+    """A fake CUDA graph that knows whether a capture is running."""
 
     recording: Graph | None = None
     ends = 0
-    given_up = False  # whether a failure within ends a recording for the device
+    given_up = False  # the device ends a capture in which something fails
 
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         assert Graph.recording is None, "one at a time"
@@ -65,7 +65,7 @@ def hungry() -> None:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_what_cannot_be_recorded_is_ended_and_tried_again_later(
+def test_a_failed_capture_is_ended_and_tried_again_later(
     capture: GraphCapture, given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -73,7 +73,7 @@ def test_what_cannot_be_recorded_is_ended_and_tried_again_later(
         monkeypatch.setattr(torch._C, name, lambda *given: told.append(given), raising=False)
     pool, Graph.given_up = capture._pool, given_up
     assert capture.capture(hungry) is None
-    assert Graph.recording is None, "what comes next is no part of it"
+    assert Graph.recording is None, "later work is not part of the capture"
     assert told == ([(0, pool), (0, pool)] if given_up else [])
     assert (capture._pool == pool) != given_up
     Graph.given_up = False
@@ -82,7 +82,7 @@ def test_what_cannot_be_recorded_is_ended_and_tried_again_later(
     assert found is not None and found[1] == 5 and capture.failures == 1
 
 
-def test_another_failure_is_told_and_the_recording_ended(capture: GraphCapture) -> None:
+def test_other_errors_are_raised_and_end_the_capture(capture: GraphCapture) -> None:
     def broken() -> None:
         raise RuntimeError("a shape is wrong")
 
@@ -91,7 +91,7 @@ def test_another_failure_is_told_and_the_recording_ended(capture: GraphCapture) 
     assert Graph.recording is None
 
 
-def test_work_that_cannot_be_recorded_runs_plainly(capture: GraphCapture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_cannot_be_captured_runs_eagerly(capture: GraphCapture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "CAPTURE_BACKOFF", 0)
     recorder: GraphCache[int, int] = GraphCache(torch.device("cuda"))
     runs: list[int] = []
@@ -102,5 +102,7 @@ def test_work_that_cannot_be_recorded_runs_plainly(capture: GraphCapture, monkey
             raise torch.OutOfMemoryError("planted")
         return len(runs)
 
-    assert [recorder(3, work) for _ in range(3)] == [1, 2, 4], "tried each time after the first, and given up"
+    assert [recorder(3, work) for _ in range(3)] == [1, 2, 4], (
+        "the capture is tried each time after the first, and fails"
+    )
     assert recorder.graphs == {3: None}

@@ -1,4 +1,4 @@
-"""A small decoder cut into the parts that ranks have."""
+"""A small decoder and its shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.checkpoints import folder as checkpoint_of
 
 
 def saved(model: Decoder) -> dict[str, torch.Tensor]:
-    """Its tensors as a checkpoint has them."""
+    """Return its tensors by their names in a checkpoint."""
     return {name: (slot.rows - slot.add).contiguous() for name, slot in map_parameters(model, is_gguf=False).items()}
 
 
@@ -26,7 +26,7 @@ def checkpoint(model: Decoder) -> Checkpoint:
 
 
 def part_of(model: Decoder, shard: Shard) -> Decoder:
-    """What a rank loads of it."""
+    """Return the shard that a rank loads."""
     part = materialize(meta_model(model.config, model.dtype, shard), torch.device("cpu"))
     with torch.no_grad():
         fill_weights(part, checkpoint(model))
@@ -34,7 +34,7 @@ def part_of(model: Decoder, shard: Shard) -> Decoder:
 
 
 def write_folder(model: Decoder, path: Path) -> Path:
-    """The model as a folder, for processes to load; it has no words."""
+    """Write the model to a folder, for processes to load; it has no tokenizer."""
     path.mkdir(parents=True, exist_ok=True)
     names = saved(model)
     save_file(

@@ -1,4 +1,4 @@
-"""A rank that is lost brings all down at once and in words; none is left behind."""
+"""A lost rank stops all ranks at once with an error that names it; no process stays."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from foretell.errors import RankError
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import StepOutput
 from foretell.tensor_parallel.leader import LeaderExecutor
-from tests.tensor_parallel.splitting import write_folder
+from tests.tensor_parallel.sharding import write_folder
 from tests.tensor_parallel.world import split
 from tests.tiny import VOCAB, add, tiny_decoder
 
-SOON = 60.0  # seconds; it takes less than one where the machine is free
-# It waits in short naps: a signal that comes just before a read would be noticed only when the read is over.
+SOON = 60.0  # seconds; less than one on an idle machine
+# It polls: a signal just before a blocking read would be handled only after the read.
 PROGRAM = """
 import pathlib, select, signal, sys, torch
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 from foretell.models.sharding import Shard
 from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup
 torch.set_num_threads(1)
@@ -38,7 +38,7 @@ while not select.select([0], [], [], 0.1)[0]:
 
 
 def gone(process: int) -> bool:
-    """Whether it ends soon; a zombie has."""
+    """Return whether a process ends soon; a zombie has ended."""
     for _ in range(int(SOON * 20)):
         try:
             if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -57,20 +57,20 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         add(engine, "0", [1, 2, 3])
         engine.step()
         os.kill(ranks.team.pids[0], signal.SIGKILL)
-        with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL"):
+        with pytest.raises(RankError, match="rank 1 of 2 was killed by SIGKILL"):
             for _ in range(100):
                 engine.step()
         with pytest.raises(RankError, match="rank 1 of 2"):
             engine.step()
-        for _ in range(int(SOON * 20)):  # it is told from another thread
+        for _ in range(int(SOON * 20)):  # the callback runs in another thread
             if told:
                 break
             time.sleep(0.05)
         assert [str(error) for error in told] == [str(ranks.team._workers.failure)]
 
 
-def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> None:
-    """On a CUDA device a step without one of its ranks is ended from outside, and ends as if all were well."""
+def test_a_step_whose_rank_is_lost_is_not_committed(tmp_path: Path) -> None:
+    """On a CUDA device a step without one of its ranks is aborted, and finishes as if nothing had happened."""
     with split(tmp_path, 2) as ranks:
         engine = ranks.engine()
         (track,) = add(engine, "0", [1, 2, 3])
@@ -87,7 +87,7 @@ def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> 
 
         assert isinstance(lead, LeaderExecutor)
         lead.executor.forward = go_on_alone  # type: ignore[method-assign]
-        with pytest.raises(RankError, match="was ended by SIGKILL"):
+        with pytest.raises(RankError, match="was killed by SIGKILL"):
             engine.step()
         assert track.seq.tokens == written
 
@@ -99,7 +99,7 @@ def test_the_right_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
         add(engine, "0", [1, 2, 3])
         first, second, third = ranks.team.pids
         os.kill(second, signal.SIGKILL)
-        with pytest.raises(RankError, match="rank 2 of 4 was ended by SIGKILL"):
+        with pytest.raises(RankError, match="rank 2 of 4 was killed by SIGKILL"):
             for _ in range(100):
                 engine.step()
         assert gone(first) and gone(third)
@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> N
         engine = ranks.engine()
         add(engine, "0", [1, 2, 3])
         os.kill(ranks.team.pids[0], signal.SIGSTOP)
-        with pytest.raises(RankError, match="a step broke off"):
+        with pytest.raises(RankError, match="a step failed"):
             engine.step()
         assert gone(ranks.team.pids[0])
 
@@ -132,7 +132,7 @@ def test_a_step_that_fails_in_one_rank_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_rank_cannot_load_is_said(tmp_path: Path) -> None:
+def test_a_load_error_of_a_rank_is_reported(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "broken")], capture_output=True, text=True, timeout=120
@@ -144,7 +144,7 @@ def test_what_a_rank_cannot_load_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "way", [pytest.param("end", marks=pytest.mark.slow), "SIGINT", pytest.param("SIGKILL", marks=pytest.mark.slow)]
 )
-def test_no_process_is_left_behind(tmp_path: Path, way: str) -> None:
+def test_no_process_stays(tmp_path: Path, way: str) -> None:
     folder = write_folder(tiny_decoder(), tmp_path / "model")
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Steps of nothing, by which kernels are compiled before the first request."""
+"""Dummy steps that compile kernels before the first request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def blank() -> Decoder:
         ((TURNS, SLOW, TURNS, SLOW), (5, None, None, None), 3),
     ],
 )
-def test_each_kind_of_layer_is_there_once(ropes: tuple[Rope, ...], windows: tuple[int | None, ...], kinds: int) -> None:
+def test_the_dummy_model_has_one_layer_of_each_kind(
+    ropes: tuple[Rope, ...], windows: tuple[int | None, ...], kinds: int
+) -> None:
     config = replace(CONFIG, layers=4, ropes=ropes, windows=windows)
     few = one_layer_per_kind(config)
     found = set(zip(few.ropes, few.windows, strict=True))
@@ -54,7 +56,7 @@ def test_each_kind_of_layer_is_there_once(ropes: tuple[Rope, ...], windows: tupl
     assert replace(few, layers=4, ropes=ropes, windows=windows) == config
 
 
-def test_steps_that_fit_are_run_and_others_left_out() -> None:
+def test_steps_that_do_not_fit_are_skipped() -> None:
     runner = ModelRunner(tiny_decoder(), 8, 16, 128, (0, 2))
     fitting = [step for step in PLAIN_STEPS + DRAFT_STEPS if step.length <= 128]
     assert run_dummy_steps(runner, PLAIN_STEPS + DRAFT_STEPS) == len(fitting) < len(PLAIN_STEPS + DRAFT_STEPS)
@@ -70,15 +72,15 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("guesses", [False, True])
-def test_it_is_done_when_the_load_is_over(guesses: bool) -> None:
+def test_the_warm_up_is_complete_when_the_load_ends(guesses: bool) -> None:
     with BackgroundWarmup(lambda: few(4096), CPU, guesses) as warming:
         pass
     assert warming.steps == len(PLAIN_STEPS) + guesses * len(DRAFT_STEPS) and not warming.drafts
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = DummyHeads([config, config], trees=True)
+def test_heads_warm_up_within_their_grace_period(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = DummyHeads([config, config], grow=True)
 
     def make() -> ModelRunner:
         model = blank()
@@ -98,7 +100,7 @@ def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monk
     assert warming.steps and not warming.drafts
 
 
-def test_a_failed_load_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_stops_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = Event()
 
     def slow() -> ModelRunner:
@@ -116,7 +118,7 @@ def test_a_failed_load_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPat
     assert warming.steps == 0
 
 
-def test_what_fails_is_left_to_the_first_requests(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_warm_up_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> ModelRunner:
         raise torch.OutOfMemoryError("planted")
 
@@ -125,8 +127,8 @@ def test_what_fails_is_left_to_the_first_requests(caplog: pytest.LogCaptureFixtu
     assert warming.steps == 0 and "kernel warm-up failed" in caplog.text
 
 
-def test_all_of_it_happens_on_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread begins on the first one."""
+def test_the_warm_up_runs_on_the_requested_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread starts on the first device."""
     told: list[object] = []
 
     @contextmanager
@@ -145,13 +147,13 @@ def test_all_of_it_happens_on_the_device_that_was_asked_for(monkeypatch: pytest.
     assert warming.steps and told == [torch.device("cuda:1"), "made", "left"]
 
 
-def test_nothing_is_recorded_beside_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_captured_during_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("graph_pool_handle", "Stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     capture, found = GraphCapture(CPU), []
 
     def make() -> ModelRunner:
-        found.append(capture(lambda: found.append("run")))
+        found.append(capture.capture(lambda: found.append("run")))
         return few()
 
     with BackgroundWarmup(make, CPU, False) as warming:

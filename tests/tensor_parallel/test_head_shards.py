@@ -1,4 +1,4 @@
-"""The parts of a head guess what the whole head guesses; ranks as threads of one process."""
+"""Shards of a head draft what the whole head drafts; ranks as threads of one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from foretell.runner.heads.ops import (
     make_head_ops,
 )
 from foretell.runner.heads.sampler import gather_logits
-from tests.tensor_parallel.baton import Baton, run_ranks
+from tests.tensor_parallel.fake_ranks import FakeRanks, run_ranks
 from tests.tiny import CONFIG, CONTEXT, HEADS, random_head, tiny_decoder
 
 VOCAB = 70
@@ -52,8 +52,8 @@ def target() -> Decoder:
     return tiny_decoder(config=replace(CONFIG, vocab=VOCAB))
 
 
-def part_of(whole: DraftHead[Any], ranks: Baton, size: int) -> DraftHead[Any]:
-    """What a rank loads of it."""
+def part_of(whole: DraftHead[Any], ranks: FakeRanks, size: int) -> DraftHead[Any]:
+    """Return the shard that a rank loads."""
     shard, lender = Shard(ranks.rank, size), TargetWeights.of(target())
     part = make_head(whole.config, shard)
     state = whole.own_state_dict()
@@ -68,7 +68,7 @@ def part_of(whole: DraftHead[Any], ranks: Baton, size: int) -> DraftHead[Any]:
 
 
 def jobs(config: HeadConfig, top: int) -> Iterator[HeadOp]:
-    """What is asked for behind a text; guesses are whatever they are."""
+    """Return the operations of a draft after a sequence, with arbitrary draft tokens."""
     last, before = len(TEXT) - 1, PAGES[1] * PAGE_SIZE + 1
     if isinstance(config, MedusaConfig):
         yield MedusaForwardOp([before], 2, top)
@@ -88,18 +88,18 @@ def jobs(config: HeadConfig, top: int) -> Iterator[HeadOp]:
 
 @torch.inference_mode()
 def guesses(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
-    """Logits of all that is asked for."""
+    """Return the logits of all operations."""
     shapes = head_layer_shapes(head.config, head.shard)
     cache = KVCache(shapes, 8, PAGE_SIZE, torch.float32, torch.device("cpu"))
     work = make_head_ops(head, HeadPages.of(head, cache, 0))
     generator = torch.Generator().manual_seed(3)
-    states = torch.randn(len(TEXT) - 1, len(head.config.taps) * head.config.target_width, generator=generator)
+    states = torch.randn(len(TEXT) - 1, len(head.config.hidden_layers) * head.config.target_width, generator=generator)
     slots = [PAGES[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in range(len(states))]
     found: list[torch.Tensor] = []
-    if isinstance(head.config, BlockConfig) and head.shard is None:  # it keeps no features
+    if isinstance(head.config, BlockConfig) and head.shard is None:  # it stores no hidden states
         whole: Any = head
         block_ops: Any = work
-        given = whole.known(states, torch.tensor(TEXT[:-1]))
+        given = whole.with_token_hints(states, torch.tensor(TEXT[:-1]))
         block_ops.store_kv(torch.tensor(slots), list(range(len(slots))), whole.fuse(given))
     else:
         work.store_hidden_states(torch.tensor(slots), states)
@@ -113,7 +113,7 @@ def guesses(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES)
-def test_parts_give_what_the_whole_gives(config: HeadConfig, size: int) -> None:
+def test_shards_return_what_the_whole_returns(config: HeadConfig, size: int) -> None:
     whole = random_head(config, TargetWeights.of(target()))
     defined = guesses(whole)
     assert len(defined) >= 1 and defined[0].shape[-1] == config.outputs
@@ -123,7 +123,7 @@ def test_parts_give_what_the_whole_gives(config: HeadConfig, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["eagle", "mtp", "block", "medusa"])
-def test_the_likeliest_are_enough_where_nothing_else_is_looked_at(name: str) -> None:
+def test_top_k_logits_suffice_if_only_those_are_used(name: str) -> None:
     whole = random_head(THREE[name], TargetWeights.of(target()))
     parts = run_ranks(3, lambda ranks: guesses(part_of(whole, ranks, 3), top=4))[0]
     for mine, theirs in zip(parts, guesses(whole), strict=True):
@@ -134,13 +134,13 @@ def test_the_likeliest_are_enough_where_nothing_else_is_looked_at(name: str) -> 
 
 
 def in_every_rank(config: BlockConfig) -> int:
-    """Weights of matrices that are not dealt: of the confidence head, of words for tokens, and masks of places."""
+    """Return the weights that are not sharded: the confidence head, token embeddings and mask embeddings."""
     width = config.layer.width
     words = width * (config.target_width // config.look_back) if config.look_back else 0
     return (width + 4) * config.confidence + words + (config.block - 1) * width * config.anchored
 
 
-def test_each_rank_holds_its_part_of_weights_and_pages() -> None:
+def test_each_rank_holds_its_shard_of_weights_and_pages() -> None:
     for name, config in THREE.items():
         whole, parts = make_head(config), [make_head(config, rank) for rank in Shard(0, 3).all_ranks]
         matrices = [sum(t.numel() for t in head.parameters() if t.dim() > 1) for head in (whole, *parts)]
@@ -149,7 +149,7 @@ def test_each_rank_holds_its_part_of_weights_and_pages() -> None:
         assert max(matrices[1:]) < 0.42 * matrices[0] + spare, name
         ranked = len(
             head_layer_shapes(config, Shard(0, 3))
-        )  # a block's features wait until the first rank has them read
+        )  # hidden states of a block head wait for the leader's prefill
         assert ranked == len(head_layer_shapes(config)) + isinstance(config, BlockConfig), name
         for shape, *dealt in zip(
             head_layer_shapes(config),
@@ -160,7 +160,7 @@ def test_each_rank_holds_its_part_of_weights_and_pages() -> None:
 
 
 class Forgetful:
-    """Ranks of which one sum is left out."""
+    """Ranks that skip one all-reduce."""
 
     def __init__(self, ranks: Ranks, left_out: int) -> None:
         self.ranks, self.left_out = ranks, left_out
@@ -175,10 +175,10 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("left_out", [0, 2, 4])
-def test_a_sum_that_is_left_out_is_noticed(left_out: int) -> None:
+def test_a_skipped_all_reduce_is_noticed(left_out: int) -> None:
     whole = random_head(THREE["eagle"], TargetWeights.of(target()))
 
-    def one(ranks: Baton) -> list[torch.Tensor]:
+    def one(ranks: FakeRanks) -> list[torch.Tensor]:
         part = part_of(whole, ranks, 2)
         part.join_ranks(Forgetful(ranks, left_out))
         return guesses(part)
@@ -187,8 +187,8 @@ def test_a_sum_that_is_left_out_is_noticed(left_out: int) -> None:
     assert any(not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4) for mine, theirs in found)
 
 
-def test_shares_are_right_where_one_token_has_all() -> None:
-    def one(ranks: Baton) -> torch.Tensor:
+def test_probabilities_are_right_if_one_token_has_all_the_mass() -> None:
+    def one(ranks: FakeRanks) -> torch.Tensor:
         part = make_head(THREE["eagle"], Shard(ranks.rank, 2))
         part.join_ranks(ranks)
         scores = torch.full((1, len(part.local_outputs)), -200.0)
@@ -199,7 +199,7 @@ def test_shares_are_right_where_one_token_has_all() -> None:
     assert logits.softmax(-1).argmax() == 25 + 7 and float(logits.softmax(-1).max()) == pytest.approx(1.0)
 
 
-def test_more_ranks_than_a_head_has_parts_are_refused() -> None:
+def test_more_ranks_than_a_head_can_be_split_into_are_refused() -> None:
     check_head_split(THREE["eagle"], 6, "eagle")
     check_head_split(THREE["medusa"], 32, "medusa")
     with pytest.raises(RequestError, match="the head eagle can be split into 6 parts, and there are 7 ranks"):

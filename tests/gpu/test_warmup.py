@@ -1,4 +1,4 @@
-"""After a rehearsal the first request is replayed: nothing it needs comes for the first time."""
+"""After warm-up the first request replays graphs only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, run
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-def test_a_first_request_is_recorded_already() -> None:
+def test_the_first_request_needs_no_capture() -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes), "cuda")
     executor = engine.runner.executor
     assert isinstance(executor, CudaExecutor)
@@ -39,8 +39,8 @@ def test_a_first_request_is_recorded_already() -> None:
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stock, "CAPTURE_AFTER", 1_000_000)  # what serves well enough is not recorded at leisure
+def test_a_head_has_captured_its_drafts_and_prefills(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock, "CAPTURE_AFTER", 1_000_000)  # no capture of shapes that larger graphs serve
     engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))
     drafter.traits = replace(drafter.traits, makes_trees=True)
     Warmup(engine, partial(tasks, names=(drafter.name,))).run(120)
@@ -55,12 +55,12 @@ def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig, mon
             for number, prompt in enumerate(PROMPTS):
                 add(engine, str(number), prompt, temperature=temperature)
                 run(engine)
-    assert (len(readings), len(drafts)) == recorded, "nothing came for the first time, and what is there served"
+    assert (len(readings), len(drafts)) == recorded, "no new shape came, and captured ones served"
 
 
 @torch.inference_mode()
-def test_what_serves_for_a_step_has_its_bits() -> None:
-    """A tree behind a long text, recorded, for plain steps, chains and smaller trees."""
+def test_a_larger_graph_returns_the_same_bits() -> None:
+    """The graph of a tree after a long context serves plain steps, chains and smaller trees."""
     for dtype in (torch.bfloat16, torch.float16):
         for shape in ((30, 1, Draft()), (500, 1, Draft.chain([3, 4, 5])), (130, 1, TREE)):
             packed, found = step([shape], 8), []
@@ -70,7 +70,7 @@ def test_what_serves_for_a_step_has_its_bits() -> None:
                 if serves:
                     with capture_now():
                         executor.forward(step([(900, 1, dummy_tree(63))], 8), ())
-                    model, fresh, _ = world(BASE, 8, dtype)  # what that step wrote is not there any more
+                    model, fresh, _ = world(BASE, 8, dtype)  # without the KV of that step
                     for mine, old in zip((*cache.keys, *cache.values), (*fresh.keys, *fresh.values), strict=True):
                         mine.copy_(old)
                 found += [executor.forward(packed, ()).logits.clone() for _ in range(3)]

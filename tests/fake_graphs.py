@@ -1,4 +1,4 @@
-"""A device that records, played on a CPU: what is recorded is counted, and run again where it would be replayed."""
+"""CUDA graphs faked on a CPU: captures are counted, and a replay runs the work again."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from foretell.runner.heads.sampler import DraftOutput
 from foretell.runner.heads.tables import DraftShape
 
 CPU = torch.device("cpu")
-RIGHT = 0.7  # how often a guess stands where nothing is run
+ACCEPTANCE_RATE = 0.7  # of draft tokens, where no model runs
 
 
-class Again:
-    """Stands for a graph: it leaves its results where they were when it was recorded."""
+class FakeGraph:
+    """A fake CUDA graph: a replay leaves its results where the capture had them."""
 
     def __init__(self, run: Callable[[], Any], found: Any) -> None:
         self.run, self.found = run, found
@@ -41,8 +41,8 @@ class Again:
             self.found.copy_(new)
 
 
-class Tape:
-    """Makes such graphs."""
+class FakeCapture:
+    """Captures fake graphs and counts them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,16 +50,16 @@ class Tape:
     def capture(self, run: Callable[[], Any]) -> Any:
         self.count += 1
         found = run()
-        return Again(run, found), found
+        return FakeGraph(run, found), found
 
     def recorder(self) -> GraphCache[Any, Any]:
         return GraphCache(CPU, self)  # type: ignore[arg-type]
 
 
-class Filled(Executor):
-    """An executor whose steps are laid out in the sizes of a CUDA device, and run by another."""
+class PaddedExecutor(Executor):
+    """An executor that pads steps to the shapes of a CUDA device, and runs them on another executor."""
 
-    def __init__(self, inner: Executor, share: int, tape: Tape) -> None:
+    def __init__(self, inner: Executor, share: int, tape: FakeCapture) -> None:
         self.inner, self.share, self.recorder = inner, share, tape.recorder()
         self.asked = Counter[Sizes]()
 
@@ -74,10 +74,10 @@ class Filled(Executor):
         return self.inner.forward(packed, taps)
 
 
-def play(engine: Engine, *heads: HeadDrafter) -> Tape:
-    """Let an engine and its heads record from now on."""
-    tape = Tape()
-    engine.runner.executor = Filled(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
+def use_fake_graphs(engine: Engine, *heads: HeadDrafter) -> FakeCapture:
+    """Let an engine and its heads use fake graphs from now on."""
+    tape = FakeCapture()
+    engine.runner.executor = PaddedExecutor(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
     for head in heads:
         assert head._graph_prefill is not None, "it guesses in one piece"
         head._graph.graphs = tape.recorder()  # type: ignore[attr-defined]
@@ -86,8 +86,8 @@ def play(engine: Engine, *heads: HeadDrafter) -> Tape:
 
 
 @dataclass
-class MadeUpSteps(Executor):
-    """An executor without a model: mostly the next row's token is the likeliest, so that guesses stand."""
+class RandomExecutor(Executor):
+    """An executor without a model: the argmax is mostly the next row's token, so that draft tokens are accepted."""
 
     vocab: int
     width: int
@@ -96,15 +96,15 @@ class MadeUpSteps(Executor):
     def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens = [*packed.table[TOKENS].tolist(), 0]
         chosen = [
-            tokens[row + 1] if self.rng.random() < RIGHT else self.rng.randrange(self.vocab)
+            tokens[row + 1] if self.rng.random() < ACCEPTANCE_RATE else self.rng.randrange(self.vocab)
             for row in packed.logits_indices
         ]
         logits = torch.zeros(len(chosen), self.vocab).scatter_(1, torch.tensor(chosen)[:, None], 50.0)
         return StepOutput(logits, torch.zeros(packed.rows, len(taps) * self.width) if taps else None)
 
 
-class MadeUpDrafts:
-    """What a head recorded without a head: its guesses are made up, in the shapes that its own would have."""
+class RandomDrafts:
+    """Graphs of a head without the head: drafts are random, in the head's shapes."""
 
     def __init__(self, recorder: GraphCache[Any, Any], vocab: int) -> None:
         self.recorder, self.vocab, self.select = recorder, vocab, recorder.select
@@ -129,5 +129,5 @@ def make_up(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphC
     whole: Any = head._graph  # type: ignore[attr-defined]
     reader: Any = head._graph_prefill
     found = whole.graphs, reader.graphs
-    whole.graphs, reader.graphs = (MadeUpDrafts(each, vocab) for each in found)
+    whole.graphs, reader.graphs = (RandomDrafts(each, vocab) for each in found)
     return found

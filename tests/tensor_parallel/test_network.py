@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from foretell.tensor_parallel.collectives import join_store, open_store
-from tests.tensor_parallel.splitting import write_folder
-from tests.tensor_parallel.test_lost import PROGRAM
+from tests.tensor_parallel.sharding import write_folder
+from tests.tensor_parallel.test_lost_ranks import PROGRAM
 from tests.tiny import tiny_decoder
 
 LISTENING = "0A"  # a TCP state, as /proc/net/tcp has it

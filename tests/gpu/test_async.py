@@ -1,4 +1,4 @@
-"""Steps that begin before their tokens are known, on a CUDA device: the law of the house, and what is waited for."""
+"""Async scheduling on a CUDA device: it is lossless, and the host waits for the previous step only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.executor import AsyncStep
-from tests.gpu.test_same_text import DRAFTERS, SAMPLING
+from tests.fake_async import RandomController
+from tests.gpu.test_losslessness import DRAFTERS, SAMPLING
 from tests.laws.test_async_scheduling import generated
-from tests.outruns import Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -28,7 +28,7 @@ ALL: dict[str, Callable[[list[list[int]]], Drafter | None]] = {
 
 
 def counted(engine: Engine) -> list[int]:
-    """The rows of each step that is sent ahead from now on."""
+    """Return a list that collects the rows of each async step from now on."""
     executor, found = engine.runner.executor, []
     before = executor.forward_async  # type: ignore[attr-defined]
 
@@ -44,19 +44,21 @@ def counted(engine: Engine) -> list[int]:
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_the_text_is_the_same(make: Callable[[list[list[int]]], Drafter | None], sampling: str, world: World) -> None:
+def test_async_scheduling_does_not_change_the_output(
+    make: Callable[[list[list[int]]], Drafter | None], sampling: str, world: World
+) -> None:
     truth = generate(None, World(), **SAMPLING[sampling])
     drafter = make(truth)
     engine = world.engine(drafter)
     if drafter is not None:
-        engine.controller = Sometimes(world.budget)
+        engine.controller = RandomController(world.budget)
     sent = counted(engine)
     assert generated(engine, **SAMPLING[sampling]) == truth
     assert bool(sent) == (sampling != "penalties")
 
 
-def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_since() -> None:
-    """A recording leaves its logits where it was made to, and a larger step has them in other room."""
+def test_tokens_are_sampled_from_the_last_logits_after_the_buffer_has_grown() -> None:
+    """A graph writes its logits to the buffer it was captured with; a larger step has another buffer."""
     engine = World(device="cuda").engine()
     truth = generate(None, World(), temperature=1.0)
     with capture_now():
@@ -69,8 +71,8 @@ def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_s
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_host_waits_for_the_step_before_and_not_for_the_one_it_sent(temperature: float) -> None:
-    """The tokens of a step are there while the next one still runs."""
+def test_the_host_waits_for_the_previous_step_only(temperature: float) -> None:
+    """The tokens of a step arrive while the next one is still running."""
     engine = World(device="cuda").engine()
     add(engine, "0", PROMPTS[0], max_tokens=60, ignore_eos=True, temperature=temperature)
     sent = counted(engine)

@@ -1,4 +1,4 @@
-"""The law of the house on a CUDA device, in float32."""
+"""Losslessness on a CUDA device, in float32."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WORLDS = {"roomy": World(device="cuda"), "few pages": World(device="cuda", page_
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
-def test_a_draft_never_changes_the_text(
+def test_a_draft_does_not_change_the_output(
     make: Callable[[list[list[int]]], Drafter], sampling: str, world: World
 ) -> None:
     truth = generate(None, World(device="cuda"), **SAMPLING[sampling])
@@ -75,8 +75,8 @@ def test_a_draft_never_changes_the_text(
     assert generate(None, World(), **SAMPLING[sampling]) == truth, "the noise is the same on every device"
 
 
-def test_a_drawn_chain_is_one_graph_and_draws_as_the_target_does() -> None:
-    """The target's twin guesses right wherever it draws by the same noise."""
+def test_a_sampled_chain_is_one_graph_and_samples_as_the_target_does() -> None:
+    """A copy of the target drafts what the target samples, since both use the same noise."""
     from foretell.runner.cuda.executor import CudaExecutor
 
     runner = model_drafter(device="cuda").runner
@@ -91,7 +91,7 @@ def test_a_drawn_chain_is_one_graph_and_draws_as_the_target_does() -> None:
     assert any(recorded is not None for recorded in recordings.values()) and all(sizes.sampled for sizes in recordings)
 
 
-def test_rules_that_judge_by_distributions_run() -> None:
+def test_rules_that_verify_by_distributions_run() -> None:
     for rule in ("rejection", "block", "ensemble"):
         engine = World(device="cuda").engine(model_drafter(seed=5, device="cuda"))
         tracks = add(engine, "1", PROMPTS[1], SpeculationChoice(rule=rule), temperature=1.0)

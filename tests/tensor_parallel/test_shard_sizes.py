@@ -1,4 +1,4 @@
-"""What ranks are dealt: all of the model, each part once, key heads in whole groups."""
+"""Shards cover the model exactly once, and KV heads stay with their queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_everything_is_dealt_once(config: ModelConfig) -> None:
+def test_every_part_is_on_one_rank(config: ModelConfig) -> None:
     share = config.heads // config.kv_heads
     for size in range(1, min(config.heads, config.ffn) + 1):
         check_tensor_parallel_size(config, size)
@@ -34,13 +34,13 @@ def test_everything_is_dealt_once(config: ModelConfig) -> None:
         for rank in ranks:
             part, keys = rank.local_config(config), rank.kv_heads(config)
             assert part.heads > 0 and part.heads % part.kv_heads == 0
-            assert {head // share for head in rank.heads(config)} == set(keys), "it has the keys its queries read"
+            assert {head // share for head in rank.heads(config)} == set(keys), "it has the KV heads of its queries"
         holders = Counter(head for rank in ranks for head in rank.kv_heads(config))
         assert max(holders.values()) - min(holders.values()) <= 1
         assert size > config.kv_heads or set(holders.values()) == {1}
 
 
-def test_key_heads_that_do_not_divide_are_dealt_in_whole_groups() -> None:
+def test_kv_heads_that_do_not_divide_are_split_in_whole_groups() -> None:
     assert [len(rank.kv_heads(BASE)) for rank in Shard(0, 2).all_ranks] == [2, 1]
     assert [len(rank.heads(BASE)) for rank in Shard(0, 2).all_ranks] == [6, 3]
     assert [list(rank.kv_heads(BASE)) for rank in Shard(0, 4).all_ranks] == [[0], [0], [1], [2]]
@@ -53,8 +53,8 @@ def test_runs_are_whole_units_where_there_are_enough() -> None:
     assert all(rank.ffn(config).start % 32 == 0 for rank in Shard(0, 5).all_ranks)
 
 
-def test_what_a_rank_holds_shrinks() -> None:
-    """SmolLM2-135M's sizes; norms alone are everywhere."""
+def test_shards_get_smaller_with_more_ranks() -> None:
+    """Sizes of SmolLM2-135M; only norms are replicated."""
     config = ModelConfig(
         vocab=49152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536, context=64, tied=False
     )

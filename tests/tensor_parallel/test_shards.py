@@ -1,4 +1,4 @@
-"""A model in parts gives what it gives whole: every kind of layer, by every executor that runs without a GPU."""
+"""Shards of a model return what the whole returns: every kind of layer, every executor that runs without a GPU."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from foretell.runner.executor import EagerExecutor, Executor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
-from tests.runner.desk import random_model
-from tests.tensor_parallel.baton import Baton, run_ranks
-from tests.tensor_parallel.splitting import part_of
+from tests.runner.harness import random_model
+from tests.tensor_parallel.fake_ranks import FakeRanks, run_ranks
+from tests.tensor_parallel.sharding import part_of
 
 BASE = ModelConfig(vocab=70, width=24, layers=2, heads=6, kv_heads=3, head_dim=8, ffn=44, context=128)
 CONFIGS = {
@@ -40,7 +40,7 @@ def text() -> list[int]:
 
 
 def run(model: Decoder, make: Callable[[ModelRunner], Executor] | None) -> tuple[Tensor, Tensor]:
-    """Logits and tapped states of a step with a tree, after one that only reads."""
+    """Return logits and hidden states of a step with a tree, after a prefill step."""
     taps = tuple(range(model.config.layers + 1))
     runner = ModelRunner(model, 32, 4, 128, taps)
     if make is not None:
@@ -70,9 +70,9 @@ EXECUTORS: dict[str, Callable[[ModelRunner], Executor] | None] = {"eager": eager
 
 
 def split(model: Decoder, size: int, make: Callable[[ModelRunner], Executor] | None) -> tuple[Tensor, Tensor]:
-    """What the first rank gets."""
+    """Return the leader's result."""
 
-    def one(ranks: Baton) -> tuple[Tensor, Tensor]:
+    def one(ranks: FakeRanks) -> tuple[Tensor, Tensor]:
         part = part_of(model, Shard(ranks.rank, size))
         part.join_ranks(ranks)
         return run(part, make)
@@ -83,7 +83,7 @@ def split(model: Decoder, size: int, make: Callable[[ModelRunner], Executor] | N
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_parts_give_what_the_whole_gives(config: ModelConfig, size: int, executor: str) -> None:
+def test_shards_return_what_the_whole_returns(config: ModelConfig, size: int, executor: str) -> None:
     model = random_model(config)
     found = split(model, size, EXECUTORS[executor])
     with torch.inference_mode():
@@ -93,7 +93,7 @@ def test_parts_give_what_the_whole_gives(config: ModelConfig, size: int, executo
 
 
 class Still:
-    """Stands for an event or a stream where nothing runs beside the host."""
+    """A fake event or stream on a machine without a device."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -105,7 +105,7 @@ class Still:
         pass
 
 
-def test_the_cuda_executor_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_executor_with_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="no Triton is here")
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
@@ -120,10 +120,10 @@ def test_the_cuda_executor_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(library() is None, reason="no compiler is here")
-def test_a_row_of_integers_in_parts_has_the_same_bits_in_any_company() -> None:
+def test_a_quantized_row_with_shards_has_the_same_bits_in_any_batch() -> None:
     model = random_model(BASE)
 
-    def one(ranks: Baton) -> tuple[Tensor, Tensor]:
+    def one(ranks: FakeRanks) -> tuple[Tensor, Tensor]:
         part = quantize_weights(part_of(model, Shard(ranks.rank, 2)), 8)
         part.join_ranks(ranks)
         runner = ModelRunner(part, 32, 4, 128)
