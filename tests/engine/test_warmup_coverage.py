@@ -23,6 +23,7 @@ from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, DrafterTraits, Sequence, StepResult, StepTimes
+from tests.fake_graphs import FakeCapture, RandomExecutor, use_fake_graphs, use_random_drafts
 from tests.tiny import CONFIG, HEADS, VOCAB, OwnHead, run, tiny_decoder
 
 CONTEXT, LONGEST, NODES = 2048, 16, 64

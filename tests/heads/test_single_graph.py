@@ -23,6 +23,7 @@ from foretell.runner.heads.sampler import TreeCandidates, TreeTopK
 from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
+from tests.fake_graphs import FakeCapture
 from tests.heads.test_head_losslessness import Compared
 from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
 from tests.laws.test_losslessness import WORLDS as LAWS

@@ -29,6 +29,7 @@ from foretell.models.tied_weights import share_target_weights
 from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, make_leader
+from foretell.types import DrafterTraits
 from tests.tensor_parallel.sharding import write_folder
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 
