@@ -98,7 +98,7 @@ def arms() -> dict[str, ModelRunner]:
     """The model and its quantized copies over the same pages, by the native executor; and the eager one."""
     opened = open_model(MODEL, EngineConfig(model=MODEL), say_nothing)
     model = load_model(opened.checkpoint, opened.dtype, opened.device)
-    copies = {"int8": quantized_copy(model, 8), "int4, head int8": quantized_copy(model, 4)}
+    copies = {"int8": quantized_copy(model, "int8"), "int4, head int8": quantized_copy(model, "int4")}
     target = ModelRunner(model, MOST // 16, 16, MOST)
     eager = target.with_variant(model)
     eager.executor = EagerExecutor(model, target.cache, target.layout)

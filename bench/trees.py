@@ -93,7 +93,7 @@ class Bench:
         if args.inflate:
             head = inflate_head(head, model, args.inflate, CONTEXT)
         model = rounded(model, args)
-        runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, beside(head.config))
+        runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.hidden_layers, beside(head.config))
         pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
         self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
@@ -170,7 +170,7 @@ def rounded(model: Decoder, args: argparse.Namespace) -> Decoder:
         return model
     if args.device == "cuda":
         return quantize_weights_cuda(model, args.quantization)
-    return quantize_weights(model, 8)
+    return quantize_weights(model, "int8")
 
 
 def timed(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:

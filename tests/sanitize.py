@@ -18,7 +18,7 @@ from pathlib import Path
 from foretell.kernels.native.build import EXTRA_FLAGS_VARIABLE, BuildError, find_compiler
 
 COMMON = "-O1 -g -fno-omit-frame-pointer -DFORETELL_FAULTS -Wl,-Bsymbolic"
-BUILD = "from foretell.kernels.native.build import built_library; print(built_library())"
+BUILD = "from foretell.kernels.native.build import build_library; print(build_library())"
 CALL = "import ctypes, sys; getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])(int(sys.argv[3]))"
 # Two files build libraries of their own, and a sanitizer's operator new ends the process instead of failing.
 LEFT_OUT = (

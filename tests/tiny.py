@@ -21,6 +21,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
+from foretell.kernels.quant import QuantFormat
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder, first_layers
@@ -38,7 +39,7 @@ from foretell.models.draft_heads import (
 )
 from foretell.models.draft_heads.layer import init_weights
 from foretell.models.draft_heads.loading import pack_head
-from foretell.models.quantize import Bits, quantized_copy
+from foretell.models.quantize import quantized_copy
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -189,8 +190,8 @@ def early_exit() -> OwnVariant:
     return OwnVariant("exit:1", lambda model: first_layers(model, 1))
 
 
-def quantized_self(bits: Bits) -> OwnVariant:
-    return OwnVariant(f"self:int{bits}", lambda model: quantized_copy(model, bits))
+def quantized_self(format: QuantFormat) -> OwnVariant:
+    return OwnVariant(f"self:{format}", lambda model: quantized_copy(model, format))
 
 
 def add(

@@ -25,7 +25,7 @@ COSTS = 4  # what was learnt of others, or of other heads under the same names, 
 def costs_file(model: str, target: ModelSource) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
-    kernels = (target.bits or target.rounding, native_for(target.device) is not None)
+    kernels = (target.quantization, native_for(target.device) is not None)
     parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
     parts += (() if target.shard is None else (target.shard,), target.sizes, COSTS)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"

@@ -105,8 +105,9 @@ def _build(
     wanted = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, say, ranks)
     check_ranks(target.config, target.device, speculation, ranks)
-    if drafter is None and target.bits in draft.copies_wanted(speculation):
-        say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
+    if drafter is None and target.cpu_quantization in draft.copies_wanted(speculation):
+        name = f"self:{target.cpu_quantization}"
+        say(f"{name} is the target itself here and will not pay; quantization none makes it a copy")
     helpers = _open_helpers(wanted, config, speculation, target, say)
     heads = DraftHeadSet.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
@@ -142,7 +143,7 @@ def _build(
     sketched = DummyHeads(heads.configs, speculation.tree > 0) if heads.found else None
     with target.warming(room, spare, drafter is not None or speculation.budget > 0, sketched):
         model = target.load(team) if copies else target.load_packed(team)
-    twins = {bits: quantized_copy(model, bits) for bits in copies}  # before the runner packs the weights away
+    twins = {form: quantized_copy(model, form) for form in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.hidden_layers, heads.beside)
     runner.set_device()

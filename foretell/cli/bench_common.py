@@ -32,7 +32,7 @@ def look_at(args: argparse.Namespace) -> ModelSource:
 
 def weights(target: ModelSource) -> str:
     """What its weights are made of."""
-    return str(target.dtype).removeprefix("torch.") if target.bits is None else f"int{target.bits}"
+    return target.cpu_quantization or str(target.dtype).removeprefix("torch.")
 
 
 def add_result_arguments(parser: argparse.ArgumentParser) -> None:

@@ -115,7 +115,7 @@ def arms_to_try(
     from foretell.tune.space import Space, is_sampled
 
     names = args.drafters or [*default_names(KINDS, target.config.layers, items), *heads_of(args)]
-    own = f"self:int{target.bits}"
+    own = f"self:{target.cpu_quantization}"
     names = [name for name in names if name != own or args.drafters]
     arms = Space(names, args.nodes, is_sampled(items, args.temperature)).arms(base)
     for arm in arms:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
+from foretell.kernels.quant import QuantFormat
 from foretell.models.draft_heads.loading import head_kind
-from foretell.models.quantize import Bits
 
 from .base import Drafter, NoDrafter
 from .idle_unload import UnloadableDrafter
-from .load import Loader, Planner, bits_of, fit, helper_of
+from .load import Loader, Planner, copy_format, fit, helper_of
 from .mix import MixDrafter
 from .registry import KINDS, DrafterKind, DrafterParts, LoadedDraftModel, PlacedHead, find_kind, is_head, make
 from .tree_merge import MergedDrafter
@@ -92,9 +92,9 @@ def heads_wanted(config: SpeculationConfig) -> tuple[str, ...]:
     return tuple(name for name in _single(config) if is_head(name))
 
 
-def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:
-    """In how many bits the target's own weights are wanted again."""
-    return tuple(bits_of(name) for name in _single(config) if name.startswith("self:"))
+def copies_wanted(config: SpeculationConfig) -> tuple[QuantFormat, ...]:
+    """Return the formats of the quantized copies of the target that the drafters need."""
+    return tuple(copy_format(name) for name in _single(config) if name.startswith("self:"))
 
 
 def fitted(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:

@@ -14,8 +14,9 @@ from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.model import MAX_ROWS
 from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
 from foretell.errors import CapacityError
+from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
-from foretell.models.quantize import Bits, quantized_copy
+from foretell.models.quantize import quantized_copy
 from foretell.runner.memory_plan import GIB, MemoryPlan, device_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ class Source(Protocol):
     def loading(self) -> int: ...
     @property
     def token_bytes(self) -> int: ...
-    def copy_bytes(self, bits: Bits) -> int: ...
+    def copy_bytes(self, format: QuantFormat) -> int: ...
     def load(self) -> Decoder: ...
 
 
@@ -52,7 +53,7 @@ class Loader:
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)
     max_rows: int = MAX_ROWS  # of one forward of a draft model
 
-    def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> DrafterParts:
+    def parts(self, models: Iterable[str], copies: Mapping[QuantFormat, Decoder]) -> DrafterParts:
         """What drafters are made of, with these draft models and copies of the target."""
         loaded = {
             name: LoadedDraftModel(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name], self.max_rows)
@@ -66,7 +67,7 @@ class Loader:
         if need > free:
             raise CapacityError(f"it needs {need / GIB:.2f} GiB and {free / GIB:.2f} GiB is free")
         helper = helper_of(drafter)
-        return self.parts([], self._copy(bits_of(drafter))) if helper is None else self.parts([helper], {})
+        return self.parts([], self._copy(copy_format(drafter))) if helper is None else self.parts([helper], {})
 
     def _bytes(self, drafter: str) -> int:
         name = helper_of(drafter)
@@ -74,13 +75,13 @@ class Loader:
             helper = self.helpers[name]
             return max(helper.weights, helper.loading) + self.tokens * helper.token_bytes
         floats = self.target.loading or self.target.weights  # it is made of floats, read anew
-        return floats + self.target.copy_bytes(bits_of(drafter))
+        return floats + self.target.copy_bytes(copy_format(drafter))
 
-    def _copy(self, bits: Bits) -> dict[Bits, Decoder]:
-        """The target's weights in so many bits, with all else the target's own."""
-        twin = quantized_copy(self.target.load(), bits)
+    def _copy(self, format: QuantFormat) -> dict[QuantFormat, Decoder]:
+        """Load the target again and return a quantized copy that shares everything else with the running target."""
+        twin = quantized_copy(self.target.load(), format)
         twin.embed, twin.rope_tables = self.runner.model.embed, self.runner.model.rope_tables
-        return {bits: twin}
+        return {format: twin}
 
 
 def helper_of(drafter: str) -> str | None:
@@ -91,9 +92,9 @@ def helper_of(drafter: str) -> str | None:
     return drafter if kind == "distilled" and not is_head(drafter) else None
 
 
-def bits_of(drafter: str) -> Bits:
-    """Of self:int8 or self:int4."""
-    return 8 if drafter.endswith("int8") else 4
+def copy_format(drafter: str) -> QuantFormat:
+    """Return the format of the drafter self:int8 or self:int4."""
+    return "int8" if drafter.endswith("int8") else "int4"
 
 
 LOG = logging.getLogger("foretell")

@@ -29,10 +29,10 @@ from foretell.draft.self_draft import SelfDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.errors import RequestError
+from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
 from foretell.models.draft_heads.loading import head_kind
-from foretell.models.quantize import Bits
 from foretell.options import nearest
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.model_runner import ModelRunner
@@ -89,7 +89,7 @@ class DrafterParts:
     target: ModelRunner
     tokenizer: Tokenizer | None = None
     helpers: Mapping[str, LoadedDraftModel] = field(default_factory=dict)  # draft models by name
-    copies: Mapping[Bits, Decoder] = field(default_factory=dict)  # the target's weights in so many bits
+    copies: Mapping[QuantFormat, Decoder] = field(default_factory=dict)  # quantized copies of the target
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by the name of their drafter
 
     @property
@@ -165,7 +165,7 @@ def _early_exit(parts: DrafterParts, layers: str) -> Drafter:
 
 
 def _quantized_self(parts: DrafterParts, form: str) -> Drafter:
-    runner = parts.target.with_variant(parts.copies[8 if form == "int8" else 4])
+    runner = parts.target.with_variant(parts.copies["int8" if form == "int8" else "int4"])
     drafter = SelfDrafter(runner, parts.vocab, f"self:{form}", parts.sharpening, parts.config.min_confidence)
     drafter.prior = 0.9
     return drafter

@@ -84,7 +84,7 @@ class Attack:
         if rng.random() < 0.5:
             engine.scheduler.swap = swap = Swap(engine.runner.cache, rng.choice([1 << 13, 1 << 30]))
             swap._copy_seconds, swap._prefill_seconds = (
-                [0.0] * swap_module.TRIALS,
+                [0.0] * swap_module.COPY_SAMPLES,
                 1.0,
             )  # a copy pays, whatever the clock says
         if rng.random() < 0.5:

@@ -33,7 +33,7 @@ def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> No
     assert named("none") == ()
     assert arms(SpeculationConfig(drafter="ngram", max_draft=0)) == ()
     config = SpeculationConfig(drafter="self:int8,model:a/b,self:int4")
-    assert (models_wanted(config), copies_wanted(config)) == (("a/b",), (8, 4))
+    assert (models_wanted(config), copies_wanted(config)) == (("a/b",), ("int8", "int4"))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_sources_flags_and_compiler_each_make_another_library(fresh: Path, monke
 def test_two_processes_may_build_at_once(fresh: Path) -> None:
     """A compiler that takes its time: nobody ever sees half a library, and nothing is left over."""
     compiler = write_compiler(fresh / "cxx", "printf half > $out; sleep 0.4; printf whole > $out")
-    code = "from foretell.kernels.native.build import built_library; print(built_library().read_text())"
+    code = "from foretell.kernels.native.build import build_library; print(build_library().read_text())"
     env = os.environ | {"CXX": str(compiler)}
     both = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     seen: set[str] = set()
@@ -195,9 +195,9 @@ def test_file_and_folder_reach_the_disk(fresh: Path, monkeypatch: pytest.MonkeyP
 
 HALF = """
 import os, sys
-from foretell.kernels.native.build import built_library
+from foretell.kernels.native.build import build_library
 from foretell.kernels.native.library import library
-path = built_library()
+path = build_library()
 os.truncate(path, os.path.getsize(path) // 2)
 assert library() is not None
 """
@@ -206,7 +206,7 @@ assert library() is not None
 @pytest.mark.skipif(library() is None, reason="no native kernels here")
 def test_half_a_library_does_not_end_the_process(tmp_path: Path) -> None:
     """Loaded as it is, it would end with SIGBUS. The stand-in for a compiler copies a library that is whole."""
-    compiler = write_compiler(tmp_path / "cxx", f"cp {build.built_library()} $out")
+    compiler = write_compiler(tmp_path / "cxx", f"cp {build.build_library()} $out")
     env = os.environ | {"CXX": str(compiler), "FORETELL_HOME": str(tmp_path / "home")}
     done = subprocess.run([sys.executable, "-c", HALF], env=env, timeout=PATIENCE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

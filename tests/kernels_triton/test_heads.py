@@ -234,7 +234,7 @@ def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: DraftHead[Any]) -> None:
     """As they are packed for a GPU, with all that is multiplied by rows."""
     monkeypatch.setattr(
         "foretell.models.draft_heads.loading._head_packer",
-        lambda *_: functools.partial(quantize_linear_cuda, rounding="int8"),
+        lambda *_: functools.partial(quantize_linear_cuda, format="int8"),
     )
     for head in heads:
         pack_head(head, tiny_decoder())

@@ -76,7 +76,7 @@ class Reader:
     def __init__(self, config: HeadConfig, kind: type[GraphPrefill], dtype: torch.dtype) -> None:
         lender = TargetWeights.of(tiny_decoder().to(DEVICE))
         head: Any = random_head(config, lender).to(dtype)
-        head.borrow(lender)  # in this type
+        head.share_weights(lender)  # in this type
         head.prepare(64)
         for i, norm in enumerate(each for each in head.modules() if isinstance(each, Norm)):
             norm.weight.data.copy_(random(len(norm.weight), seed=i))

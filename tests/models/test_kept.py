@@ -22,19 +22,20 @@ from foretell.hub.home import packed_folder
 from foretell.hub.mapped_file import read_mapped, write_mapped
 from foretell.kernels.native.huge_pages import in_huge_pages
 from foretell.kernels.native.library import library
+from foretell.kernels.quant import QuantFormat
 from foretell.llm import LLM
 from foretell.models import packed_weights_cache as kept
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.packed_weights_cache import packed_tensors, remove_stale_files, restore_model
-from foretell.models.quantize import Bits, quantize_weights
+from foretell.models.quantize import quantize_weights
 from foretell.models.tied_weights import share_target_weights
 from foretell.sampling_params import SamplingParams
 from tests.models.test_quantize import BIASED
 from tests.tiny import CONFIG, tiny_decoder
 
 ROOM = CacheSize(pages=8, page_size=16, context=64)
-BITS: list[Bits | None] = [None, 8, 4]
+FORMATS: list[QuantFormat | None] = [None, "int8", "int4"]
 
 
 @pytest.fixture(autouse=True)
@@ -101,18 +102,18 @@ def test_heads_borrow_the_same_of_what_was_kept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("large", [True, False])
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("config", [CONFIG, BIASED])
 def test_every_part_comes_back_where_kernels_want_it(
-    config: ModelConfig, bits: Bits | None, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: ModelConfig, format: QuantFormat | None, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "in_huge_pages", lambda _: large)
     native, made = library(), tiny_decoder(config=config)
     assert native is not None
-    made = made if bits is None else quantize_weights(made, bits)
+    made = made if format is None else quantize_weights(made, format)
     made.prepare(64)
     write_mapped(tmp_path / "file", {}, dict(packed_tensors(made)))
-    found = restore_model(native, config, bits, read_mapped(tmp_path / "file", {}))
+    found = restore_model(native, config, format, read_mapped(tmp_path / "file", {}))
     assert all_bytes(found) == all_bytes(made)
     assert {name: type(module) for name, module in found.named_modules()} == {
         name: type(module) for name, module in made.named_modules()
@@ -127,7 +128,7 @@ def test_a_tied_embedding_is_kept_once(folder: Path) -> None:
     if not model.config.tied:
         model = tiny_decoder()
     assert model.config.tied
-    names = {name for name, _ in packed_tensors(quantize_weights(model, 8))}
+    names = {name for name, _ in packed_tensors(quantize_weights(model, "int8"))}
     assert {name for name in names if "embed" in name or "head" in name} == {"embed", "head.values", "head.scales"}
 
 

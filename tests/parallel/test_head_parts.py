@@ -93,13 +93,13 @@ def guesses(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
     cache = KVCache(shapes, 8, PAGE_SIZE, torch.float32, torch.device("cpu"))
     work = head_work(head, HeadPages.of(head, cache, 0))
     generator = torch.Generator().manual_seed(3)
-    states = torch.randn(len(TEXT) - 1, len(head.config.taps) * head.config.target_width, generator=generator)
+    states = torch.randn(len(TEXT) - 1, len(head.config.hidden_layers) * head.config.target_width, generator=generator)
     slots = [PAGES[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in range(len(states))]
     found: list[torch.Tensor] = []
     if isinstance(head.config, BlockConfig) and head.shard is None:  # it keeps no features
         whole: Any = head
         remember: Any = work
-        given = whole.known(states, torch.tensor(TEXT[:-1]))
+        given = whole.with_token_hints(states, torch.tensor(TEXT[:-1]))
         remember.remember(torch.tensor(slots), list(range(len(slots))), whole.fuse(given))
     else:
         work.keep(torch.tensor(slots), states)

@@ -124,7 +124,7 @@ def test_a_row_of_integers_in_parts_has_the_same_bits_in_any_company() -> None:
     model = random_model(BASE)
 
     def one(ranks: Baton) -> tuple[Tensor, Tensor]:
-        part = quantize_weights(part_of(model, Shard(ranks.rank, 2)), 8)
+        part = quantize_weights(part_of(model, Shard(ranks.rank, 2)), "int8")
         part.join_ranks(ranks)
         runner = ModelRunner(part, 32, 4, 128)
         seq = Sequence(0, Request("x", tuple(text()), SamplingParams(), 0, 4), text())

@@ -62,7 +62,7 @@ class Split:
     def engine(self, drafter: Drafter | None = None, pages: int = PAGES, nodes: int = 6, levels: int = 0) -> Engine:
         """A fresh one; what lies in the other ranks' pages from the last one must not matter."""
         heads = [each.head for each in self.heads.values()]
-        taps = tuple(sorted({tap for head in heads for tap in head.config.taps}))
+        taps = tuple(sorted({tap for head in heads for tap in head.config.hidden_layers}))
         shapes = tuple(shape for head in heads for shape in beside(head.config, head.shard))
         runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, taps, shapes)
         lead(runner, self.team)
@@ -103,7 +103,7 @@ def split(
     for name, head in heads.items():
         write_head(random_head(head, TargetWeights.of(whole)), folder / name)
     folders = tuple(folder / name for name in heads)
-    part = ModelShardSpec(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT, folders)
+    part = ModelShardSpec(folder, torch.float32, None, PAGES, PAGE_SIZE, CONTEXT, folders)
     orders = [LaunchSpec(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
     team = TensorParallelGroup(orders, torch.device(device), patience)
     try:

@@ -49,7 +49,7 @@ BITS = [None, 8, 4]
 
 def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> Desk:
     model = random_model(config)
-    made = Desk(model if bits is None else quantized_copy(model, 8 if bits == 8 else 4), page_size)
+    made = Desk(model if bits is None else quantized_copy(model, "int8" if bits == 8 else "int4"), page_size)
     assert isinstance(made.runner.executor, NativeExecutor)
     return made
 

@@ -33,11 +33,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(head: Any, model: Any) -> torch.Tensor:
-    head.borrow(TargetWeights.of(model))
+    head.share_weights(TargetWeights.of(model))
     head.prepare(32)
     torch.manual_seed(0)
-    tokens, features = torch.randint(0, 80, (1, 9)), torch.randn(1, 9, len(head.config.taps) * 32)
-    states = head.step(tokens, head.fuse(features), head.turn(torch.arange(9)), lambda layer, q, k, v: q)
+    tokens, features = torch.randint(0, 80, (1, 9)), torch.randn(1, 9, len(head.config.hidden_layers) * 32)
+    states = head.step(tokens, head.fuse(features), head.rope_rows(torch.arange(9)), lambda layer, q, k, v: q)
     logits: torch.Tensor = head.logits(states)
     return logits
 
@@ -50,7 +50,7 @@ def test_there_and_back(form: str, place: Path) -> None:
     config = json.loads((place / form / "config.json").read_text())
     back = load_foreign(form, config, folder_tensors(place / form), model.config)
     mine = read_head(place / "eagle")
-    assert torch.equal(back.draft_ids, mine.draft_ids) and back.config.taps == mine.config.taps
+    assert torch.equal(back.draft_ids, mine.draft_ids) and back.config.hidden_layers == mine.config.hidden_layers
     torch.testing.assert_close(said(back, model), said(mine, model))
 
 

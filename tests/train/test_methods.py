@@ -126,21 +126,25 @@ def test_a_test_step_is_a_chain_over_what_was_read() -> None:
     length = tokens.shape[1]
     places, attend = torch.arange(1, length), TestAttend(head.config.layer.scale, None)
     column = 18
-    said = [head.step(tokens[:, 1:], fused[:, :-1], head.turn(places), attend)[:, column]]
+    said = [head.step(tokens[:, 1:], fused[:, :-1], head.rope_rows(places), attend)[:, column]]
     narrow = torch.tensor([[15, column, 21]])  # of the later steps only some columns are run
     attend.narrow(narrow)
-    feature = head.carry(head.step(tokens[:, 1:], fused[:, :-1], head.turn(places), TestAttend(attend.scale, None)))
+    feature = head.carry(
+        head.step(tokens[:, 1:], fused[:, :-1], head.rope_rows(places), TestAttend(attend.scale, None))
+    )
     feature = feature[:, narrow[0]]
     for step in (1, 2):
-        run = head.step(tokens[:, narrow[0] + 1 + step], feature, head.turn(narrow + 1 + step), attend)
+        run = head.step(tokens[:, narrow[0] + 1 + step], feature, head.rope_rows(narrow + 1 + step), attend)
         said.append(run[:, 1])
         feature = head.carry(run)
     chain = Chain(head.config.layer.scale)
-    own = head.step(tokens[:, 1 : column + 2], fused[:, : column + 1], head.turn(places[: column + 1]), chain)[:, -1:]
+    own = head.step(tokens[:, 1 : column + 2], fused[:, : column + 1], head.rope_rows(places[: column + 1]), chain)[
+        :, -1:
+    ]
     for step in range(3):
         torch.testing.assert_close(own[0, 0], said[step][0], rtol=1e-4, atol=1e-5)
         place = column + 1 + step + 1
-        own = head.step(tokens[:, place, None], head.carry(own), head.turn(torch.tensor([place])), chain)
+        own = head.step(tokens[:, place, None], head.carry(own), head.rope_rows(torch.tensor([place])), chain)
 
 
 class Chain:
@@ -178,11 +182,11 @@ def test_a_block_sees_what_lies_before_its_anchor_alone() -> None:
 def block_states(head: Any, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, cut: int = 99) -> Any:
     from foretell.train.block import BlockAttend
 
-    features = head.known(features[:, :cut], tokens[:, :cut])
-    read = head.remember(head.fuse(features), head.turn(torch.arange(features.shape[1])))
+    features = head.with_token_hints(features[:, :cut], tokens[:, :cut])
+    read = head.context_kv(head.fuse(features), head.rope_rows(torch.arange(features.shape[1])))
     places = anchors[..., None] + torch.arange(head.config.block)
     attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
-    return head(tokens.gather(1, anchors), head.turn(places), attend)
+    return head(tokens.gather(1, anchors), head.rope_rows(places), attend)
 
 
 def test_states_that_are_kept_are_those_of_their_step() -> None:

@@ -34,7 +34,7 @@ def write(head: DraftHead[Any] | None, guesses: int) -> tuple[list[SequenceState
     """Texts of the toy target, with a head's guesses or with n-grams; and tokens a step."""
     model = target()
     lender = TargetWeights.of(model)
-    taps, layers = ((), ()) if head is None else (head.config.taps, beside(head.config))
+    taps, layers = ((), ()) if head is None else (head.config.hidden_layers, beside(head.config))
     runner = ModelRunner(model, 128, 4, 2 * CONTEXT, taps, layers)
     drafter: Drafter = NGramDrafter()
     if head is not None:

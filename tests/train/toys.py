@@ -55,4 +55,4 @@ def head_for(kind: str, model: Decoder, **settings: object) -> DraftHead[Any]:
 
 
 def capture_for(head: DraftHead[Any], model: Decoder) -> Capture:
-    return Capture(model, head.config.taps, CONTEXT)
+    return Capture(model, head.config.hidden_layers, CONTEXT)

@@ -158,7 +158,7 @@ def pack_head(head: DraftHead[Any], target: Decoder) -> None:
 def _head_packer(head: DraftHead[Any], room: HugePageArena) -> Callable[[Linear], Linear]:
     device = head.draft_ids.device
     if native_for(device) is not None:
-        return partial(quantize_linear, bits=8, room=room)
+        return partial(quantize_linear, format="int8", arena=room)
     if device.type == "cuda" and head.is_fusible and find_spec("triton") is not None:
         return partial(
             _quantize_for_cuda, head=head, room=room

@@ -125,7 +125,7 @@ class TorchHeadOps(ABC):
         """Keep what becomes of the target's states [places, tapped width] here, until places are read and after; a head
         that looks at tokens alone keeps nothing."""
         if self.pages.kept_features is not None:
-            self.pages.put_features(slots, self.head.kept(states))
+            self.pages.put_features(slots, self.head.local_hidden(states))
 
     @abstractmethod
     def run(self, job: HeadOp) -> HeadLogits:
@@ -139,7 +139,7 @@ class TorchHeadOps(ABC):
         if self.pages.kept_features is None:
             nothing: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
             return nothing
-        features: Tensor = self.head.whole(self.pages.features(slots))
+        features: Tensor = self.head.gather_columns(self.pages.features(slots))
         return features
 
     def spans(self, job: PrefillOp, first: int) -> list[Span]:

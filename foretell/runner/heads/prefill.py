@@ -164,7 +164,7 @@ class GraphPrefill:
     def _table(self, sizes: PrefillShape, dtype: torch.dtype) -> PrefillTable:
         if sizes not in self.tables:
             if self._inputs is None:  # one for all sizes: they are read one after the other
-                width = self.head.config.read_width
+                width = self.head.config.input_width
                 self._inputs = torch.zeros(MOST_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
             self.tables[sizes] = PrefillTable(sizes, self.page_size, self._inputs[: sizes.rows], self.leaves_out)
         return self.tables[sizes]
@@ -186,9 +186,9 @@ class GraphPrefill:
             store(before[:, None], self.features, slots)
             # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
             before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
-        pair = (table.field(TOKEN), before, head.turn(table.field(PLACE)))
+        pair = (table.field(TOKEN), before, head.rope_rows(table.field(PLACE)))
         attend = PrefillAttention(self, table) if table.sizes.texts else None  # none where there is one layer
-        self._keep(-1, slots, *head.remember(*pair, attend))
+        self._keep(-1, slots, *head.keys_values(*pair, attend))
 
     def _keep(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         store(keys, self.keys[layer], slots)

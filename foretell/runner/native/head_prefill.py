@@ -84,12 +84,12 @@ class NativePrefill:
         norms = [norm_address(norm) for norm in getattr(head, "tap_norms", ())]
         self._norms, self._columns = _addresses(norms), np.array(columns, np.int64)
         joins = native.record.join is not None  # then what it joins is no feature of several taps
-        self._held = (features, head.tap_norm)
+        self._held = (features, head.target_norm)
         self._record = PrefillHeadRecord(
             native.record,
             ctypes.addressof(self._keeps),
             None if joins else weights_address(getattr(head, "fc", None)),
-            head.tap_norm.data_ptr() if head.config.target_norm else None,
+            head.target_norm.data_ptr() if head.config.target_norm else None,
             ctypes.addressof(self._norms) if norms else None,
             norm_address(getattr(head, "fc_norm", None)),
             None if self._pairs else norm_address(head.feature_norm),
@@ -97,7 +97,7 @@ class NativePrefill:
             self._columns.ctypes.data,
             len(columns),
             head.config.target_width,
-            head.tap_eps,
+            head.target_norm_eps,
             self._pairs,
         )
 
