@@ -20,7 +20,7 @@ from permissive_prompts import measured, windows
 
 from foretell.build.model_source import ModelSource, open_model
 from foretell.config import EngineConfig
-from foretell.models.hf_config import end_ids
+from foretell.models.hf_config import eos_token_ids
 from foretell.tokenizer import Tokenizer
 from foretell.train.sampler import Sampler, Wish
 
@@ -39,7 +39,7 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 
 def drawn(opened: ModelSource, args: argparse.Namespace) -> list[str]:
     """As many texts as asked, fewer those that did not come to an end."""
-    begin, ends = opening(opened.tokenizer), opened.tokenizer.end_ids | end_ids(opened.checkpoint)
+    begin, ends = opening(opened.tokenizer), opened.tokenizer.end_ids | eos_token_ids(opened.checkpoint)
     wishes = [Wish(i, begin, args.temperature, args.longest) for i in range(args.count)]
     slots = min(SLOTS[opened.device.type], args.count)
     with torch.inference_mode():
