@@ -122,7 +122,7 @@ class Unreal:
             sizes, tiles = fit(some, self.share)
             self.pages.update(some.spans)
             fill(self.host.numpy(), some, tiles, sizes)
-            self.device[: sizes.numbers].copy_(self.host[: sizes.numbers], non_blocking=True)
+            self.device[: sizes.table_size].copy_(self.host[: sizes.table_size], non_blocking=True)
 
     def answer(self, packed: BatchLayout) -> StepOutput:
         tokens = packed.table[0].tolist()

@@ -48,11 +48,11 @@ def products(native: Library) -> dict[str, Products]:
     """Every arm has weights of its own for every layer: a step reads all of them once, from memory."""
     room = HugePageArena()
     weights = [torch.randn(outputs, inputs) * 0.02 for inputs, outputs in LAYERS]
-    eight = [PackedLinear(native, quantize_int8(weight), room=room) for weight in weights]
-    four = [PackedLinear(native, quantize_int4(weight), room=room) for weight in weights[:-1]]
+    eight = [PackedLinear(native, quantize_int8(weight), arena=room) for weight in weights]
+    four = [PackedLinear(native, quantize_int4(weight), arena=room) for weight in weights[:-1]]
     return {
         "float32, oneDNN": [one_dnn(weight) for weight in weights],
-        "float32": [PackedLinear(native, weight, room=room) for weight in weights],
+        "float32": [PackedLinear(native, weight, arena=room) for weight in weights],
         "int8": list(eight),
         "int4, head int8": [*four, eight[-1]],
     }

@@ -13,7 +13,7 @@ import torch
 
 from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
-from foretell.kernels.triton.row_tables import Sizes
+from foretell.kernels.triton.row_tables import StepShape
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import ROWS, fit
 from foretell.runner.cuda.graphs import GraphCache
@@ -62,7 +62,7 @@ class Filled:
 
     def __init__(self, inner: Executor, share: int, tape: Tape) -> None:
         self.inner, self.share, self.recorder = inner, share, tape.recorder()
-        self.asked = Counter[Sizes]()
+        self.asked = Counter[StepShape]()
 
     def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         for some in passes(packed, ROWS[-1]):

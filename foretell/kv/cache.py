@@ -73,9 +73,9 @@ class KVCache:
     @cached_property
     def _mover(self) -> Callable[[list[int], list[int]], None]:
         """Does the same in one launch."""
-        from foretell.kernels.triton.kv_move import Mover
+        from foretell.kernels.triton.kv_move import KVMover
 
-        mover: Callable[[list[int], list[int]], None] = Mover(self.tensors)
+        mover: Callable[[list[int], list[int]], None] = KVMover(self.tensors)
         return mover
 
 

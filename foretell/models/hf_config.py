@@ -32,7 +32,9 @@ def hf_layer_types(config: ConfigFields, family: str) -> list[str]:
         raise config.invalid("layer_types", f"a list of {layers} names")
     for name in stated:
         if name not in LAYER_TYPES:
-            raise UnsupportedModelError(f"layers of type {name!r} are not served; served are {', '.join(LAYER_TYPES)}")
+            raise UnsupportedModelError(
+                f"layers of type {name!r} are not supported; supported are {', '.join(LAYER_TYPES)}"
+            )
     return stated
 
 
@@ -86,10 +88,10 @@ def hf_rope(config: ConfigFields, layer_type: str, theta: float) -> Rope:
     settings = rope_settings(config, layer_type)
     for part in (config, settings):
         if part.get("partial_rotary_factor", 1) != 1:
-            raise UnsupportedModelError("partial_rotary_factor: heads that turn only in part are not served")
+            raise UnsupportedModelError("partial_rotary_factor: partial RoPE is not supported")
     kind = settings.string("rope_type", settings.string("type", "default"))
     if kind not in KINDS:
-        raise UnsupportedModelError(f"rope type {kind!r} is not served; served are {', '.join(KINDS)}")
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported; supported are {', '.join(KINDS)}")
     theta = settings.number("rope_theta", theta)
     if kind == "linear":
         return Rope(theta, "linear", settings.number("factor"))
@@ -170,7 +172,7 @@ def gguf_rope(config: ConfigFields, factors: tuple[float, ...]) -> Rope:
         return Rope(theta, "linear", factor, factors=factors)
     if kind == "yarn":
         return _gguf_yarn(config, theta, factors)
-    raise UnsupportedModelError(f"rope scaling {kind!r} is not served; served are none, linear and yarn")
+    raise UnsupportedModelError(f"rope scaling {kind!r} is not supported; supported are none, linear and yarn")
 
 
 def _gguf_yarn(config: ConfigFields, theta: float, factors: tuple[float, ...]) -> Rope:
@@ -284,7 +286,7 @@ def _hf_traits(config: ConfigFields, family: str) -> Settings:
 def _activation(config: ConfigFields, name: str, default: str) -> str:
     stated = config.string(name, default)
     if stated not in ACTIVATIONS:
-        raise UnsupportedModelError(f"{name} {stated!r} is not served; served are {', '.join(ACTIVATIONS)}")
+        raise UnsupportedModelError(f"{name} {stated!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[stated]
 
 
@@ -317,7 +319,7 @@ def _gguf_sizes(config: ConfigFields, tensors: Mapping[str, LazyTensor]) -> Sett
     head_dim = config.integer("attention.key_length", _even_share(width, heads))
     for name in ("attention.value_length", "rope.dimension_count"):
         if config.integer(name, head_dim) != head_dim:
-            raise UnsupportedModelError(f"{name} differs from the heads' dimension, {head_dim}, which is not served")
+            raise UnsupportedModelError(f"{name} differs from the heads' dimension, {head_dim}, which is not supported")
     if "token_embd.weight" not in tensors:
         raise ModelError("tensor 'token_embd.weight' is missing; is this the whole GGUF file?")
     return {
@@ -362,7 +364,7 @@ def _rope_factors(family: str, tensors: Mapping[str, LazyTensor], head_dim: int)
 def _make(settings: Settings, family: str) -> ModelConfig:
     for name, most in MOST.items():
         if settings[name] > most:
-            raise ModelError(f"the model's config has {LABELS[name]} {settings[name]}; at most {most} is served")
+            raise ModelError(f"the model's config has {LABELS[name]} {settings[name]}; at most {most} is supported")
     if settings["heads"] % settings["kv_heads"]:
         raise ModelError(
             f"{settings['heads']} heads cannot share {settings['kv_heads']} key heads evenly: see the config"

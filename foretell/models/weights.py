@@ -218,7 +218,9 @@ def _is_tied_head(name: str, config: ModelConfig) -> bool:
 
 def _misplaced(name: str, family: str) -> ModelError:
     if "lora_" in name:
-        return UnsupportedModelError(f"tensor {name!r} is an adapter's, which is not served; merge it into its model")
+        return UnsupportedModelError(
+            f"tensor {name!r} is an adapter's, which is not supported; merge it into its model"
+        )
     return ModelError(f"tensor {name!r} has no place in this {family} model; are config and weights of one model?")
 
 

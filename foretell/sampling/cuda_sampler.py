@@ -53,12 +53,12 @@ def sample_on_device(logits: Tensor, draws: SamplingBatch) -> list[int]:
 
 def sample_into(logits: Tensor, draws: SamplingBatch, tokens: Tensor) -> None:
     """The same left in `tokens` [rows], int32; nobody waits for it."""
-    from foretell.kernels.triton.sample import choose_tokens
+    from foretell.kernels.triton.sample import sample_tokens
 
     host = torch.from_numpy(pack_settings(draws))
     if logits.is_cuda:
         host = host.pin_memory()
-    choose_tokens(logits, host.to(logits.device, non_blocking=True), tokens)
+    sample_tokens(logits, host.to(logits.device, non_blocking=True), tokens)
 
 
 def pack_settings(draws: SamplingBatch) -> npt.NDArray[np.int64]:

@@ -151,17 +151,17 @@ def _is_fused(states: Tensor, output: Tensor) -> bool:
     """A row's logits are read once on a GPU where they fit into one program's registers; torch reads them 20 times."""
     if states.device.type != "cuda":
         return False
-    from foretell.kernels.triton.distill_loss import MOST_OUTPUTS
+    from foretell.kernels.triton.distill_loss import MAX_OUTPUTS
 
-    return len(output) <= MOST_OUTPUTS
+    return len(output) <= MAX_OUTPUTS
 
 
 def _fused_slope(logits: Tensor, rows: Rows, mix: Mix) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`_slope` in one launch; the gradient takes the logits' place."""
-    from foretell.kernels.triton.distill_loss import Parts, slope_of
+    from foretell.kernels.triton.distill_loss import LossWeights, distill_loss
 
-    parts = Parts(mix.kl, mix.tv, mix.ce, mix.lk, SHARPNESS)
-    loss, alpha, guess = slope_of(logits, rows.goals, rows.which, rows.label, rows.weight, parts)
+    parts = LossWeights(mix.kl, mix.tv, mix.ce, mix.lk, SHARPNESS)
+    loss, alpha, guess = distill_loss(logits, rows.goals, rows.which, rows.label, rows.weight, parts)
     return loss.sum(), alpha, guess, logits
 
 

@@ -161,6 +161,6 @@ def test_weights_in_large_pages_are_the_same_weights(native: Library) -> None:
     weights = [
         random_weights(bits, 576, outputs) for bits, outputs in ((8, 96), (4, 33), (8, CHUNK // 576 + 1), (4, 64))
     ]
-    packed = [PackedLinear(native, matrix, room=room) for matrix in weights]
+    packed = [PackedLinear(native, matrix, arena=room) for matrix in weights]
     assert all(same_bits(one(x), PackedLinear(native, matrix)(x)) for one, matrix in zip(packed, weights, strict=True))
     assert all(one.weights.values.data_ptr() % 64 == 0 for one in packed)

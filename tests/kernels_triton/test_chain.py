@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import numpy as np
 import torch
 
-from foretell.kernels.triton.row_tables import parts
+from foretell.kernels.triton.row_tables import num_splits
 from foretell.kv.cache import KVCache
 from foretell.runner.batch_layout import pack
 from foretell.runner.cuda.draft_chain import CudaChain
@@ -74,7 +74,7 @@ def chain_of(
     sizes, tiles = fit(packed, layout.queries_per_kv_head)
     recorder: GraphCache[ChainSizes, torch.Tensor] = (tape := Tape()).recorder()
     chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, recorder)
-    wanted = ChainSizes(sizes, 16, parts(64), 4, steps, vocab, draws is not None)
+    wanted = ChainSizes(sizes, 16, num_splits(64), 4, steps, vocab, draws is not None)
     if recorded:
         with freely():
             none = [0] * len(seqs)  # at their ends, nothing is run

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.engine.warmup import Warmup
-from foretell.kernels.triton.scatter_tokens import take_up
+from foretell.kernels.triton.scatter_tokens import scatter_tokens
 from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.cuda.graphs import Capture, freely
 from foretell.runner.cuda.warmup import GUESSED, PLAIN, DummyStep, go_on, rehearse, tree
@@ -174,7 +174,7 @@ def test_open_tokens_are_those_the_step_before_came_to() -> None:
     chosen = torch.tensor([11, 12, 13, 99], dtype=torch.int32, device=DEVICE)
     tokens = torch.tensor([-3, 5, -1, 0, 7], dtype=torch.int32, device=DEVICE)
     landed = torch.zeros(4, dtype=torch.int32, device=DEVICE)
-    take_up(tokens, chosen, landed, 3)
+    scatter_tokens(tokens, chosen, landed, 3)
     assert tokens.tolist() == [13, 5, 11, 0, 7]
     assert landed.tolist() == [11, 12, 13, 0]
 

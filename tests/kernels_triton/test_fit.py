@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.kernels.triton.row_tables import NO_PARTS, parts
+from foretell.kernels.triton.row_tables import NO_SPLIT, num_splits
 from foretell.runner.cuda.graph_shapes import FEW, HIGH, LOW, ROWS, ChainSizes, fit, fit_chain
 from foretell.runner.cuda.split_prefill import passes, readers
 from foretell.runner.executor import EagerExecutor
@@ -55,7 +55,7 @@ def test_steps_of_one_size_share_a_graph() -> None:
     other, _ = fit(step([(300, 1, Draft.chain([9] * 4))], 4), 3)
     assert one == other
     longer, _ = fit(step([(600, 1, Draft.chain([9] * 4))], 4), 3)
-    assert longer.splits == parts(1024) != one.splits
+    assert longer.splits == num_splits(1024) != one.splits
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_tiles_are_low_for_few_rows_and_where_each_has_its_keys_to_itself(
     shape: tuple[int, int, Draft], height: int
 ) -> None:
     sizes, _ = fit(step([shape], 4, 4800), 3)
-    assert sizes.height == height
+    assert sizes.tile_height == height
 
 
 def test_a_prompt_alone_runs_whole_and_never_in_few_rows() -> None:
     sizes, tiles = fit(step(READ, 4), 3)
-    assert (sizes.rows, sizes.splits) == (ROWS[-1], NO_PARTS)
+    assert (sizes.rows, sizes.splits) == (ROWS[-1], NO_SPLIT)
     assert tiles.together[:, 1].sum() == 70
 
 

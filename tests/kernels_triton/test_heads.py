@@ -16,10 +16,10 @@ from torch import Tensor
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.kernels.norm import rms_norm
-from foretell.kernels.triton.draft_attention import Cells, Sight, glance
-from foretell.kernels.triton.draft_sample import Draw, guess
-from foretell.kernels.triton.eagle_inputs import Side, read_pairs
-from foretell.kernels.triton.tree_topk import Noise, best_children, descend
+from foretell.kernels.triton.draft_attention import DraftLevel, LayerKV, draft_attention
+from foretell.kernels.triton.draft_sample import DraftSampling, sample_draft_tokens
+from foretell.kernels.triton.eagle_inputs import NormedTable, eagle_inputs
+from foretell.kernels.triton.tree_topk import DraftNoise, select_children, topk_children
 from foretell.models.draft_heads import DraftHead, EagleHead, HeadConfig
 from foretell.models.draft_heads.loading import pack_head
 from foretell.models.quantize import CudaQuantizedLinear, quantize_linear_cuda
@@ -62,8 +62,8 @@ def test_a_token_is_that_of_the_definition(outputs: int, heats: list[float]) -> 
     defined, mine = (DraftOutput(each, ProbsBuffer(outputs, DEVICE)(table.sizes)) for each in told)
     truth = pick(logits, ExponentialRace(table, ids), defined, depth)
     tokens = torch.empty_like(truth)
-    draw = None if mine.probs is None else Draw(table.heats, table.keys[:, depth], mine.probs[depth])
-    guess(logits, ids, draw, tokens, mine.told[:, depth])
+    draw = None if mine.probs is None else DraftSampling(table.heats, table.keys[:, depth], mine.probs[depth])
+    sample_draft_tokens(logits, ids, draw, tokens, mine.told[:, depth])
     assert tokens.tolist() == truth.tolist() == mine.told[0, depth].tolist()
     torch.testing.assert_close(mine.told[1, depth], defined.told[1, depth], rtol=1e-5, atol=1e-7)
     if mine.probs is not None and defined.probs is not None:
@@ -84,7 +84,9 @@ def test_what_is_read_is_that_of_the_definition(dtype: torch.dtype, picks: bool,
     normed = rms_norm(source[:n], right, eps)
     truth = torch.cat([rms_norm(embedded, left, eps), normed], -1)
     for keeps in (False, True):
-        found, residual = read_pairs(Side(table, tokens, left), Side(features, before, right), scale, eps, keeps)
+        found, residual = eagle_inputs(
+            NormedTable(table, tokens, left), NormedTable(features, before, right), scale, eps, keeps
+        )
         torch.testing.assert_close(found, truth)
         torch.testing.assert_close(residual, normed if keeps else source[:n])
 
@@ -101,7 +103,7 @@ def columns_of(pages: Tensor, own: Tensor, cache: Tensor) -> Tensor:
 def test_what_is_seen_is_that_of_the_definition(
     rows: int, depth: int, dim: int, part: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretell.kernels.triton.draft_attention.PART", part)
+    monkeypatch.setattr("foretell.kernels.triton.draft_attention.SPLIT_KEYS", part)
     page, kv_heads, share, wide, guesses = 4, 2, 3, rows, 20
     table = torch.tensor([[40, 9, 5, 3, 8, 0, 1, 2, 10, 4], [11, 1, 4, 6, 7, 2, 3, 0, 9, 5]], device=DEVICE)
     places, pages = table[:, 0], table[:, 1:]
@@ -124,8 +126,8 @@ def test_what_is_seen_is_that_of_the_definition(
     bias = torch.zeros(seen.shape, dtype=dtype, device=DEVICE).masked_fill(~seen, float("-inf"))
     whole = [columns_of(pages, mine, cache) for mine, cache in zip(own, (keys, values), strict=True)]
     truth = attend(q, whole[0], whole[1], bias, LAYER)
-    sight = Sight(places, pages, columns, rows, first, depth, wide, ways.to(torch.int8) if rows > 1 else None)
-    found = glance(q, Cells(keys, values), Cells(*own), sight, LAYER.scale, window)
+    sight = DraftLevel(places, pages, columns, rows, first, depth, wide, ways.to(torch.int8) if rows > 1 else None)
+    found = draft_attention(q, LayerKV(keys, values), LayerKV(*own), sight, LAYER.scale, window)
     near_enough = 1e-4 if dtype == torch.float32 else 5e-3
     torch.testing.assert_close(found.view(truth.shape), truth, rtol=near_enough, atol=near_enough)
 
@@ -137,7 +139,7 @@ def test_the_children_are_those_of_the_definition(outputs: int, count: int, heat
     table, ids = texts_at(heats, 3), torch.arange(outputs, device=DEVICE) * 2
     logits = random(texts * rows, outputs) * 2
     told = torch.zeros(2, texts, wide, count, device=DEVICE)
-    best_children(logits, ids, noise_of(table, depth), told[0], told[1])
+    topk_children(logits, ids, noise_of(table, depth), told[0], told[1])
     tokens, shares = likeliest(
         logits.view(texts, rows, -1), ExponentialRace(table, ids), depth, table.sizes.drawn, count
     )
@@ -147,8 +149,8 @@ def test_the_children_are_those_of_the_definition(outputs: int, count: int, heat
     assert not told[:, :, rows:].any()
 
 
-def noise_of(table: DraftTable, depth: int) -> Noise | None:
-    return Noise(table.heats, table.keys[:, depth]) if table.sizes.drawn else None
+def noise_of(table: DraftTable, depth: int) -> DraftNoise | None:
+    return DraftNoise(table.heats, table.keys[:, depth]) if table.sizes.drawn else None
 
 
 def test_of_equal_children_the_first_are_taken() -> None:
@@ -156,7 +158,7 @@ def test_of_equal_children_the_first_are_taken() -> None:
     logits[0, [7, 1030, 2400]] = 1.0
     logits[0, [3, 5]] = torch.tensor([-0.0, 0.0], device=DEVICE)
     told = torch.zeros(2, 1, 1, 8, device=DEVICE)
-    best_children(logits, torch.arange(2500, device=DEVICE), None, told[0], told[1])
+    topk_children(logits, torch.arange(2500, device=DEVICE), None, told[0], told[1])
     assert told[0, 0, 0].tolist() == [7, 1030, 2400, 3, 5, 0, 1, 2]
 
 
@@ -167,7 +169,7 @@ def test_of_equal_logits_noise_tells() -> None:
     ids = torch.arange(2500, device=DEVICE)
     for heat in (1e-5, 0.01, 1.0):
         table, told = texts_at([heat], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
-        best_children(logits, ids, noise_of(table, 0), told[0], told[1])
+        topk_children(logits, ids, noise_of(table, 0), told[0], told[1])
         tokens, shares = likeliest(logits[None], ExponentialRace(table, ids), 0, True, 4)
         assert told[0].tolist() == tokens.tolist() and len(set(shares[0, 0].tolist())) == 4
         torch.testing.assert_close(told[1], shares, rtol=1e-5, atol=1e-8)
@@ -187,15 +189,15 @@ def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> Non
         logits = random(texts * rows, outputs, seed=level) * 2
         choice.look(logits.round() if equals else logits)
         told, first = choice.found[level].clone(), 1 + level * wide
-        tokens, parents = choice.descend()
-        above = descend(told, table.field(WIDE), above, first, table.guesses)
-        assert torch.equal(told, choice.found[level]) and torch.equal(above.chances, choice.chances)
+        tokens, parents = choice.select_children()
+        above = select_children(told, table.field(WIDE), above, first, table.guesses)
+        assert torch.equal(told, choice.found[level]) and torch.equal(above.path_probs, choice.chances)
         assert above.tokens.tolist() == tokens.tolist()
         hung = parents + torch.arange(texts, device=DEVICE)[:, None] * rows
-        assert above.before.tolist() == hung.flatten().tolist()
+        assert above.parent_rows.tolist() == hung.flatten().tolist()
         itself = torch.arange(table.guesses, device=DEVICE) == first + torch.arange(wide, device=DEVICE)[:, None]
         seen = seen.gather(1, parents[..., None].expand(-1, -1, table.guesses)) | itself
-        assert torch.equal(above.ways.bool().view_as(seen), seen)
+        assert torch.equal(above.ancestors.bool().view_as(seen), seen)
 
 
 def fused(drafter: HeadDrafter) -> HeadDrafter:

@@ -9,8 +9,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 from torch import Tensor
 
-from foretell.kernels.triton.chain_step import BLOCK, pick_next
-from foretell.kernels.triton.row_tables import RowTables, Sizes
+from foretell.kernels.triton.chain_step import BLOCK, chain_step
+from foretell.kernels.triton.row_tables import RowTables, StepShape
 from foretell.sampling.cuda_sampler import SamplingBatch, pack_settings, sample_on_device
 from foretell.sampling_params import SamplingParams
 from tests.kernels_triton.test_forward import DEVICE
@@ -19,20 +19,20 @@ PAGE, SEQUENCES = 4, 3
 PLACES, ENDS = (5, 8, 2), (12, 9, 4)  # the second has reached its end
 
 
-def tables(sizes: Sizes, pages: Tensor) -> RowTables:
-    return RowTables.over(torch.full((sizes.numbers,), -7, dtype=torch.int32, device=DEVICE), sizes, pages)
+def tables(sizes: StepShape, pages: Tensor) -> RowTables:
+    return RowTables.over(torch.full((sizes.table_size,), -7, dtype=torch.int32, device=DEVICE), sizes, pages)
 
 
 def picked(logits: Tensor, vocab: int, draws: SamplingBatch | None = None) -> tuple[Tensor, RowTables]:
     """Tokens and shares, and the rows that follow; before them the second sequence has two rows."""
     pages = torch.arange(SEQUENCES * 5, dtype=torch.int32, device=DEVICE).view(SEQUENCES, 5).flip(0)
-    rows, following = (tables(Sizes(count, count, 16, 1), pages) for count in (4, SEQUENCES))
-    rows.wanted[:SEQUENCES] = torch.tensor([0, 2, 3], device=DEVICE)
+    rows, following = (tables(StepShape(count, count, 16, 1), pages) for count in (4, SEQUENCES))
+    rows.logit_rows[:SEQUENCES] = torch.tensor([0, 2, 3], device=DEVICE)
     rows.positions[:] = torch.tensor([PLACES[0], PLACES[1] - 1, PLACES[1], PLACES[2]], device=DEVICE)
     found = torch.zeros(2, SEQUENCES, device=DEVICE)
     ends = torch.tensor(ENDS, dtype=torch.int32, device=DEVICE)
     words = None if draws is None else torch.from_numpy(pack_settings(draws)).to(DEVICE)
-    pick_next(logits.to(DEVICE)[:, :vocab], rows, ends, following, found, PAGE, words)
+    chain_step(logits.to(DEVICE)[:, :vocab], rows, ends, following, found, PAGE, words)
     return found.cpu(), following
 
 
@@ -88,9 +88,9 @@ def test_the_next_row_of_each_stands_behind_its_last_one() -> None:
     runs = [place < end for place, end in zip(places, ENDS, strict=True)]
     assert runs == [True, False, True]
     assert rows.positions.tolist() == places
-    assert rows.limits.tolist() == [place + 1 for place in places]
-    assert rows.reaches.tolist() == [(place + 1) * on for place, on in zip(places, runs, strict=True)]
-    assert rows.wanted.tolist() == [0, 1, 2]
+    assert rows.key_limits.tolist() == [place + 1 for place in places]
+    assert rows.visible_keys.tolist() == [(place + 1) * on for place, on in zip(places, runs, strict=True)]
+    assert rows.logit_rows.tolist() == [0, 1, 2]
     pages = rows.pages.tolist()
     slots = [pages[i][place // PAGE] * PAGE + place % PAGE for i, place in enumerate(places)]
     assert rows.slots.tolist() == [slot if on else -1 for slot, on in zip(slots, runs, strict=True)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.norm import rms_norm
-from foretell.kernels.triton.eagle_inputs import KeptFeatures, Side, keep_pairs, read_pairs
+from foretell.kernels.triton.eagle_inputs import NewHiddenStates, NormedTable, eagle_inputs, store_eagle_inputs
 from foretell.kernels.triton.norm import norm_parts
 from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import EagleConfig, HeadConfig, TargetWeights
@@ -63,10 +63,10 @@ def test_pairs_are_those_that_are_read_when_all_is_kept(dtype: torch.dtype, scal
     left, right = (random(width, seed=i, dtype=dtype) for i in (3, 4))
     tokens, own, wanted = (torch.tensor(each, device=DEVICE) for each in ([1, 5, 0, 19, 7, 7, 2, 2], slots, before))
     defined = kept.index_copy(0, own[:6], fresh[:6])
-    embedded = Side(table, tokens, left)
-    truth, _ = read_pairs(embedded, Side(defined, wanted, right), scale, 1e-5, False)
-    places = KeptFeatures(fresh[: len(slots)], kept, own, wanted)
-    assert torch.equal(keep_pairs(embedded, places, right, scale, 1e-5), truth)
+    embedded = NormedTable(table, tokens, left)
+    truth, _ = eagle_inputs(embedded, NormedTable(defined, wanted, right), scale, 1e-5, False)
+    places = NewHiddenStates(fresh[: len(slots)], kept, own, wanted)
+    assert torch.equal(store_eagle_inputs(embedded, places, right, scale, 1e-5), truth)
     assert torch.equal(kept, defined)
 
 

@@ -14,7 +14,7 @@ from foretell.kernels import quant as definition
 from foretell.kernels.quant import QuantFormat
 from foretell.kernels.triton import launch_limits as room
 from foretell.kernels.triton import quant_linear as rounded
-from foretell.kernels.triton.swiglu import gate
+from foretell.kernels.triton.swiglu import gated_activation
 from foretell.models.decoder import Decoder
 from foretell.models.quantize import quantize_weights_cuda
 from foretell.runner.executor import EagerExecutor
@@ -68,12 +68,12 @@ def test_gates_on_the_way_change_no_bit(
     weights = definition.Rounded(weights.values.to(DEVICE), weights.scales.to(DEVICE))
     bias = torch.randn(2 * outputs, device=DEVICE)
     x = rounded.round_rows(torch.randn(rows, inputs, device=DEVICE), rounding)
-    apart = gate(rounded.product(x, weights, bias, torch.float16), gelu)
+    apart = gated_activation(rounded.product(x, weights, bias, torch.float16), gelu)
     assert isinstance(apart, torch.Tensor)
     together = rounded.gated_product(x, weights, bias, torch.float16, gelu)
     assert torch.equal(together, apart)
     later = rounded.round_rows(together, rounding)
-    at_once = gate(rounded.product(x, weights, bias, torch.float16), gelu, rounding)
+    at_once = gated_activation(rounded.product(x, weights, bias, torch.float16), gelu, rounding)
     assert isinstance(at_once, definition.Rounded)
     assert torch.equal(later.values.float(), at_once.values.float())
     assert torch.equal(later.scales, at_once.scales)
@@ -109,10 +109,10 @@ def in_8_bits(model: Decoder, rounding: QuantFormat) -> Decoder:
 def test_no_more_is_on_its_way_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU has it: 227 KiB on one, 99 on another, and nothing that a product could do without."""
     here = torch.device("cpu")
-    assert room.stages_that_fit(4, 81920, here) == 4
+    assert room.fit_stages(4, 81920, here) == 4
     for bytes_there, stages in ((232448, 2), (101376, 1), (60000, 1), (10**6, 4)):
-        monkeypatch.setattr(room, "shared_bytes", lambda _, found=bytes_there: found)
-        assert room.stages_that_fit(4, 81920, here) == stages
+        monkeypatch.setattr(room, "max_shared_memory", lambda _, found=bytes_there: found)
+        assert room.fit_stages(4, 81920, here) == stages
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="a device's memory is what bounds these")

@@ -179,7 +179,7 @@ def test_our_own_names_and_a_gguf_file(tmp_path: Path) -> None:
         ({"image_size": 224}, "this is no language model; give the config.json of a model that writes text"),
         (LLAMA | {"layer_types": ["linear_attention"] * 32}, "recurrent layers"),
         ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "lacks vocab_size"),
-        (LLAMA | {"hidden_size": "wide"}, "it must be a whole number"),
+        (LLAMA | {"hidden_size": "wide"}, "it must be an integer"),
         ([1], "is no model's config"),
     ],
 )

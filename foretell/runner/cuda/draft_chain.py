@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretell.kernels.triton.chain_step import pick_next
-from foretell.kernels.triton.copy_from_host import fetch
-from foretell.kernels.triton.row_tables import RowTables, Sizes
+from foretell.kernels.triton.chain_step import chain_step
+from foretell.kernels.triton.copy_from_host import copy_from_host
+from foretell.kernels.triton.row_tables import RowTables, StepShape
 from foretell.kernels.triton.sample import FIELDS
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.forward import CudaForward
@@ -68,9 +68,9 @@ class _Settings:
         numbers[:] = 0
         numbers[steps, sequences] = pack_settings(SamplingBatch(params, seeds, positions))
 
-    def fetch(self) -> Tensor:
+    def copy_from_host(self) -> Tensor:
         """[steps, sequences, FIELDS] on the device, in halves of words as all tables come."""
-        fetch(self._host.view(torch.int32).view(-1), self._there.view(torch.int32).view(-1))
+        copy_from_host(self._host.view(torch.int32).view(-1), self._there.view(torch.int32).view(-1))
         return self._there
 
 
@@ -87,7 +87,7 @@ class CudaChain:
     ) -> None:
         self.device = device = pages.device.device
         self.forward, self.pages, self.page_size, self.recorder = forward, pages, page_size, recorder
-        room = Sizes(most_rows, most_rows, 32, 0).numbers
+        room = StepShape(most_rows, most_rows, 32, 0).table_size
         self._first = torch.zeros(room + most_rows, dtype=torch.int32, device=device)
         self._host = torch.zeros(room + most_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
@@ -130,21 +130,21 @@ class CudaChain:
         """The tables, where the graph fetches them."""
         self.pages.update(packed.spans)
         fill(self._host_numbers, packed, tiles, sizes.first)
-        count = sizes.first.numbers
+        count = sizes.first.table_size
         self._host_numbers[count : count + sizes.sequences] = ends + [0] * (sizes.sequences - len(ends))
 
     def _run(self, sizes: ChainSizes) -> Tensor:
-        count = sizes.first.numbers + sizes.sequences
-        fetch(self._host[:count], self._first[:count])
+        count = sizes.first.table_size + sizes.sequences
+        copy_from_host(self._host[:count], self._first[:count])
         rows = RowTables.over(self._first, sizes.first, self.pages.device)
         following = RowTables.over(self._following, sizes.following, self.pages.device)
-        ends = self._first[sizes.first.numbers : count]
+        ends = self._first[sizes.first.table_size : count]
         found = self._room(sizes.steps, sizes.sequences)
-        draws = self._settings_of(sizes).fetch() if sizes.drawn else None
+        draws = self._settings_of(sizes).copy_from_host() if sizes.drawn else None
         for step in range(sizes.steps):
-            logits, _ = self.forward(rows, rows.wanted[: sizes.sequences], ())
+            logits, _ = self.forward(rows, rows.logit_rows[: sizes.sequences], ())
             own = None if draws is None else draws[step]
-            pick_next(logits[:, : sizes.vocab], rows, ends, following, found[:, step], self.page_size, own)
+            chain_step(logits[:, : sizes.vocab], rows, ends, following, found[:, step], self.page_size, own)
             rows = following
         return found
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import AttentionLayout
-from foretell.kernels.triton.argmax import finish
-from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
-from foretell.kernels.triton.scatter_tokens import take_up
+from foretell.kernels.triton.argmax import argmax_logits
+from foretell.kernels.triton.row_tables import NO_SPLIT, RowTables, StepShape
+from foretell.kernels.triton.scatter_tokens import scatter_tokens
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.runner.batch_layout import BatchLayout
@@ -36,7 +36,7 @@ class CudaExecutor:
         self.context = max(len(table) for table in model.rope_tables.values())
         most_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
         self.pages = PageTable(ROWS[-1], most_pages, layout.device)
-        room = Sizes(ROWS[-1], 2 * ROWS[-1], HIGH, 0, DEEP[-1], ROWS[-1]).numbers
+        room = StepShape(ROWS[-1], 2 * ROWS[-1], HIGH, 0, DEEP[-1], ROWS[-1]).table_size
         self._numbers = torch.zeros(room, dtype=torch.int32, device=layout.device)
         self._host = torch.zeros(room, dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
@@ -51,7 +51,7 @@ class CudaExecutor:
         self._left = self._logits  # what the last step left of them: a recording keeps the room it was made with
         self._idle = True  # whether the host has seen the end of the last step
         self._capture = Capture(layout.device)
-        self._recorders: dict[tuple[int, ...], GraphCache[Sizes, Left]] = {}
+        self._recorders: dict[tuple[int, ...], GraphCache[StepShape, Left]] = {}
         # Ranks run one step each in the same sizes, and all of them record it or none, for NCCL asks for that: what
         # decides must be known to all, and no two of them have the same clock.
         self._shares = model.ranks is None
@@ -72,7 +72,7 @@ class CudaExecutor:
         features = [output.hidden_states for output in outputs if output.hidden_states is not None]
         return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(features) if features else None)
 
-    def recorder(self, taps: tuple[int, ...] = ()) -> GraphCache[Sizes, Left]:
+    def recorder(self, taps: tuple[int, ...] = ()) -> GraphCache[StepShape, Left]:
         """Of steps that are tapped there."""
         if taps not in self._recorders:
             self._recorders[taps] = GraphCache(self.layout.device, self._capture, self._shares)
@@ -90,10 +90,10 @@ class CudaExecutor:
         sizes = self.recorder(taps).serving(wanted)
         self._send(packed, tiles, sizes)
         if guesses is not None:
-            take_up(self._numbers[: sizes.rows], guesses, self._landed, 0)
+            scatter_tokens(self._numbers[: sizes.rows], guesses, self._landed, 0)
         return self._replay(packed, sizes, taps)
 
-    def _replay(self, packed: BatchLayout, sizes: Sizes, taps: tuple[int, ...]) -> StepOutput:
+    def _replay(self, packed: BatchLayout, sizes: StepShape, taps: tuple[int, ...]) -> StepOutput:
         """Run what was sent."""
         self._make_room(sizes.rows, taps)
         logits, features = self.recorder(taps)(sizes, lambda: self._run(sizes, taps))
@@ -117,7 +117,7 @@ class CudaExecutor:
             sample_into(self._left, draws, chosen[:count])
         best = self._best(top)
         self._send(packed, tiles, sizes)
-        take_up(self._numbers[: sizes.rows], chosen, self._landed, count)
+        scatter_tokens(self._numbers[: sizes.rows], chosen, self._landed, count)
         self._over.record()
         return AsyncStep(self._replay(packed, sizes, taps), lambda: self._land(count, best))
 
@@ -156,7 +156,7 @@ class CudaExecutor:
         The spans hold all pages that their sequences may write to.
         """
         sizes, tiles = fit(packed, self.layout.queries_per_kv_head)
-        if sizes.rows > ROWS[-1] or sizes.deep:
+        if sizes.rows > ROWS[-1] or sizes.path_length:
             return None
         self._wait()
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
@@ -166,12 +166,12 @@ class CudaExecutor:
         self._idle = False
         return made
 
-    def _send(self, packed: BatchLayout, tiles: Tiles | None, sizes: Sizes) -> None:
+    def _send(self, packed: BatchLayout, tiles: Tiles | None, sizes: StepShape) -> None:
         """Take the tables to where the kernels read them."""
         self._wait_for_tables()
         self.pages.update(packed.spans)
         fill(self._host_numbers, packed, tiles, sizes)
-        self._numbers[: sizes.numbers].copy_(self._host[: sizes.numbers], non_blocking=True)
+        self._numbers[: sizes.table_size].copy_(self._host[: sizes.table_size], non_blocking=True)
         self._sent.record()
         self._idle = False
 
@@ -180,11 +180,11 @@ class CudaExecutor:
         if not self._idle:
             self._sent.synchronize()
 
-    def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> Left:
+    def _run(self, sizes: StepShape, taps: tuple[int, ...]) -> Left:
         rows = RowTables.over(self._numbers, sizes, self.pages.device)
-        logits, features = self.forward(rows, rows.wanted, taps)
+        logits, features = self.forward(rows, rows.logit_rows, taps)
         left = self._logits[: sizes.rows]
-        finish(logits, left, self._tokens)
+        argmax_logits(logits, left, self._tokens)
         return left, None if features is None else self._features[: sizes.rows].copy_(features)
 
     def _make_room(self, rows: int, taps: tuple[int, ...]) -> None:
@@ -201,8 +201,8 @@ class CudaExecutor:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
         height = max(WHOLE, power(self.layout.queries_per_kv_head))
         tiles = make_tiles(packed, height // self.layout.queries_per_kv_head, whole=True)
-        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, levels_for(tiles.deep), len(tiles.nodes))
-        numbers = np.empty(sizes.numbers, np.int32)
+        sizes = StepShape(packed.rows, len(tiles.together), height, NO_SPLIT, levels_for(tiles.deep), len(tiles.nodes))
+        numbers = np.empty(sizes.table_size, np.int32)
         fill(numbers, packed, tiles, sizes)
         device = self.layout.device
         pages = self.pages
@@ -212,7 +212,7 @@ class CudaExecutor:
         rows = RowTables.over(torch.from_numpy(numbers).to(device), sizes, pages.update(packed.spans))
         self._sent.record()
         self._idle = False
-        logits, features = self.forward(rows, rows.wanted[: len(packed.wanted)], taps)
+        logits, features = self.forward(rows, rows.logit_rows[: len(packed.wanted)], taps)
         return StepOutput(logits.float(), features)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.kernels.attention import Span
-from foretell.kernels.triton.row_tables import NO_PARTS, SHORT, Sizes, parts
+from foretell.kernels.triton.row_tables import NO_SPLIT, SHORT, StepShape, num_splits
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.split_prefill import CATCH_UP, readers, single
 from foretell.runner.cuda.tables import Tiles, make_tiles
@@ -24,7 +24,7 @@ LONGER = 2  # times as long as a chain has to be is what it may be filled up to:
 class ChainSizes:
     """Steps of the same sizes are one graph."""
 
-    first: Sizes  # of the rows that are still to be read
+    first: StepShape  # of the rows that are still to be read
     height: int  # of a tile of one row
     splits: int  # for the longest text at its end
     sequences: int  # filled up
@@ -33,9 +33,9 @@ class ChainSizes:
     drawn: bool = False  # whether any sequence draws; its kernel takes longer than one that looks for the likeliest
 
     @property
-    def following(self) -> Sizes:
+    def following(self) -> StepShape:
         """One row a sequence."""
-        return Sizes(self.sequences, self.sequences, self.height, self.splits)
+        return StepShape(self.sequences, self.sequences, self.height, self.splits)
 
     def covers(self, other: ChainSizes) -> bool:
         """Whether a chain of the others can be filled up to these: of a longer one the beginning is the same."""
@@ -49,12 +49,12 @@ class ChainSizes:
         return self.steps, *self.first.price, self.sequences, self.splits
 
 
-def fit(packed: BatchLayout, share: int) -> tuple[Sizes, Tiles | None]:
+def fit(packed: BatchLayout, share: int) -> tuple[StepShape, Tiles | None]:
     """The sizes a step is filled up to, and its tiles; none where each sequence is one."""
     if single(packed):
         rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
         keys = _keys(max([span.start for span in packed.spans]) + 1)
-        return Sizes(rows, power(packed.rows), max(LOW, power(share)), parts(keys)), None
+        return StepShape(rows, power(packed.rows), max(LOW, power(share)), num_splits(keys)), None
     rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
     whole = all(readers(packed))
     low = max(LOW, power(share))
@@ -64,25 +64,27 @@ def fit(packed: BatchLayout, share: int) -> tuple[Sizes, Tiles | None]:
         height = _height(packed.spans, low, share)
     tiles = make_tiles(packed, height // share, whole)
     deep = levels_for(tiles.deep)
-    splits = NO_PARTS if whole else parts(_keys(max(span.stop for span in packed.spans)))
+    splits = NO_SPLIT if whole else num_splits(_keys(max(span.stop for span in packed.spans)))
     nodes = min(rows, power(len(tiles.nodes))) if deep else 0
     # Several texts share their rows in any way: how many tiles that makes is no size of its own.
     several = power(rows) // ROWS_OF_A_TILE if len(packed.spans) > 1 else 1
-    return Sizes(rows, max(several, power(len(tiles.together))), height, splits, deep, nodes), tiles
+    return StepShape(rows, max(several, power(len(tiles.together))), height, splits, deep, nodes), tiles
 
 
-def fit_chain(packed: BatchLayout, first: Sizes, share: int, steps: int, vocab: int, drawn: bool = False) -> ChainSizes:
+def fit_chain(
+    packed: BatchLayout, first: StepShape, share: int, steps: int, vocab: int, drawn: bool = False
+) -> ChainSizes:
     """The sizes of a chain's steps, behind a first one of these. That has room for two rows a text, because where all
     guesses stood the last one is still to be read, and for what a text has to catch up with that others guessed for
     meanwhile: so one recording serves for both, and a few rows more in one step cost next to nothing."""
     texts, height = len(packed.spans), max(HIGH, power(share))
-    if first.splits != NO_PARTS:
+    if first.splits != NO_SPLIT:
         rows = max(first.rows, next((size for size in ROWS if max(2 * texts, FEW) <= size), 0))
         tiles = rows if texts > 1 else -(-FEW // (height // share))  # several texts share their rows in any way
-        first = Sizes(rows, max(first.tiles, power(tiles)), max(first.height, height), first.splits)
+        first = StepShape(rows, max(first.tiles, power(tiles)), max(first.tile_height, height), first.splits)
     keys = _keys(max(span.stop for span in packed.spans) + steps)
     sequences = min(first.rows, power(texts))  # the first step has a row for each
-    return ChainSizes(first, max(LOW, power(share)), parts(keys), sequences, steps, vocab, drawn)
+    return ChainSizes(first, max(LOW, power(share)), num_splits(keys), sequences, steps, vocab, drawn)
 
 
 def _height(spans: list[Span], low: int, share: int) -> int:

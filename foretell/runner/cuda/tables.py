@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import Span
-from foretell.kernels.triton.row_tables import ROW_FIELDS, TILE_FIELDS, Sizes, begin, whole_parts
+from foretell.kernels.triton.row_tables import ROW_FIELDS, TILE_FIELDS, StepShape, full_splits, split_start
 from foretell.runner.batch_layout import BatchLayout
 
 Numbers = npt.NDArray[np.int32]
@@ -36,8 +36,8 @@ def make_tiles(packed: BatchLayout, most: int, whole: bool = False) -> Tiles:
             rows = min(most, straight - at)
             together.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
         if span.parents:
-            before = 0 if whole else whole_parts(span.stop - len(span.parents))
-            together += _shared(span, sequence, most, begin(before))
+            before = 0 if whole else full_splits(span.stop - len(span.parents))
+            together += _shared(span, sequence, most, split_start(before))
             nodes.append(_single(span, sequence, before, packed.table[POSITIONS]))
     shape = (-1, TILE_FIELDS)
     if not nodes:
@@ -63,7 +63,7 @@ def _single(span: Span, sequence: int, part: int, positions: Numbers) -> Numbers
     return tiles
 
 
-def fill(numbers: Numbers, packed: BatchLayout, tiles: Tiles | None, sizes: Sizes) -> None:
+def fill(numbers: Numbers, packed: BatchLayout, tiles: Tiles | None, sizes: StepShape) -> None:
     """Lay a step's tables out in a flat buffer; rows and tiles that are only there to fill up do nothing.
 
     Without tiles each sequence has one row, and is a tile by itself.
@@ -84,8 +84,8 @@ def fill(numbers: Numbers, packed: BatchLayout, tiles: Tiles | None, sizes: Size
     for own, room in ((tiles.together, every[: sizes.tiles]), (tiles.nodes, every[sizes.tiles :])):
         room[: len(own)] = own
         room[len(own) :] = 0
-    if sizes.deep:
-        paths = numbers[behind : sizes.numbers].reshape(sizes.rows, sizes.deep)
+    if sizes.path_length:
+        paths = numbers[behind : sizes.table_size].reshape(sizes.rows, sizes.path_length)
         for span in packed.spans:
             if span.parents:
                 nodes = slice(span.first + span.rows - len(span.parents), span.first + span.rows)
@@ -93,7 +93,7 @@ def fill(numbers: Numbers, packed: BatchLayout, tiles: Tiles | None, sizes: Size
                 _paths(span.parents, depths, paths[nodes])
 
 
-def _fill_single(numbers: Numbers, packed: BatchLayout, sizes: Sizes) -> None:
+def _fill_single(numbers: Numbers, packed: BatchLayout, sizes: StepShape) -> None:
     """The same where each sequence has one row: as most steps do, and in a tenth of the time, as one list."""
     tokens, positions, slots = packed.tokens, packed.positions, packed.slots
     n, filler = len(tokens), [0] * (sizes.rows - len(tokens))
@@ -102,8 +102,8 @@ def _fill_single(numbers: Numbers, packed: BatchLayout, sizes: Sizes) -> None:
     flat += limits + filler + limits + filler + list(range(n)) + filler
     for i in range(n):
         flat += (i, 1, i, limits[i], 0, limits[i])
-    flat += [0] * (sizes.numbers - len(flat))
-    numbers[: sizes.numbers] = flat
+    flat += [0] * (sizes.table_size - len(flat))
+    numbers[: sizes.table_size] = flat
 
 
 def _paths(parents: tuple[int, ...], depths: npt.NDArray[np.int64], paths: Numbers) -> None:

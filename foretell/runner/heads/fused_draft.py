@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.quant import QuantFormat
-from foretell.kernels.triton.draft_attention import Cells, Sight, glance
-from foretell.kernels.triton.draft_sample import Draw, guess
-from foretell.kernels.triton.eagle_inputs import Side, read_pairs
-from foretell.kernels.triton.norm import Change, add_norm
-from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
-from foretell.kernels.triton.swiglu import gate
-from foretell.kernels.triton.tree_topk import Branches, Noise, best_children, descend
+from foretell.kernels.triton.draft_attention import DraftLevel, LayerKV, draft_attention
+from foretell.kernels.triton.draft_sample import DraftSampling, sample_draft_tokens
+from foretell.kernels.triton.eagle_inputs import NormedTable, eagle_inputs
+from foretell.kernels.triton.norm import ResidualDelta, add_norm
+from foretell.kernels.triton.rotary import QKNorms, rotate_and_store
+from foretell.kernels.triton.swiglu import gated_activation
+from foretell.kernels.triton.tree_topk import DraftNoise, TreeLevel, select_children, topk_children
 from foretell.models.draft_heads import DraftHead, EagleHead
 from foretell.models.draft_heads.layer import HeadAttention, HeadLayer
 from foretell.models.layers import Linear
 from foretell.models.quantize import CudaQuantizedLinear
-from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, format_of
 from foretell.runner.heads.graph_draft import GraphDraft
 from foretell.runner.heads.sampler import FOLLOWED, DraftOutput
 from foretell.runner.heads.tables import BEFORE, PLACE, TOKEN, WIDE, DraftShape, DraftTable
@@ -87,9 +87,9 @@ class FusedDraft(GraphDraft):
             states = layers(offset, tokens, feature, None)
             draw = None
             if heats is not None and found.probs is not None:
-                draw = Draw(heats, table.keys[:, offset], found.probs[offset])
+                draw = DraftSampling(heats, table.keys[:, offset], found.probs[offset])
             tokens = torch.empty(sizes.texts, dtype=torch.int64, device=table.device)
-            guess(states.logits, head.draft_ids, draw, tokens, found.told[:, offset])
+            sample_draft_tokens(states.logits, head.draft_ids, draw, tokens, found.told[:, offset])
             feature = Feature(states.carry)
         return found
 
@@ -100,11 +100,13 @@ class FusedDraft(GraphDraft):
         tokens, feature, branches = table.field(TOKEN), Feature(self.kept, table.field(BEFORE)), None
         for depth in range(sizes.depth):
             states = layers(depth, tokens, feature, branches)
-            noise = None if heats is None else Noise(heats, table.keys[:, depth])
-            best_children(states.logits, self.head.draft_ids, noise, told[depth, 0], told[depth, 1])
+            noise = None if heats is None else DraftNoise(heats, table.keys[:, depth])
+            topk_children(states.logits, self.head.draft_ids, noise, told[depth, 0], told[depth, 1])
             if depth + 1 < sizes.depth:
-                branches = descend(told[depth], table.field(WIDE), branches, 1 + depth * sizes.wide, table.guesses)
-                tokens, feature = branches.tokens, Feature(states.carry, branches.before)
+                branches = select_children(
+                    told[depth], table.field(WIDE), branches, 1 + depth * sizes.wide, table.guesses
+                )
+                tokens, feature = branches.tokens, Feature(states.carry, branches.parent_rows)
         return DraftOutput(told)
 
 
@@ -131,47 +133,49 @@ class FusedLayers:
         self.head, self.table = steps.head, table
         self.config, self.eps = self.head.config, self.head.config.layer.norm_eps
         self.products = LinearDispatch(self.head.like.dtype)
-        self.text = [Cells(*both) for both in zip(steps.keys, steps.values, strict=True)]
+        self.text = [LayerKV(*both) for both in zip(steps.keys, steps.values, strict=True)]
         room = (2, len(self.text), table.sizes.texts, table.guesses, *steps.keys[0].shape[2:])
         keys, values = torch.empty(room, dtype=self.head.like.dtype, device=table.device)
-        self.own = [Cells(*both) for both in zip(keys, values, strict=True)]
+        self.own = [LayerKV(*both) for both in zip(keys, values, strict=True)]
         self.levels = steps.levels[table.sizes].stand(table.field(PLACE), len(self.head.rope_table) - 1)
 
-    def __call__(self, depth: int, tokens: Tensor, feature: Feature, branches: Branches | None) -> Stepped:
+    def __call__(self, depth: int, tokens: Tensor, feature: Feature, branches: TreeLevel | None) -> Stepped:
         """Of a level, which hangs on these branches, or of a chain's next tokens."""
         head, wide = self.head, max(1, self.table.sizes.wide)
         rows = 1 if branches is None else wide
         first = 0 if depth == 0 else 1 + (depth - 1) * wide
-        ways = None if branches is None else branches.ways
-        sight = Sight(self.table.field(PLACE), self.table.pages, self.table.columns, rows, first, depth, wide, ways)
+        ways = None if branches is None else branches.ancestors
+        sight = DraftLevel(
+            self.table.field(PLACE), self.table.pages, self.table.columns, rows, first, depth, wide, ways
+        )
         x: Rows
-        change: Change | None = None
+        change: ResidualDelta | None = None
         x, residual = self._read(tokens, feature)
         for index, layer in enumerate(head.layers):
             assert isinstance(layer, HeadLayer), "a head is made of layers"
             if layer.attention_norm is not None:
-                rounding = rounding_asked(layer.attention)
-                residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps, rounding=rounding)
+                format = attention_format(layer.attention)
+                residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps, format=format)
             seen = self._attend(layer.attention, x, index, sight)
             residual, change = feed(self.products, layer, residual, seen)
         assert head.norm is not None, "asked before"
         states, normed = add_norm(residual, change, head.norm.weight, self.eps)
-        assert isinstance(normed, Tensor), "no rounding was asked for"
+        assert isinstance(normed, Tensor), "no format was asked for"
         return Stepped(product(self.products, head.output, normed), normed if self.config.norm_output else states)
 
     def _read(self, tokens: Tensor, feature: Feature) -> tuple[Tensor, Tensor]:
         head = self.head
         assert head.embed_norm is not None and head.feature_norm is not None, "asked before"
-        embedded = Side(head.embedding, tokens, head.embed_norm.weight)
-        before = Side(feature.table, feature.rows, head.feature_norm.weight)
+        embedded = NormedTable(head.embedding, tokens, head.embed_norm.weight)
+        before = NormedTable(feature.table, feature.rows, head.feature_norm.weight)
         scale = self.config.embed_scale
-        return read_pairs(embedded, before, scale, self.eps, self.config.norm_before_residual)
+        return eagle_inputs(embedded, before, scale, self.eps, self.config.norm_before_residual)
 
-    def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
+    def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: DraftLevel) -> ResidualDelta:
         text, own, config = self.text[index], self.own[index], attention.config
         qkv, level = asked(self.products, attention, x), self.levels[sight.depth]
-        q = turn_and_store(qkv, self.head.rope_table, level, own.keys, own.values, head_norms(attention))
-        return in_parts(self.products, attention.out, glance(q, text, own, sight, config.scale, config.window))
+        q = rotate_and_store(qkv, self.head.rope_table, level, own.keys, own.values, head_norms(attention))
+        return in_parts(self.products, attention.out, draft_attention(q, text, own, sight, config.scale, config.window))
 
 
 def product(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
@@ -179,7 +183,7 @@ def product(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
     return products(layer, x, reads=not isinstance(layer, CudaQuantizedLinear))
 
 
-def in_parts(products: LinearDispatch, layer: Linear, x: Rows) -> Change:
+def in_parts(products: LinearDispatch, layer: Linear, x: Rows) -> ResidualDelta:
     """A product whose parts are left to whoever adds it."""
     return products.in_parts(layer, x, reads=not isinstance(layer, CudaQuantizedLinear))
 
@@ -191,21 +195,23 @@ def asked(products: LinearDispatch, attention: HeadAttention, x: Rows) -> Tensor
     return torch.cat([product(products, attention.q, x), product(products, attention.kv, x)], -1)
 
 
-def rounding_asked(attention: HeadAttention) -> QuantFormat | None:
+def attention_format(attention: HeadAttention) -> QuantFormat | None:
     """In what `asked` wants its rows."""
-    return None if attention.qkv is None else rounding_of(attention.qkv)
+    return None if attention.qkv is None else format_of(attention.qkv)
 
 
-def feed(products: LinearDispatch, layer: HeadLayer, residual: Tensor, seen: Change) -> tuple[Tensor, Change]:
+def feed(
+    products: LinearDispatch, layer: HeadLayer, residual: Tensor, seen: ResidualDelta
+) -> tuple[Tensor, ResidualDelta]:
     """What a layer makes of what it has seen: that added, and what is still to be."""
     ffn = layer.ffn
-    residual, x = add_norm(residual, seen, layer.ffn_norm.weight, layer.eps, rounding=rounding_of(ffn.gate_up))
-    mixed = gate(product(products, ffn.gate_up, x), ffn.gelu, rounding_of(ffn.down))
+    residual, x = add_norm(residual, seen, layer.ffn_norm.weight, layer.eps, format=format_of(ffn.gate_up))
+    mixed = gated_activation(product(products, ffn.gate_up, x), ffn.gelu, format_of(ffn.down))
     return residual, in_parts(products, ffn.down, mixed)
 
 
-def head_norms(attention: HeadAttention) -> HeadNorms | None:
+def head_norms(attention: HeadAttention) -> QKNorms | None:
     """Those of its queries and keys, where it has any."""
     if attention.q_norm is None or attention.k_norm is None:
         return None
-    return HeadNorms(attention.q_norm.weight, attention.k_norm.weight, attention.config.norm_eps)
+    return QKNorms(attention.q_norm.weight, attention.k_norm.weight, attention.config.norm_eps)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from foretell.kernels.triton.draft_attention import Cells, Sight, glance
-from foretell.kernels.triton.eagle_inputs import KeptFeatures, Side, keep_pairs, read_pairs
-from foretell.kernels.triton.norm import Change, add_norm, norm_parts
-from foretell.kernels.triton.rotary import turn_and_store
+from foretell.kernels.triton.draft_attention import DraftLevel, LayerKV, draft_attention
+from foretell.kernels.triton.eagle_inputs import NewHiddenStates, NormedTable, eagle_inputs, store_eagle_inputs
+from foretell.kernels.triton.norm import ResidualDelta, add_norm, norm_parts
+from foretell.kernels.triton.rotary import rotate_and_store
 from foretell.models.draft_heads import EagleHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Norm
-from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
-from foretell.runner.heads.fused_draft import Level, asked, feed, head_norms, in_parts, product, rounding_asked
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, format_of
+from foretell.runner.heads.fused_draft import Level, asked, attention_format, feed, head_norms, in_parts, product
 from foretell.runner.heads.prefill import BEFORE, HOME, PLACE, SLOT, TOKEN, GraphPrefill, PrefillTable
 
 
@@ -49,7 +49,7 @@ class FusedPrefill(GraphPrefill):
             x = self._run(others, last, table)
         kv = product(self.products, last.attention.kv, x)  # without queries, which nobody asks
         rows, norms = Level(table.field(PLACE), table.field(SLOT)), head_norms(last.attention)
-        turn_and_store(kv, self.head.rope_table, rows, self.keys[-1], self.values[-1], norms)
+        rotate_and_store(kv, self.head.rope_table, rows, self.keys[-1], self.values[-1], norms)
 
     def _read(self, table: PrefillTable) -> Tensor:
         """Features are kept, and the first layer has its pairs."""
@@ -59,37 +59,37 @@ class FusedPrefill(GraphPrefill):
         for norm in self.norms:
             states = norm_parts(states, norm.weights, norm.eps)
         fresh = product(self.products, head.fc, states)
-        places = KeptFeatures(fresh, self.kept, table.field(SLOT), table.field(BEFORE))
+        places = NewHiddenStates(fresh, self.kept, table.field(SLOT), table.field(BEFORE))
         scale, eps = head.config.embed_scale, head.config.layer.norm_eps
-        return keep_pairs(embedded, places, head.feature_norm.weight, scale, eps)
+        return store_eagle_inputs(embedded, places, head.feature_norm.weight, scale, eps)
 
-    def _embedded(self, table: PrefillTable) -> Side:
+    def _embedded(self, table: PrefillTable) -> NormedTable:
         assert self.head.embed_norm is not None, "asked before"
-        return Side(self.head.embedding, table.field(TOKEN), self.head.embed_norm.weight)
+        return NormedTable(self.head.embedding, table.field(TOKEN), self.head.embed_norm.weight)
 
     def _run(self, layers: list[nn.Module], last: HeadLayer, table: PrefillTable) -> Rows:
         """These layers, one after the other: what the last one reads."""
         head, config = self.head, self.head.config
         assert head.feature_norm is not None and last.attention_norm is not None, "it is not the first"
-        before, eps = Side(self.kept, table.field(BEFORE), head.feature_norm.weight), config.layer.norm_eps
+        before, eps = NormedTable(self.kept, table.field(BEFORE), head.feature_norm.weight), config.layer.norm_eps
         x: Rows
-        x, residual = read_pairs(self._embedded(table), before, config.embed_scale, eps, config.norm_before_residual)
+        x, residual = eagle_inputs(self._embedded(table), before, config.embed_scale, eps, config.norm_before_residual)
         change, look = None, Look.of(self, table)
         for index, layer in enumerate(layers):
             assert isinstance(layer, HeadLayer), "a head is made of layers"
             if layer.attention_norm is not None:
-                rounding = rounding_asked(layer.attention)
-                residual, x = add_norm(residual, change, layer.attention_norm.weight, eps, rounding=rounding)
+                format = attention_format(layer.attention)
+                residual, x = add_norm(residual, change, layer.attention_norm.weight, eps, format=format)
             residual, change = feed(self.products, layer, residual, self._attend(layer, x, index, look))
-        rounding = rounding_of(last.attention.kv)
-        return add_norm(residual, change, last.attention_norm.weight, eps, rounding=rounding)[1]
+        format = format_of(last.attention.kv)
+        return add_norm(residual, change, last.attention_norm.weight, eps, format=format)[1]
 
-    def _attend(self, layer: HeadLayer, x: Rows, index: int, look: Look) -> Change:
-        attention, text = layer.attention, Cells(self.keys[index], self.values[index])
+    def _attend(self, layer: HeadLayer, x: Rows, index: int, look: Look) -> ResidualDelta:
+        attention, text = layer.attention, LayerKV(self.keys[index], self.values[index])
         qkv, norms = asked(self.products, attention, x), head_norms(attention)
-        turn_and_store(qkv, self.head.rope_table, look.in_text, text.keys, text.values, norms)
-        q = turn_and_store(qkv, self.head.rope_table, look.alone, look.own.keys, look.own.values, norms)
-        seen = glance(q, text, look.own, look.sight, attention.config.scale, attention.config.window)
+        rotate_and_store(qkv, self.head.rope_table, look.in_text, text.keys, text.values, norms)
+        q = rotate_and_store(qkv, self.head.rope_table, look.alone, look.own.keys, look.own.values, norms)
+        seen = draft_attention(q, text, look.own, look.sight, attention.config.scale, attention.config.window)
         return in_parts(self.products, attention.out, seen)
 
 
@@ -100,8 +100,8 @@ class Look:
 
     in_text: Level
     alone: Level
-    own: Cells  # [rows, 1, kv_heads, dim]
-    sight: Sight
+    own: LayerKV  # [rows, 1, kv_heads, dim]
+    sight: DraftLevel
 
     @classmethod
     def of(cls, reader: FusedPrefill, table: PrefillTable) -> Look:
@@ -109,8 +109,8 @@ class Look:
         keys, values = torch.empty(2, rows, 1, *like.shape[2:], dtype=like.dtype, device=like.device)
         pages = table.pages.index_select(0, table.field(HOME) // table.sizes.each)
         alone = Level(places, torch.arange(rows, device=like.device))
-        sight = Sight(places, pages, table.sizes.columns, rows=1, first=0, depth=0, wide=1)
-        return cls(Level(places, table.field(SLOT)), alone, Cells(keys, values), sight)
+        sight = DraftLevel(places, pages, table.sizes.columns, rows=1, first=0, depth=0, width=1)
+        return cls(Level(places, table.field(SLOT)), alone, LayerKV(keys, values), sight)
 
 
 def _norms_before(head: EagleHead) -> list[PartNorm]:

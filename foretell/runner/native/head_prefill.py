@@ -83,7 +83,7 @@ class NativePrefill:
         self._keeps = _addresses([weights_address(layer.attention.kv) for layer in layers])
         norms = [norm_address(norm) for norm in getattr(head, "tap_norms", ())]
         self._norms, self._columns = _addresses(norms), np.array(columns, np.int64)
-        joins = native.record.join is not None  # then what it joins is no feature of several taps
+        joins = native.record.fc is not None  # then `fc` does not project hidden layers
         self._held = (features, head.target_norm)
         self._record = PrefillHeadRecord(
             native.record,

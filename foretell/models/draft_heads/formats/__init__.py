@@ -43,7 +43,7 @@ def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callab
     plain = {name.removeprefix("model.") for name in names}
     said = config.get("speculators_model_type")
     if said in NOT_SERVED:
-        raise UnsupportedModelError(f"{NOT_SERVED[said]}, which is not served; EAGLE-3, DFlash and DSpark heads are")
+        raise UnsupportedModelError(f"{NOT_SERVED[said]}, which is not supported; EAGLE-3, DFlash and DSpark heads are")
     if said in SPECULATORS:
         return SPECULATORS[said]
     if "dflash_config" in config or "DFlashDraftModel" in (config.get("architectures") or []):

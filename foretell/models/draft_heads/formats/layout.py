@@ -72,7 +72,7 @@ class HeadFile:
         width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         activation = config.string("hidden_act", "silu")
         if activation not in ACTIVATIONS:
-            raise UnsupportedModelError(f"hidden_act {activation!r} of a head is not served")
+            raise UnsupportedModelError(f"hidden_act {activation!r} of a head is not supported")
         out = self.shape(f"{first}.self_attn.o_proj.weight")
         layer = LayerConfig(
             width=width,
@@ -100,7 +100,7 @@ def _window(config: ConfigFields) -> int | None:
     if "sliding_attention" not in types:
         return None
     if len(types) > 1:
-        raise UnsupportedModelError("a head whose layers look back differently far is not served")
+        raise UnsupportedModelError("draft heads with both full and sliding attention layers are not supported")
     return config.integer("sliding_window")
 
 

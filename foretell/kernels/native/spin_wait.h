@@ -1,4 +1,4 @@
-// Waiting for something another thread will do soon.
+// Waits for a condition that another thread makes true soon.
 #pragma once
 
 #include <atomic>
@@ -21,14 +21,14 @@ inline void pause_briefly() {
 #endif
 }
 
-// Waits first on the core, then lets others have it, then sleeps: the gaps between the products of a step are short,
-// and whoever else wants the core (torch's threads, another process) must get it all the same.
-class Gate {
+// Spins, then yields the core, then sleeps: the gaps between the products of a step are short, but torch's threads and
+// other processes must still get the core.
+class SpinWait {
   public:
-    // `ready` must load with memory_order_seq_cst, and what makes it true be stored so before `wake`.
+    // `ready` must load with memory_order_seq_cst, and its condition must be stored with it before `wake`.
     template <class Ready>
     void wait(Ready ready) {
-        if (watch(ready)) return;
+        if (spin(ready)) return;
         std::unique_lock<std::mutex> lock(mutex_);
         sleepers_.fetch_add(1);
         while (!ready()) condition_.wait(lock);
@@ -37,21 +37,21 @@ class Gate {
 
     void wake() {
         if (sleepers_.load() == 0) return;
-        { std::lock_guard<std::mutex> lock(mutex_); }  // one who has looked and not yet slept holds it
+        { std::lock_guard<std::mutex> lock(mutex_); }  // held by a waiter between its check and its sleep
         condition_.notify_all();
     }
 
   private:
-    static constexpr int kPauses = 200;                              // a few microseconds
-    static constexpr std::chrono::microseconds kPatience{300};  // longer than what lies between two products
+    static constexpr int kPauses = 200;                              // spins; a few microseconds
+    static constexpr std::chrono::microseconds kYieldTime{300};  // longer than the gap between two products
 
     template <class Ready>
-    static bool watch(Ready ready) {
+    static bool spin(Ready ready) {
         for (int i = 0; i < kPauses; ++i) {
             if (ready()) return true;
             pause_briefly();
         }
-        const auto end = std::chrono::steady_clock::now() + kPatience;
+        const auto end = std::chrono::steady_clock::now() + kYieldTime;
         while (std::chrono::steady_clock::now() < end) {
             if (ready()) return true;
             std::this_thread::yield();

@@ -1,4 +1,4 @@
-// Which slots the nodes of a step's trees see behind the text they hang on.
+// The KV slots that the nodes of draft trees see after their context.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace foretell {
 
-// For each row of a tree's nodes its ancestors' slots and its own, in the order of their text.
-class Paths {
+// For each tree node the slots of its ancestors and its own, from the root down.
+class TreePaths {
   public:
-    explicit Paths(const Step& step) {
+    explicit TreePaths(const Step& step) {
         for (int64_t i = 0; i < step.span_count; ++i)
             if (step.spans[i].nodes > 0) add(step, step.spans[i]);
     }
@@ -30,7 +30,7 @@ class Paths {
             int64_t depth = 0;
             for (int64_t at = node; at >= 0; at = parents[at]) ++depth;
             firsts_[first + node] = int64_t(slots_.size());
-            // A position that is not the depth is a caller's mistake: it gets wrong keys, but keys.
+            // If a node's position is not its depth, a bug of the caller, it reads wrong keys but none out of bounds.
             slots_.resize(slots_.size() + std::max(depth, step.positions[first + node] - root));
             int64_t* end = slots_.data() + firsts_[first + node] + depth;
             for (int64_t at = node; at >= 0; at = parents[at]) *--end = step.slots[first + at];

@@ -1,4 +1,4 @@
-// For processors without instructions of our choice.
+// Kernels for CPUs without AVX2.
 #include "kernels.h"
 #include "lanes128.h"
 #include "rowwise.h"
@@ -8,9 +8,9 @@
 namespace foretell {
 namespace {
 
-// A row's products with a block of outputs, group by group: what a group adds is worked out by `Group`.
+// Multiply rows by a block of outputs, group by group; `Group` computes what one group adds.
 template <class Group>
-void block_of(const Weights& weights, const Rows& rows, int64_t first, int64_t stop, int64_t block, float* y) {
+void multiply_block(const Weights& weights, const Rows& rows, int64_t first, int64_t stop, int64_t block, float* y) {
     const int64_t begin = block * kBlock, valid = valid_outputs(weights, block);
     const uint8_t* const packed = weights.packed + block * rows.groups * Group::kBytes;
     for (int64_t row = first; row < stop; ++row) {
@@ -40,7 +40,7 @@ struct Int8Group {
 
 struct Int4Group {
     static constexpr int64_t kBytes = kInt4GroupBytes;
-    static constexpr int kHalf = kGroup / 2;  // inputs of the second half lie in the high four bits of the first's
+    static constexpr int kHalf = kGroup / 2;  // the second half of the inputs is in the high nibbles of the first
 
     static float from_bfloat16(const uint8_t* scale) {
         uint16_t high;
@@ -67,6 +67,7 @@ struct Int4Group {
 
 }  // namespace
 
-const Kernels plain_kernels{quantize, block_of<Int8Group>, block_of<Int4Group>, float32, norm, add, turn, gate, attend, best};
+const Kernels portable_kernels{quantize, multiply_block<Int8Group>, multiply_block<Int4Group>, float32, norm, add,
+                               rotate, glu, attend, argmax_softmax};
 
 }  // namespace foretell

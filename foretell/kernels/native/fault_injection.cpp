@@ -1,4 +1,4 @@
-// Faults on demand, for tests: compiled only with -DFORETELL_FAULTS (and -Wl,-Bsymbolic, so that the library's own
+// Fault injection for tests: compiled only with -DFORETELL_FAULTS (and -Wl,-Bsymbolic, so that the library's own
 // operator new is the one below).
 #ifdef FORETELL_FAULTS
 
@@ -13,16 +13,16 @@
 namespace {
 
 // Allocations until one fails; below 0 none does.
-std::atomic<int64_t> left{-1};
+std::atomic<int64_t> allocations_left{-1};
 
 }  // namespace
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these bring an operator new of their own
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // sanitizers have their own operator new
 
 namespace {
 
 void* allocate(void* (*take)(size_t, size_t), size_t size, size_t alignment) {
-    if (left.load() >= 0 && left.fetch_sub(1) == 0) throw std::bad_alloc();
+    if (allocations_left.load() >= 0 && allocations_left.fetch_sub(1) == 0) throw std::bad_alloc();
     void* const made = take(size, alignment);
     if (made == nullptr) throw std::bad_alloc();
     return made;
@@ -49,7 +49,7 @@ namespace {
 
 volatile int64_t shared_count = 0;
 
-// Run f in each of up to `threads` threads at the same time: each chunk waits until all have begun.
+// Run f in each of ceil_div to `threads` threads at the same time: each chunk waits until all have begun.
 template <class F>
 void in_each_thread(int threads, const F& f) {
     Team team(threads);
@@ -67,11 +67,11 @@ void in_each_thread(int threads, const F& f) {
 FORETELL_API void foretell_fail_allocation(int64_t count) {
     foretell::ThreadScratch::release();
     foretell::release_workers_scratch();
-    left.store(count);
+    allocations_left.store(count);
 }
 
-// Whether the planted failure is still to come.
-FORETELL_API bool foretell_failure_pending() { return left.load() >= 0; }
+// Return whether the injected failure has not happened yet.
+FORETELL_API bool foretell_failure_pending() { return allocations_left.load() >= 0; }
 
 // Fail in every thread but the caller's.
 FORETELL_API int64_t foretell_fail_in_workers(int threads) {
