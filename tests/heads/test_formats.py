@@ -209,7 +209,7 @@ def test_weights_land_where_they_belong(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     tensors = eagle3_tensors()
-    with pytest.raises(ModelError, match="no place"):
+    with pytest.raises(ModelError, match="does not belong"):
         load(written(tmp_path / "spare", LAYER, {**tensors, "midlayer.mystery.weight": torch.ones(1)}))
     with pytest.raises(ModelError, match="is it a head for this target"):
         load(written(tmp_path / "width", LAYER, {**tensors, "fc.weight": torch.randn(16, 60)}))

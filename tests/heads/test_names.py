@@ -114,7 +114,7 @@ def test_a_name_alone_means_the_one_that_comes_with_the_package(
     with pytest.raises(RequestError, match="foretell train eagle"):
         LLM(tiny_folder, drafter="eagle", quiet=True)
     monkeypatch.setattr(opening, "SHIPPED", heads.parent)
-    with pytest.raises(RequestError, match="no distilled comes with the package for smollm2-135m"):
+    with pytest.raises(RequestError, match="no distilled ships with the package for smollm2-135m"):
         opening.shipped("smollm2-135m", "distilled")
     assert opening.shipped(heads.name, "eagle") == heads / "eagle"
 

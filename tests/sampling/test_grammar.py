@@ -195,7 +195,7 @@ def test_a_lone_end_token_is_forced_too() -> None:
 
 def test_a_token_that_is_not_allowed_is_an_error_that_stays() -> None:
     follower = matcher("byte-level", "regex")
-    with pytest.raises(GrammarError, match="^the grammar cannot go on: .*$"):
+    with pytest.raises(GrammarError, match="^the grammar cannot continue: .*$"):
         follower.advance(tokenizer("byte-level").encode("no", add_special=False))
     with pytest.raises(GrammarError):
         follower.masks()
