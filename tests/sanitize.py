@@ -27,18 +27,18 @@ LEFT_OUT = (
     "--deselect=tests/runner/test_native.py::test_a_step_that_does_not_fit_in_memory_is_an_error_and_the_next_one_runs",
 )
 SHARED = (  # whose work is large enough for several threads
-    "tests/kernels/test_quantized.py",
+    "tests/kernels/test_quant.py",
     "tests/runner/test_native.py",
     "tests/heads/test_native.py",
     "tests/heads/test_odds.py",
-    "tests/sampling/test_native_choice.py",
+    "tests/sampling/test_native_sampler.py",
 )
 TESTS = (*SHARED, "tests/kernels", "tests/runner", "tests/sampling/test_extreme_values.py")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A function of `faults.cpp`, what it is called with, and what the report says."""
+    """A function of `fault_injection.cpp`, what it is called with, and what the report says."""
 
     function: str
     argument: int

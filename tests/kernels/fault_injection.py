@@ -17,7 +17,7 @@ FLAGS = "-O1 -DFORETELL_FAULTS -Wl,-Bsymbolic"
 
 
 class FaultyLibrary(Library):
-    """The library with the hooks of `faults.cpp`."""
+    """The library with the hooks of `fault_injection.cpp`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
