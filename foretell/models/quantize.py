@@ -165,7 +165,7 @@ def _round_to_int4(groups: Tensor, scales: Tensor) -> Tensor:
 
 
 def _fit_scales(groups: Tensor, values: Tensor) -> Tensor:
-    """Return the least-squares scales of the groups for these integer values, rounded to bfloat16."""
+    """Return the least-squares scales of the groups for these integer values, in bfloat16 precision."""
     scales = (groups * values).sum(-1, keepdim=True) / values.square().sum(-1, keepdim=True).clamp_(min=1)
     return scales.to(torch.bfloat16).float()
 

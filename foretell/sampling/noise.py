@@ -10,10 +10,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 TOKEN_STREAM = 0  # samples tokens; under the rule `match` target and draft share it
-ACCEPT_STREAM, RESIDUAL_STREAM = (
-    1,
-    2,
-)  # of the rules that judge by probabilities; these are keyed by a step's root position
+# Streams of the rules that verify by probabilities, keyed by the root position of a step.
+ACCEPT_STREAM = 1  # accepts or rejects draft tokens
+RESIDUAL_STREAM = 2  # samples the token after the accepted path
 DRAFT_STREAM = 1 << 16  # node i of a draft for such a rule is sampled from stream DRAFT_STREAM + i
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -1,4 +1,4 @@
-"""The library is built once, whole, by whoever comes first, and done without where it cannot be had."""
+"""The library is built once, atomically, by the first process, and is optional if it cannot be built."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_sources_flags_and_compiler_each_make_another_library(fresh: Path, monke
 
 
 def test_two_processes_may_build_at_once(fresh: Path) -> None:
-    """A compiler that takes its time: nobody ever sees half a library, and nothing is left over."""
+    """With a slow compiler no process sees a partial library, and no temporary file is left."""
     compiler = write_compiler(fresh / "cxx", "printf half > $out; sleep 0.4; printf whole > $out")
     code = "from foretell.kernels.native.build import build_library; print(build_library().read_text())"
     env = os.environ | {"CXX": str(compiler)}

@@ -54,14 +54,18 @@ def test_what_is_drawn_is_what_is_chosen_and_its_share_is_of_all_tokens(vocab: i
     torch.manual_seed(vocab)
     logits = 3 * torch.randn(SEQUENCES, vocab + 9)
     logits[:, vocab:] = 90.0
-    for heats in ((1.0, 0.0, 0.3), (1e-9, 2.0, 1.0)):
+    for temperatures in ((1.0, 0.0, 0.3), (1e-9, 2.0, 1.0)):
         draws = SamplingBatch(
-            [SamplingParams(temperature=heat, top_k=40) for heat in heats], [7, -1, 1 << 62], [0, 5, 9]
+            [SamplingParams(temperature=temperature, top_k=40) for temperature in temperatures],
+            [7, -1, 1 << 62],
+            [0, 5, 9],
         )
         (tokens, sure), following = picked(logits, vocab, draws)
         assert tokens.tolist() == sample_on_device(logits[:, :vocab].to(DEVICE), draws) == following.tokens.tolist()
-        warmth = torch.tensor([[max(heat, 1e-6) if heat else 1.0] for heat in heats], dtype=torch.float64)
-        shares = (logits[:, :vocab].double() / warmth).softmax(-1).gather(1, tokens.long()[:, None])[:, 0]
+        divisor = torch.tensor(
+            [[max(temperature, 1e-6) if temperature else 1.0] for temperature in temperatures], dtype=torch.float64
+        )
+        shares = (logits[:, :vocab].double() / divisor).softmax(-1).gather(1, tokens.long()[:, None])[:, 0]
         torch.testing.assert_close(sure.double(), shares, rtol=1e-5, atol=0)
 
 

@@ -108,14 +108,14 @@ def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
     assert {tuple(place) for place in changed} == own
 
 
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
 @torch.inference_mode()
-def test_a_longer_one_that_serves_runs_no_more_than_is_wanted(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_one_that_serves_runs_no_more_than_is_wanted(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
     seqs = sequences(STEPS)
     ends = [len(seq.pages) * PAGE for seq in seqs]
     warm = SamplingParams(temperature=1.0, top_p=0.9)
-    draws = SamplingBatch([warm] * 3, [1, 2, 3], [len(seq.tokens) for seq in seqs]) if drawn else None
+    draws = SamplingBatch([warm] * 3, [1, 2, 3], [len(seq.tokens) for seq in seqs]) if sampled else None
     (alone, sure), cache = chain_of(seqs, ends, 32, 1, draws=draws)
     (served, as_sure), other = chain_of(seqs, ends, 32, 1, recorded=2, draws=draws)
     assert served == alone and as_sure == sure

@@ -1,4 +1,4 @@
-"""A draft model's guesses made in one go are those it makes token by token, drawn ones too."""
+"""Draft chains of one CUDA graph equal those drafted token by token, greedy and sampled."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.tiny import World, add, generate, run, tiny_decoder
 
 PAGE = 4
 SMALL = replace(BASE, layers=1, heads=2, kv_heads=1)
-GREEDY, WARM, COOL = (SamplingParams(temperature=heat) for heat in (0.0, 1.0, 0.4))
+GREEDY, WARM, COOL = (SamplingParams(temperature=each) for each in (0.0, 1.0, 0.4))
 TOP_K, TOP_P = SamplingParams(temperature=1.3, top_k=4), SamplingParams(temperature=1.0, top_p=0.6)
 ALL = SamplingParams(temperature=1.7, top_k=12, top_p=0.8, min_p=0.05)
 MIXES: dict[str, tuple[SamplingParams, ...]] = {
-    "drawn": (WARM, COOL, WARM),
+    "sampled": (WARM, COOL, WARM),
     "restricted": (TOP_K, TOP_P, ALL),
-    "greedy and drawn": (GREEDY, WARM, TOP_P),
+    "greedy and sampled": (GREEDY, WARM, TOP_P),
     "alone": (WARM,),
 }
 
@@ -40,8 +40,8 @@ def small_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
 
 
-def texts(params: tuple[SamplingParams, ...], rule: str = "match") -> list[Sequence]:
-    """Of several lengths. The guesses of the second one end where its pages do."""
+def sequences(params: tuple[SamplingParams, ...], rule: str = "match") -> list[Sequence]:
+    """Return sequences of several lengths. The draft of the second one ends with its pages."""
     return [
         Sequence(
             i, Request(str(i), (), each, 77 - 5**i, 0, rule=rule), [(5 * place + i) % 32 for place in range(length)]
@@ -73,34 +73,37 @@ def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_guesses_are_those_made_token_by_token(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice: in between some guesses stood, and the text went on otherwise behind them."""
+    """Twice: in between some draft tokens are accepted and the sequence continues differently after them."""
     monkeypatch.setattr("foretell.draft.model_graph.FEW", 32)  # what is new is in the chain, too
     (drafter, executor), definition = chained(), by_steps()
-    seqs, budgets = texts(MIXES[mix]), [Budget(3), Budget(2), Budget(1)][: len(MIXES[mix])]
-    for stood in (1, 0):
+    seqs, budgets = sequences(MIXES[mix]), [Budget(3), Budget(2), Budget(1)][: len(MIXES[mix])]
+    for accepted in (1, 0):
         expected = definition.propose(seqs, budgets)
         for mine, defined, seq in zip(drafter.propose(seqs, budgets), expected, seqs, strict=True):
             check(mine, defined, seq.request.params)
-            seq.tokens += [*defined.tokens[:stood], 7]
+            seq.tokens += [*defined.tokens[:accepted], 7]
     assert executor.chains.recorder.recordings and all(each.drawn for each in executor.chains.recorder.recordings)
     assert not executor.recorder().recordings, "no step was made by itself"
 
 
-@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("vocab", [9, 40])
 def test_a_vocabulary_may_be_shorter_or_longer_than_the_drafts(vocab: int, params: SamplingParams) -> None:
-    (drafter, executor), seqs, budgets = chained(vocab), texts((params, params)), [Budget(2)] * 2
+    (drafter, executor), seqs, budgets = chained(vocab), sequences((params, params)), [Budget(2)] * 2
     for mine, defined in zip(drafter.propose(seqs, budgets), by_steps(vocab).propose(seqs, budgets), strict=True):
         check(mine, defined, params)
     assert {each.drawn for each in executor.chains.recorder.recordings} == {params.temperature > 0}
 
 
 def test_a_chain_ends_where_it_is_no_longer_likely() -> None:
-    (whole,) = by_steps().propose(texts((WARM,)), [Budget(3)])
+    (whole,) = by_steps().propose(sequences((WARM,)), [Budget(3)])
     assert whole.confidence is not None
     floor = 0.99 * whole.confidence[0]
     (drafter, _), budget = chained(), Budget(3, min_probability=floor)
-    (mine,), (defined,) = drafter.propose(texts((WARM,)), [budget]), by_steps().propose(texts((WARM,)), [budget])
+    (mine,), (defined,) = (
+        drafter.propose(sequences((WARM,)), [budget]),
+        by_steps().propose(sequences((WARM,)), [budget]),
+    )
     check(mine, defined, WARM)
     assert len(mine) < len(whole)
 
@@ -108,21 +111,21 @@ def test_a_chain_ends_where_it_is_no_longer_likely() -> None:
 @pytest.mark.parametrize(("rule", "temperature"), [("rejection", "fixed"), ("match", "entropy")])
 def test_what_needs_distributions_goes_by_steps(rule: str, temperature: str) -> None:
     drafter, executor = chained(draft_temperature=temperature)
-    mixed = [*texts((GREEDY,)), replace(texts((WARM,), rule)[0], id=1)]
+    mixed = [*sequences((GREEDY,)), replace(sequences((WARM,), rule)[0], id=1)]
     for draft in drafter.propose(mixed, [Budget(1)] * 2):
         assert draft.probs is not None and draft.sampled is not None
     assert not executor.chains.recorder.recordings
-    assert all(len(draft) for draft in drafter.propose(texts((GREEDY,), rule), [Budget(1)]))
-    assert [each.drawn for each in executor.chains.recorder.recordings] == [False], "greedy texts need none"
+    assert all(len(draft) for draft in drafter.propose(sequences((GREEDY,), rule), [Budget(1)]))
+    assert [each.drawn for each in executor.chains.recorder.recordings] == [False], "greedy sequences need none"
 
 
-@pytest.mark.parametrize("mix", ["greedy and drawn", "alone"])
+@pytest.mark.parametrize("mix", ["greedy and sampled", "alone"])
 def test_guesses_that_stay_on_the_device_are_the_same(mix: str) -> None:
-    """The places that a step is told are those where they come to stand, and the next ones go on from them."""
+    """A step reads the draft tokens at their positions on the device, and the next draft continues from them."""
     (drafter, _), definition = chained(), by_steps()
-    seqs = texts(MIXES[mix])
+    seqs = sequences(MIXES[mix])
     budgets = [Budget(nodes, on_device=True) for nodes in (3, 2, 1)][: len(seqs)]
-    for stood in (1, 0):
+    for accepted in (1, 0):
         expected = definition.propose(seqs, budgets)
         proposed = drafter.propose(seqs, budgets)
         if DEVICE.type == "cuda":
@@ -132,17 +135,19 @@ def test_guesses_that_stay_on_the_device_are_the_same(mix: str) -> None:
             assert tuple(int(mine.device_draft.token_buffer[-1 - token]) for token in mine.tokens) == defined.tokens
             tokens, sure = mine.device_draft.wait()
             assert tuple(tokens) == defined.tokens and len(sure) == len(tokens)
-            seq.tokens += [*defined.tokens[:stood], 7]
+            seq.tokens += [*defined.tokens[:accepted], 7]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_step_behind_them_writes_what_the_definition_writes(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    behind: list[int] = []
+    rows_after: list[int] = []
     step = CudaExecutor.forward_device_draft
     monkeypatch.setattr(
-        CudaExecutor, "behind", lambda self, packed, *rest: (behind.append(packed.rows), step(self, packed, *rest))[1]
+        CudaExecutor,
+        "behind",
+        lambda self, packed, *rest: (rows_after.append(packed.rows), step(self, packed, *rest))[1],
     )
     world, (drafter, _) = World(pages=32, device=DEVICE.type, config=SMALL, budget=2), chained()
     engine = world.engine(drafter)
@@ -153,4 +158,4 @@ def test_a_step_behind_them_writes_what_the_definition_writes(
     run(engine)
     truth = generate(prompts=prompts, world=World(config=SMALL), max_tokens=5, temperature=temperature)
     assert [track.seq.tokens[len(prompt) :] for track, prompt in zip(tracks, prompts, strict=True)] == truth
-    assert behind and engine.stats.speculation.drafted
+    assert rows_after and engine.stats.speculation.drafted

@@ -25,7 +25,7 @@ from tests.tiny import World, add, generate, run, tiny_decoder
 
 
 class Still:
-    """Stands for an event or a stream where nothing runs beside the host."""
+    """Stands for an event or a stream where nothing runs concurrently."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -68,8 +68,8 @@ def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
     small = [step for step in PLAIN + GUESSED if step.texts <= 2 and step.take == 1 and step.length < 25]
     assert rehearse(runner, small) == len(small) > 4
-    for drawn in (False, True):
-        go_on(runner, drawn)
+    for sampled in (False, True):
+        go_on(runner, sampled)
     assert [sizes.drawn for sizes in executor.chains.recorder.recordings] == [False, True]
 
 
@@ -89,7 +89,7 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
 
 @torch.inference_mode()
 def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree behind a longer text serves for a plain step, a chain, a smaller tree, and two texts."""
+    """The graph of a tree with a longer context serves a plain step, a chain, a smaller tree and two sequences."""
     stand_still(monkeypatch)
     monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64, 128))
     model, cache, layout = world(BASE, 4, torch.float32)
@@ -131,7 +131,7 @@ def test_a_step_of_several_passes_equals_its_definition(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two texts, of which one ends first: the other's row is then another one."""
+    """Two sequences, of which one ends first: the other then has another row."""
     stand_still(monkeypatch)
     engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
     runner = engine.runner
@@ -142,11 +142,11 @@ def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, m
         executor, "forward_async", lambda packed, *rest: (sent.append(packed.rows), before(packed, *rest))[1]
     )
     settings: dict[str, object] = {"temperature": temperature, "ignore_eos": True}
-    texts = [(prompt, tokens) for prompt, tokens in (([4, 9], 3), ([7], 6))]
-    tracks = [add(engine, str(i), prompt, max_tokens=n, **settings)[0] for i, (prompt, n) in enumerate(texts)]
+    requests = [(prompt, tokens) for prompt, tokens in (([4, 9], 3), ([7], 6))]
+    tracks = [add(engine, str(i), prompt, max_tokens=n, **settings)[0] for i, (prompt, n) in enumerate(requests)]
     run(engine)
     assert sent == [2, 2, 1, 1, 1]
-    for i, ((prompt, tokens), track) in enumerate(zip(texts, tracks, strict=True)):
+    for i, ((prompt, tokens), track) in enumerate(zip(requests, tracks, strict=True)):
         alone = World(config=BASE).engine()
         (right,) = add(alone, str(i), prompt, max_tokens=tokens, **settings)
         run(alone)
@@ -164,10 +164,10 @@ def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_s
     settings: dict[str, object] = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 4}
     truth = generate(prompts=[[4], [7], [9]], world=World(config=BASE), **settings)
     with freely():
-        for texts in ((0,), (0, 1, 2), (0,)):
-            tracks = [add(engine, str(i), [[4], [7], [9]][i], **settings)[0] for i in texts]
+        for requests in ((0,), (0, 1, 2), (0,)):
+            tracks = [add(engine, str(i), [[4], [7], [9]][i], **settings)[0] for i in requests]
             run(engine)
-            assert [track.seq.tokens[1:] for track in tracks] == [truth[i] for i in texts]
+            assert [track.seq.tokens[1:] for track in tracks] == [truth[i] for i in requests]
 
 
 def test_open_tokens_are_those_the_step_before_came_to() -> None:
@@ -185,9 +185,9 @@ def test_what_the_likeliest_were_is_told_of_the_step_before(monkeypatch: pytest.
     model, cache, layout = world(BASE, 4, torch.float32)
     executor = CudaExecutor(model, cache, layout)
     first = executor(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
-    likeliest, best = first.logits.argmax(-1).tolist(), first.logits.topk(3).indices.tolist()
+    argmax, best = first.logits.argmax(-1).tolist(), first.logits.topk(3).indices.tolist()
     sent = executor.forward_async(replace(packed, tokens=[-2, -1]), (), None, 3)
-    assert sent is not None and sent.wait_previous_tokens() == (likeliest, best)
+    assert sent is not None and sent.wait_previous_tokens() == (argmax, best)
     found = sent.output.logits.clone()
-    again = executor(replace(packed, tokens=likeliest[::-1]), ())
+    again = executor(replace(packed, tokens=argmax[::-1]), ())
     assert torch.equal(found, again.logits) and not torch.equal(found, found[[1, 0]])

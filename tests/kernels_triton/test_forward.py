@@ -141,7 +141,7 @@ def test_half_precision() -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """Alone, in a batch, filled up to other sizes."""
+    """Alone, in a batch, padded to other shapes."""
     config = CONFIGS["three to a head"]
     shapes = [(100, 1, Draft.chain([3, 4])), (17, 1, Draft()), (270, 1, Draft())]
     results = []
@@ -175,7 +175,7 @@ def attended(
     filled = torch.zeros(sizes.rows, *q.shape[1:], dtype=q.dtype, device=DEVICE)
     filled[: len(q)] = q
     found = attend(filled, cache.keys[0], cache.values[0], rows, scale, window)
-    assert not found[packed.rows :].any(), "rows that only fill up are nothing"
+    assert not found[packed.rows :].any(), "padded rows are zero"
     return found[: len(q)]
 
 
@@ -223,7 +223,7 @@ WORLDS: dict[str, list[tuple[int, int, Draft]]] = {
 def test_who_puts_parts_together_and_when_pages_are_known_changes_no_bit(
     name: str, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that has read four short parts or all keys, or whoever joins them. In float32 no rounding hides another
+    """One program that reads four short splits or all keys, or the merge kernel. In float32 no rounding hides another
     order. What was not written is no number."""
     if dtype == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies no bfloat16")

@@ -28,7 +28,7 @@ MIXES = {
 
 def test_prompts_are_told_from_drafts() -> None:
     assert readers(step([*WRITTEN, *READ], 4)) == [False] * 3 + [True] * 2
-    assert readers(step([(100, 1, Draft.chain([1] * 60))], 4)) == [False], "many rows, and all of them guesses"
+    assert readers(step([(100, 1, Draft.chain([1] * 60))], 4)) == [False], "many rows, all of them draft tokens"
 
 
 @pytest.mark.parametrize("most", [256, 8, 3])
@@ -81,27 +81,27 @@ def test_a_prompt_alone_runs_whole_and_never_in_few_rows() -> None:
     assert tiles.together[:, 1].sum() == 70
 
 
-@pytest.mark.parametrize("texts", [1, 3, 64, 65, 96, 100, 129, 192, 256])
-def test_a_chain_has_as_many_sequences_as_its_first_step_has_rows_at_most(texts: int) -> None:
+@pytest.mark.parametrize("sequences", [1, 3, 64, 65, 96, 100, 129, 192, 256])
+def test_a_chain_has_as_many_sequences_as_its_first_step_has_rows_at_most(sequences: int) -> None:
     """Else the second step would run what lay in its tables from before."""
-    packed = step([(2, 1, Draft())] * texts, 4)
+    packed = step([(2, 1, Draft())] * sequences, 4)
     sizes, _ = fit(packed, 3)
     chain = fit_chain(packed, sizes, 3, 4, 32)
-    assert texts <= chain.sequences <= chain.first.rows
-    assert 2 * texts > ROWS[-1] or chain.first.rows >= 2 * texts, "room for a guess that stood"
+    assert sequences <= chain.sequences <= chain.first.rows
+    assert 2 * sequences > ROWS[-1] or chain.first.rows >= 2 * sequences, "room for an accepted draft token"
 
 
 @pytest.mark.parametrize("share", [1, 3, 4, 8, 16, 64])
-@pytest.mark.parametrize("texts", [1, 2, 8])
-def test_what_a_text_has_to_catch_up_with_makes_no_other_chain(texts: int, share: int) -> None:
-    """Others guess for it meanwhile, any number of tokens: each would be a recording that a text waits for."""
+@pytest.mark.parametrize("sequences", [1, 2, 8])
+def test_catching_up_reuses_the_captured_chain(sequences: int, share: int) -> None:
+    """Other drafters draft any number of tokens meanwhile: each count would otherwise need its own graph."""
 
     def chain(pending: list[int]) -> ChainSizes:
         packed = step([(100, rows, Draft()) for rows in pending], 4)
         return fit_chain(packed, fit(packed, share)[0], share, 4, 32)
 
-    recorded = chain([1] * texts)
-    for behind in range(2, FEW + 1):
-        assert recorded.covers(chain([behind] + [1] * (texts - 1))), behind
+    recorded = chain([1] * sequences)
+    for missing in range(2, FEW + 1):
+        assert recorded.covers(chain([missing] + [1] * (sequences - 1))), missing
     assert not any(readers(step([(100, FEW, Draft())], 4))), "it is no prompt yet"
     assert all(readers(step([(100, FEW + 1, Draft())], 4))), "more is one, and read by itself"

@@ -56,7 +56,7 @@ def test_each_part_is_normed_by_itself(parts: int, width: int, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_pairs_are_those_that_are_read_when_all_is_kept(dtype: torch.dtype, scale: float) -> None:
-    """Of three texts, the first from its first place on; then rows that only fill up."""
+    """Return positions of three sequences, the first from position 0, then padded rows."""
     width, slots = 48, [8, 9, 10, 3, 4, 17, -1, -1]
     before = [8, 8, 9, 12, 3, 2, 2, 2]
     table, fresh, kept = (random(20, width, seed=i, dtype=dtype) for i in range(3))
@@ -124,7 +124,7 @@ def test_what_is_kept_is_what_the_definition_keeps(config: HeadConfig, dtype: to
 
 @pytest.mark.parametrize("name", ["all norms", "two layers"])
 def test_what_is_kept_in_8_bits_is_what_the_definition_keeps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a step of the grid of each row that is rounded on its way."""
+    """Within one quantization step of each row."""
     readers = [Reader(READ[name], kind, torch.float32) for kind in (FusedPrefill, GraphPrefill)]
     in_8_bits(monkeypatch, *(each.head for each in readers))
     for each in readers:

@@ -36,29 +36,36 @@ FUSED = {name: HEADS[name] for name in ("eagle of two layers", "eagle with a win
 
 
 # With a device all heads are drafted for by these kernels in `tests/gpu`.
-interpreted = pytest.mark.skipif(DEVICE.type == "cuda", reason="the texts of these tests lie on a CPU")
+interpreted = pytest.mark.skipif(DEVICE.type == "cuda", reason="the sequences of these tests are on a CPU")
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def texts_at(heats: list[float], depth: int, wide: int = 0, own: int = 1) -> DraftTable:
-    """A table of as many texts."""
-    table = DraftTable(DraftShape(len(heats), 256, depth, wide, any(heats)), 1 + (depth - 1) * max(1, wide), 4, DEVICE)
-    noise = [np.arange(depth) * 7919 + 31 * i for i in range(len(heats))]
-    table.send([DraftRow(1, 5, 4, [0, 1], own, heat, keys) for heat, keys in zip(heats, noise, strict=True)])
+def table_for(temperatures: list[float], depth: int, wide: int = 0, own: int = 1) -> DraftTable:
+    """Return a table with one sequence per temperature."""
+    table = DraftTable(
+        DraftShape(len(temperatures), 256, depth, wide, any(temperatures)), 1 + (depth - 1) * max(1, wide), 4, DEVICE
+    )
+    noise = [np.arange(depth) * 7919 + 31 * i for i in range(len(temperatures))]
+    table.send(
+        [
+            DraftRow(1, 5, 4, [0, 1], own, temperature, keys)
+            for temperature, keys in zip(temperatures, noise, strict=True)
+        ]
+    )
     return table
 
 
-@pytest.mark.parametrize("heats", [[0.0], [0.0, 0.0, 0.0, 0.0], [0.8], [0.0, 1.3, 0.0, 0.5]], ids=str)
+@pytest.mark.parametrize("temperatures", [[0.0], [0.0, 0.0, 0.0, 0.0], [0.8], [0.0, 1.3, 0.0, 0.5]], ids=str)
 @pytest.mark.parametrize("outputs", [24, 300, 9000])
-def test_a_token_is_that_of_the_definition(outputs: int, heats: list[float]) -> None:
-    table, depth = texts_at(heats, 3), 2
+def test_a_token_is_that_of_the_definition(outputs: int, temperatures: list[float]) -> None:
+    table, depth = table_for(temperatures, 3), 2
     ids = torch.arange(outputs, device=DEVICE) * 3 + 1
-    logits = random(len(heats), outputs) * 3
+    logits = random(len(temperatures), outputs) * 3
     logits[0, 5] = logits[0, 17] = logits.max() + 1  # of equals the first
-    told = [torch.empty(2, 3, len(heats), device=DEVICE) for _ in range(2)]
+    told = [torch.empty(2, 3, len(temperatures), device=DEVICE) for _ in range(2)]
     defined, mine = (DraftOutput(each, ProbsBuffer(outputs, DEVICE)(table.sizes)) for each in told)
     truth = pick(logits, ExponentialRace(table, ids), defined, depth)
     tokens = torch.empty_like(truth)
@@ -92,7 +99,7 @@ def test_what_is_read_is_that_of_the_definition(dtype: torch.dtype, picks: bool,
 
 
 def columns_of(pages: Tensor, own: Tensor, cache: Tensor) -> Tensor:
-    """[texts, columns, kv_heads, dim]: the text's, then the guesses."""
+    """[sequences, columns, kv_heads, dim]: the context, then the draft."""
     return torch.cat([cache[pages].flatten(1, 2), own], 1)
 
 
@@ -104,24 +111,24 @@ def test_what_is_seen_is_that_of_the_definition(
     rows: int, depth: int, dim: int, part: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretell.kernels.triton.draft_attention.SPLIT_KEYS", part)
-    page, kv_heads, share, wide, guesses = 4, 2, 3, rows, 20
+    page, kv_heads, share, wide, num_drafts = 4, 2, 3, rows, 20
     table = torch.tensor([[40, 9, 5, 3, 8, 0, 1, 2, 10, 4], [11, 1, 4, 6, 7, 2, 3, 0, 9, 5]], device=DEVICE)
     places, pages = table[:, 0], table[:, 1:]
     places.copy_(torch.tensor([33, 2]))
     keys, values = (random(12, page, kv_heads, dim, seed=i, dtype=dtype) for i in (1, 2))
-    own = [random(2, guesses, kv_heads, dim, seed=i, dtype=dtype) for i in (3, 4)]
+    own = [random(2, num_drafts, kv_heads, dim, seed=i, dtype=dtype) for i in (3, 4)]
     q = random(2 * rows, kv_heads * share, dim, seed=5, dtype=dtype)
     first = 0 if depth == 0 else 1 + (depth - 1) * wide
-    guess_at, columns = torch.arange(guesses, device=DEVICE), pages.shape[1] * page
-    ways = (random(2 * rows, guesses, seed=6) > 0) & (guess_at < first)
-    ways |= guess_at == first + torch.arange(rows, device=DEVICE).repeat(2)[:, None]
-    shown = ways if rows > 1 else (guess_at < first + rows).expand(2 * rows, -1)
+    draft_index, columns = torch.arange(num_drafts, device=DEVICE), pages.shape[1] * page
+    ways = (random(2 * rows, num_drafts, seed=6) > 0) & (draft_index < first)
+    ways |= draft_index == first + torch.arange(rows, device=DEVICE).repeat(2)[:, None]
+    shown = ways if rows > 1 else (draft_index < first + rows).expand(2 * rows, -1)
     place = torch.arange(columns, device=DEVICE)
     text = ((place >= 1) & (place < places[:, None]))[:, None].expand(-1, rows, -1)
-    near = guess_at >= 0
+    near = draft_index >= 0
     if window is not None:
         text = text & (place > places[:, None, None] + depth - window)
-        near = depth - (guess_at + wide - 1) // wide < window
+        near = depth - (draft_index + wide - 1) // wide < window
     seen = torch.cat([text, shown.view(2, rows, -1) & near], -1)
     bias = torch.zeros(seen.shape, dtype=dtype, device=DEVICE).masked_fill(~seen, float("-inf"))
     whole = [columns_of(pages, mine, cache) for mine, cache in zip(own, (keys, values), strict=True)]
@@ -132,16 +139,16 @@ def test_what_is_seen_is_that_of_the_definition(
     torch.testing.assert_close(found.view(truth.shape), truth, rtol=near_enough, atol=near_enough)
 
 
-@pytest.mark.parametrize("heats", [[0.0, 0.0], [0.8, 1.3], [0.6, 0.0], [0.01, 1e-9]], ids=str)
+@pytest.mark.parametrize("temperatures", [[0.0, 0.0], [0.8, 1.3], [0.6, 0.0], [0.01, 1e-9]], ids=str)
 @pytest.mark.parametrize(("outputs", "count"), [(24, 10), (3000, 10), (1024, 3), (2050, 10)])
-def test_the_children_are_those_of_the_definition(outputs: int, count: int, heats: list[float]) -> None:
-    texts, rows, wide, depth = len(heats), 3, 4, 2
-    table, ids = texts_at(heats, 3), torch.arange(outputs, device=DEVICE) * 2
-    logits = random(texts * rows, outputs) * 2
-    told = torch.zeros(2, texts, wide, count, device=DEVICE)
+def test_the_children_are_those_of_the_definition(outputs: int, count: int, temperatures: list[float]) -> None:
+    seqs, rows, wide, depth = len(temperatures), 3, 4, 2
+    table, ids = table_for(temperatures, 3), torch.arange(outputs, device=DEVICE) * 2
+    logits = random(seqs * rows, outputs) * 2
+    told = torch.zeros(2, seqs, wide, count, device=DEVICE)
     topk_children(logits, ids, noise_of(table, depth), told[0], told[1])
     tokens, shares = likeliest(
-        logits.view(texts, rows, -1), ExponentialRace(table, ids), depth, table.sizes.drawn, count
+        logits.view(seqs, rows, -1), ExponentialRace(table, ids), depth, table.sizes.drawn, count
     )
     told_of = shares > 0  # where nothing is left to tell them by any will do
     assert torch.equal(told[0, :, :rows][told_of], tokens.float()[told_of])
@@ -167,8 +174,8 @@ def test_of_equal_logits_noise_tells() -> None:
     logits = torch.full((1, 2500), -30.0, device=DEVICE)
     logits[0, [7, 900, 1030, 2100, 2400]] = 20.0
     ids = torch.arange(2500, device=DEVICE)
-    for heat in (1e-5, 0.01, 1.0):
-        table, told = texts_at([heat], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
+    for temperature in (1e-5, 0.01, 1.0):
+        table, told = table_for([temperature], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
         topk_children(logits, ids, noise_of(table, 0), told[0], told[1])
         tokens, shares = likeliest(logits[None], ExponentialRace(table, ids), 0, True, 4)
         assert told[0].tolist() == tokens.tolist() and len(set(shares[0, 0].tolist())) == 4
@@ -178,22 +185,22 @@ def test_of_equal_logits_noise_tells() -> None:
 @pytest.mark.parametrize("own", [1, 2, 5])
 @pytest.mark.parametrize("equals", [False, True])
 def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> None:
-    texts, wide, count, depth, outputs = 2, 5, 6, 4, 30
-    table = texts_at([0.0] * texts, depth, wide, own)
+    seqs, wide, count, depth, outputs = 2, 5, 6, 4, 30
+    table = table_for([0.0] * seqs, depth, wide, own)
     ids = torch.arange(outputs, device=DEVICE)
     choice, above = TreeTopK(table, ids, count), None
-    seen = torch.zeros(texts, 1, table.guesses, dtype=torch.bool, device=DEVICE)
+    seen = torch.zeros(seqs, 1, table.guesses, dtype=torch.bool, device=DEVICE)
     seen[..., 0] = True
     for level in range(depth - 1):
         rows = 1 if above is None else wide
-        logits = random(texts * rows, outputs, seed=level) * 2
+        logits = random(seqs * rows, outputs, seed=level) * 2
         choice.look(logits.round() if equals else logits)
         told, first = choice.found[level].clone(), 1 + level * wide
         tokens, parents = choice.select_children()
         above = select_children(told, table.field(WIDE), above, first, table.guesses)
         assert torch.equal(told, choice.found[level]) and torch.equal(above.path_probs, choice.chances)
         assert above.tokens.tolist() == tokens.tolist()
-        hung = parents + torch.arange(texts, device=DEVICE)[:, None] * rows
+        hung = parents + torch.arange(seqs, device=DEVICE)[:, None] * rows
         assert above.parent_rows.tolist() == hung.flatten().tolist()
         itself = torch.arange(table.guesses, device=DEVICE) == first + torch.arange(wide, device=DEVICE)[:, None]
         seen = seen.gather(1, parents[..., None].expand(-1, -1, table.guesses)) | itself
@@ -212,18 +219,18 @@ def fused(drafter: HeadDrafter) -> HeadDrafter:
 @interpreted
 @pytest.mark.parametrize("config", FUSED.values(), ids=FUSED)
 def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
-    drafters, texts = waiting(config)
+    drafters, seqs = waiting(config)
     fused(drafters[1])
-    both(drafters, texts, [Budget(3)] * len(LONG), slice(1, 2))
-    both(drafters, texts, [Budget(5 + 2 * i, max_depth=3) for i in range(len(LONG))], slice(1, 3))
+    both(drafters, seqs, [Budget(3)] * len(LONG), slice(1, 2))
+    both(drafters, seqs, [Budget(5 + 2 * i, max_depth=3) for i in range(len(LONG))], slice(1, 3))
 
 
 @interpreted
 def test_a_drawn_draft_is_too() -> None:
-    drafters, texts = waiting(HEADS["eagle"], heats=(0.0, 1.3, 0.7))
+    drafters, seqs = waiting(HEADS["eagle"], heats=(0.0, 1.3, 0.7))
     fused(drafters[1])
-    both(drafters, texts, [Budget(3)] * len(LONG), slice(0, 3))
-    both(drafters, texts, [Budget(9, max_depth=3)] * len(LONG), slice(0, 3))
+    both(drafters, seqs, [Budget(3)] * len(LONG), slice(0, 3))
+    both(drafters, seqs, [Budget(9, max_depth=3)] * len(LONG), slice(0, 3))
 
 
 def test_other_heads_are_not_served() -> None:
@@ -245,8 +252,8 @@ def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: DraftHead[Any]) -> None:
 
 @interpreted
 def test_a_head_in_8_bits_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafters, texts = waiting(HEADS["eagle of two layers"])
+    drafters, seqs = waiting(HEADS["eagle of two layers"])
     in_8_bits(monkeypatch, *(drafter.head for drafter in drafters))
     fused(drafters[1])
-    both(drafters, texts, [Budget(2)] * len(LONG), slice(1, 2))
-    both(drafters, texts, [Budget(5 + 2 * i, max_depth=3) for i in range(len(LONG))], slice(1, 3))
+    both(drafters, seqs, [Budget(2)] * len(LONG), slice(1, 2))
+    both(drafters, seqs, [Budget(5 + 2 * i, max_depth=3) for i in range(len(LONG))], slice(1, 3))

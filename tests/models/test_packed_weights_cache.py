@@ -164,7 +164,7 @@ def test_a_damaged_file_is_refused_and_made_anew(folder: Path, damage: str, capl
     DAMAGES[damage](only_file())
     with caplog.at_level(logging.INFO, "foretell"):
         assert start(model) == (False, bytes_before)
-    assert len(caplog.messages) == 1 and "made anew" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "written again" in caplog.messages[0]
     assert start(model) == (True, bytes_before)
 
 
@@ -240,13 +240,13 @@ def test_small_models_are_not_kept_and_who_says_no_is_heeded(folder: Path, monke
 @pytest.mark.parametrize("drafter", ["none", "self:int4"])
 def test_texts_are_the_same_from_disk(folder: Path, drafter: str) -> None:
     """A copy in fewer bits is made of floats, which a kept model does not have."""
-    texts = [
+    outputs = [
         LLM(folder, drafter=drafter, quantization="int8", quiet=True).generate(
             "The quick", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         )[0]
         for _ in range(2)
     ]
-    assert texts[0].outputs[0].token_ids == texts[1].outputs[0].token_ids and only_file()
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids and only_file()
 
 
 @pytest.mark.parametrize(("large", "said"), [(900, True), (400, False)])

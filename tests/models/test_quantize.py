@@ -1,4 +1,4 @@
-"""Quantized copies of a decoder: on the grid they should be, and as drafts they change no text."""
+"""Quantized copies of a decoder have the expected error, and as draft models change no output."""
 
 from __future__ import annotations
 
@@ -57,23 +57,30 @@ def numbers(*shape: int) -> Tensor:
 def test_int8_is_off_by_half_a_step_at_most() -> None:
     weight = numbers(20, 50) * torch.logspace(-3, 3, 20)[:, None]
     weight[3] = 0
-    rounded = quantize_int8(weight)
-    assert rounded.values.abs().amax(1).tolist() == [0 if i == 3 else 127 for i in range(20)]
-    assert ((rounded.dequantized() - weight).abs() <= rounded.scales[:, None] * 0.5001).all()
+    quantized_weight = quantize_int8(weight)
+    assert quantized_weight.values.abs().amax(1).tolist() == [0 if i == 3 else 127 for i in range(20)]
+    assert ((quantized_weight.dequantized() - weight).abs() <= quantized_weight.scales[:, None] * 0.5001).all()
 
 
 @pytest.mark.parametrize("inputs", [GROUP_SIZE, 70, 576])
 def test_int4_has_less_error_than_absmax_scaling(inputs: int) -> None:
     weight = numbers(300, inputs) * torch.logspace(-3, 3, 300)[:, None]
     weight[7, :GROUP_SIZE] = 0
-    rounded = quantize_int4(weight)
+    quantized_weight = quantize_int4(weight)
     groups = nn.functional.pad(weight, (0, -inputs % GROUP_SIZE)).view(300, -1, GROUP_SIZE)
     simple = groups.abs().amax(-1, keepdim=True) / 7
     naive = ((groups / simple.clamp(min=1e-9)).round() * simple - groups).square().sum((1, 2))
-    error = (rounded.dequantized() - weight).square().sum(1)
+    error = (quantized_weight.dequantized() - weight).square().sum(1)
     assert (error / naive.clamp(min=1e-30)).mean() < 0.75
-    assert rounded.values.shape == weight.shape and rounded.values.amin() == -8 and rounded.values.amax() <= 7
-    assert rounded.scales.shape == (300, -(-inputs // GROUP_SIZE)) and rounded.dequantized()[7, :GROUP_SIZE].eq(0).all()
+    assert (
+        quantized_weight.values.shape == weight.shape
+        and quantized_weight.values.amin() == -8
+        and quantized_weight.values.amax() <= 7
+    )
+    assert (
+        quantized_weight.scales.shape == (300, -(-inputs // GROUP_SIZE))
+        and quantized_weight.dequantized()[7, :GROUP_SIZE].eq(0).all()
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -136,10 +143,10 @@ def test_a_quantized_draft_leaves_the_text_as_it_is(format: QuantFormat, tempera
         track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=temperature)
     ]
     run(engine)
-    texts = [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
-    assert texts == generate(temperature=temperature)
+    outputs = [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+    assert outputs == generate(temperature=temperature)
     record = Speculation.total(track.speculation for track in tracks)
-    assert record.accepted_per_step > (3.5 if format == "int8" else 2), "it guesses as the model would"
+    assert record.accepted_per_step > (3.5 if format == "int8" else 2), "it drafts as the model would"
 
 
 QUESTIONS = (

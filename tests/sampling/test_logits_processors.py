@@ -22,7 +22,7 @@ def assembly(tiny_folder: Any) -> Assembly:
     return build_engine(EngineConfig(model=str(tiny_folder)), SpeculationConfig(drafter="none"))
 
 
-def plainly(scores: torch.Tensor, text: list[int], params: SamplingParams, banned: list[list[int]]) -> torch.Tensor:
+def reference(scores: torch.Tensor, text: list[int], params: SamplingParams, banned: list[list[int]]) -> torch.Tensor:
     """Entry by entry."""
     scores = scores.clone()
     for token, bias in (params.logit_bias or {}).items():
@@ -50,11 +50,11 @@ def test_scores_are_those_of_the_plain_definition(assembly: Assembly, seed: int)
     for run in spelt:
         prompt = [rng.randrange(vocab) for _ in range(3)]
         (request,) = assembly.requests.make("a", [*prompt, *run[:-1]], params)
-        cut = rng.randrange(len(run))  # some of the run stands in the text, the rest on the path to a guess
+        cut = rng.randrange(len(run))  # some of the run is in the output, the rest on the path of a draft
         text, path = [*prompt, *run[:-1][:cut]], tuple(run[:-1][cut:])
         scores = torch.randn(vocab)
         found = process_row(scores, TokenHistory(request, text, vocab), path, None)
-        assert torch.equal(found, plainly(scores, [*text, *path], params, spelt))
+        assert torch.equal(found, reference(scores, [*text, *path], params, spelt))
         hits += bool(found[run[-1]] == float("-inf"))
     assert hits == len(spelt)
 
@@ -66,11 +66,11 @@ def test_ends_are_kept_out_until_enough_is_written_and_looked_at_no_longer(assem
     (request,) = assembly.requests.make("a", [1, 2, 3], params)
     ends, scores = {5, *request.end_ids}, torch.randn(vocab)
     for written in range(8):
-        for guessed in range(3):
-            text, path = [1, 2, 3, *[7] * written], (7,) * guessed
+        for drafted in range(3):
+            text, path = [1, 2, 3, *[7] * written], (7,) * drafted
             found = process_row(scores, TokenHistory(request, text, vocab), path, None)
             barred = set((found == float("-inf")).nonzero()[:, 0].tolist())
-            assert barred == (ends if written + guessed < least else set())
+            assert barred == (ends if written + drafted < least else set())
             assert not barred or changes_logits(request, written)
         assert changes_logits(request, written) == (written < least)
 

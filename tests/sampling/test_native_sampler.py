@@ -38,7 +38,7 @@ def scores(rows: int, vocab: int, seed: int = 0) -> Tensor:
     return made
 
 
-def drawn(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
+def sample_natively(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
     assert native is not None
     settings = [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows]
     return sample_native(native, logits, *settings)
@@ -51,20 +51,20 @@ def test_it_draws_what_the_definition_draws(params: SamplingParams, vocab: int) 
     count = 24 if vocab > 1000 else 200
     logits = scores(count, vocab)
     rows = [SamplingRow(params, seed=i % 5, position=i) for i in range(count)]
-    found, truth = drawn(logits, rows), sample_reference(logits, rows)
+    found, truth = sample_natively(logits, rows), sample_reference(logits, rows)
     assert len(set(truth)) > (1 if params.top_k == 1 or params.top_p < 0.1 else 2)
     assert sum(a != b for a, b in zip(found, truth, strict=True)) == 0
 
 
 @needs_native
 def test_equal_scores_share_the_edge_and_are_all_drawn() -> None:
-    """Ties at an edge stay in: with top_k 1 of three equals each is drawn."""
+    """Ties at an edge stay in: with top_k 1 of three equals each is sampled."""
     logits = torch.zeros(60, 100)
     logits[:, [3, 50, 99]] = 5.0
     for params in (SamplingParams(temperature=1.0, top_k=1), SamplingParams(temperature=1.0, top_p=0.05)):
         rows = [SamplingRow(params, seed=1, position=i) for i in range(60)]
-        assert set(drawn(logits, rows)) == {3, 50, 99}
-        assert drawn(logits, rows) == sample_reference(logits, rows)
+        assert set(sample_natively(logits, rows)) == {3, 50, 99}
+        assert sample_natively(logits, rows) == sample_reference(logits, rows)
 
 
 @needs_native
@@ -73,12 +73,12 @@ def test_a_row_draws_the_same_alone_in_a_batch_and_with_any_number_of_threads() 
     rows = [SamplingRow(each, seed=i, position=i) for i, each in enumerate([*SETTINGS.values(), SamplingParams()] * 3)][
         :30
     ]
-    together, threads = drawn(logits, rows), torch.get_num_threads()
+    together, threads = sample_natively(logits, rows), torch.get_num_threads()
     order = random.Random(0).sample(range(30), 30)
-    assert [drawn(logits[i : i + 1], [rows[i]])[0] for i in range(30)] == together
+    assert [sample_natively(logits[i : i + 1], [rows[i]])[0] for i in range(30)] == together
     try:
         torch.set_num_threads(3)
-        assert drawn(logits[order], [rows[i] for i in order]) == [together[i] for i in order]
+        assert sample_natively(logits[order], [rows[i] for i in order]) == [together[i] for i in order]
     finally:
         torch.set_num_threads(threads)
     greedy = [i for i, row in enumerate(rows) if row.params.temperature == 0]

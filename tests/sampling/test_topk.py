@@ -1,4 +1,4 @@
-"""The likeliest tokens, against torch."""
+"""Top-k against torch."""
 
 from __future__ import annotations
 

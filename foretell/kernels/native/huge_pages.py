@@ -42,7 +42,7 @@ def _map_huge_pages(size: int) -> Tensor:
 
 
 def in_huge_pages(tensor: Tensor, ours: Path = Path("/proc/self")) -> bool:
-    """Return whether the mapped file behind a tensor is in huge pages, as newer kernels can do; True if unknown."""
+    """Return whether the mapped file of a tensor is in huge pages, as newer kernels can do; True if unknown."""
     try:
         maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", (ours / "smaps").read_text(), flags=re.M)
     except OSError:

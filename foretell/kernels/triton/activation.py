@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def apply_glu(gate, up, GELU: tl.constexpr):
-    """Return activation(gate) * up in the dtype of both, rounded after each step as the torch definition is."""
+    """Return activation(gate) * up in the dtype of both, with the intermediate precision of the torch definition."""
     dtype = gate.dtype
     gate, up = gate.to(tl.float32), up.to(tl.float32)
     if GELU:

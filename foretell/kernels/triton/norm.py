@@ -17,7 +17,7 @@ from .quant_linear import FORMAT_CODES, empty_quantized, quantize_row
 
 @triton.jit
 def rms_norm_row(x, weight, width, eps):
-    """Return the RMS norm of a float32 row, rounded as the torch function is."""
+    """Return the RMS norm of a float32 row with the operations of the torch function."""
     return x * tl.rsqrt(tl.sum(x * x, 0) / width + eps) * weight
 
 

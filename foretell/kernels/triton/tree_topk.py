@@ -34,7 +34,7 @@ def _unpack_score(packed):
 
 @triton.jit
 def _scale_logits(x, temperature):
-    """Divide logits by the temperature, rounded as in the torch definition."""
+    """Divide logits by the temperature with the precision of the torch definition."""
     return tl.div_rn(x, tl.maximum(temperature, 1e-6))
 
 
@@ -103,7 +103,7 @@ def _merge_topk_kernel(
     to = ((row // rows_per_seq) * width + row % rows_per_seq) * COUNT + rank
     token = tl.load(ids + index, mask=kept, other=0)
     tl.store(tokens + to, token.to(tl.float32), mask=kept)
-    tl.store(probs + to, tl.div_rn(race_score, weight), mask=kept)  # correctly rounded: no probability exceeds 1
+    tl.store(probs + to, tl.div_rn(race_score, weight), mask=kept)  # IEEE division: no probability exceeds 1
 
 
 @dataclass(frozen=True)
