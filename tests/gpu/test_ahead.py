@@ -55,7 +55,7 @@ def test_the_text_is_the_same(make: Callable[[list[list[int]]], Drafter | None],
     assert bool(sent) == (sampling != "penalties")
 
 
-def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_since() -> None:
+def test_tokens_are_sampled_from_the_logits_of_their_own_step() -> None:
     """A recording leaves its logits where it was made to, and a larger step has them in other room."""
     engine = World(device="cuda").engine()
     truth = generate(None, World(), temperature=1.0)

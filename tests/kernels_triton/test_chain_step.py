@@ -16,7 +16,7 @@ from foretell.sampling_params import SamplingParams
 from tests.kernels_triton.test_forward import DEVICE
 
 PAGE, SEQUENCES = 4, 3
-PLACES, ENDS = (5, 8, 2), (12, 9, 4)  # the second has reached its end
+POSITIONS, ENDS = (5, 8, 2), (12, 9, 4)  # the second has reached its end
 
 
 def tables(sizes: StepShape, pages: Tensor) -> RowTables:
@@ -28,7 +28,7 @@ def picked(logits: Tensor, vocab: int, draws: SamplingBatch | None = None) -> tu
     pages = torch.arange(SEQUENCES * 5, dtype=torch.int32, device=DEVICE).view(SEQUENCES, 5).flip(0)
     rows, following = (tables(StepShape(count, count, 16, 1), pages) for count in (4, SEQUENCES))
     rows.logit_rows[:SEQUENCES] = torch.tensor([0, 2, 3], device=DEVICE)
-    rows.positions[:] = torch.tensor([PLACES[0], PLACES[1] - 1, PLACES[1], PLACES[2]], device=DEVICE)
+    rows.positions[:] = torch.tensor([POSITIONS[0], POSITIONS[1] - 1, POSITIONS[1], POSITIONS[2]], device=DEVICE)
     found = torch.zeros(2, SEQUENCES, device=DEVICE)
     ends = torch.tensor(ENDS, dtype=torch.int32, device=DEVICE)
     words = None if draws is None else torch.from_numpy(pack_settings(draws)).to(DEVICE)
@@ -88,15 +88,15 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
 
 def test_the_next_row_of_each_stands_behind_its_last_one() -> None:
     _, rows = picked(torch.randn(SEQUENCES, 50), 50)
-    places = [place + 1 for place in PLACES]
-    runs = [place < end for place, end in zip(places, ENDS, strict=True)]
+    positions = [position + 1 for position in POSITIONS]
+    runs = [position < end for position, end in zip(positions, ENDS, strict=True)]
     assert runs == [True, False, True]
-    assert rows.positions.tolist() == places
-    assert rows.key_limits.tolist() == [place + 1 for place in places]
-    assert rows.visible_keys.tolist() == [(place + 1) * on for place, on in zip(places, runs, strict=True)]
+    assert rows.positions.tolist() == positions
+    assert rows.key_limits.tolist() == [position + 1 for position in positions]
+    assert rows.visible_keys.tolist() == [(position + 1) * on for position, on in zip(positions, runs, strict=True)]
     assert rows.logit_rows.tolist() == [0, 1, 2]
     pages = rows.pages.tolist()
-    slots = [pages[i][place // PAGE] * PAGE + place % PAGE for i, place in enumerate(places)]
+    slots = [pages[i][position // PAGE] * PAGE + position % PAGE for i, position in enumerate(positions)]
     assert rows.slots.tolist() == [slot if on else -1 for slot, on in zip(slots, runs, strict=True)]
     for i, tile in enumerate(rows.tiles.tolist()):
-        assert tile == [i, 1, i, (places[i] + 1) * runs[i], 0, places[i] + 1]
+        assert tile == [i, 1, i, (positions[i] + 1) * runs[i], 0, positions[i] + 1]

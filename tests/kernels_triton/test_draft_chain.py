@@ -95,7 +95,7 @@ def test_a_chain_equals_its_definition(vocab: int) -> None:
 
 
 @torch.inference_mode()
-def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
+def test_a_sequence_without_pages_stops_and_leaves_others_alone() -> None:
     seqs = sequences(STEPS)
     _, before, _ = world(BASE, PAGE, torch.float32)
     (found, _), cache = chain_of(seqs, [len(seqs[0].tokens), 100, 100], 32)
@@ -110,7 +110,7 @@ def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
 
 @pytest.mark.parametrize("sampled", [False, True])
 @torch.inference_mode()
-def test_a_longer_one_that_serves_runs_no_more_than_is_wanted(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_captured_chain_runs_only_the_wanted_steps(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
     seqs = sequences(STEPS)
     ends = [len(seq.pages) * PAGE for seq in seqs]

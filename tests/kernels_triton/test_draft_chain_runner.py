@@ -72,7 +72,7 @@ def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_guesses_are_those_made_token_by_token(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_equal_those_drafted_token_by_token(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: in between some draft tokens are accepted and the sequence continues differently after them."""
     monkeypatch.setattr("foretell.draft.model_graph.FEW", 32)  # what is new is in the chain, too
     (drafter, executor), definition = chained(), by_steps()
@@ -109,7 +109,7 @@ def test_a_chain_ends_where_it_is_no_longer_likely() -> None:
 
 
 @pytest.mark.parametrize(("rule", "temperature"), [("rejection", "fixed"), ("match", "entropy")])
-def test_what_needs_distributions_goes_by_steps(rule: str, temperature: str) -> None:
+def test_drafts_with_distributions_run_step_by_step(rule: str, temperature: str) -> None:
     drafter, executor = chained(draft_temperature=temperature)
     mixed = [*sequences((GREEDY,)), replace(sequences((WARM,), rule)[0], id=1)]
     for draft in drafter.propose(mixed, [Budget(1)] * 2):
@@ -139,7 +139,7 @@ def test_guesses_that_stay_on_the_device_are_the_same(mix: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_step_behind_them_writes_what_the_definition_writes(
+def test_the_step_after_a_device_draft_equals_the_definition(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows_after: list[int] = []

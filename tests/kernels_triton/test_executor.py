@@ -62,7 +62,7 @@ def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Capture, "__call__", lambda _, run: recorded(run))
 
 
-def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dummy_steps_run_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
     runner = ModelRunner(tiny_decoder(config=BASE).to(DEVICE), 8, 16, 128, (0, 2))
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
@@ -73,7 +73,7 @@ def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch
     assert [sizes.drawn for sizes in executor.chains.recorder.recordings] == [False, True]
 
 
-def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmed_up_graphs_give_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
     engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
     runner = engine.runner
@@ -88,7 +88,7 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
 
 
 @torch.inference_mode()
-def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_padded_graph_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph of a tree with a longer context serves a plain step, a chain, a smaller tree and two sequences."""
     stand_still(monkeypatch)
     monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64, 128))
@@ -130,7 +130,9 @@ def test_a_step_of_several_passes_equals_its_definition(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_steps_generate_what_the_definition_generates(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two sequences, of which one ends first: the other then has another row."""
     stand_still(monkeypatch)
     engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
@@ -153,7 +155,7 @@ def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, m
         assert track.seq.tokens == right.seq.tokens
 
 
-def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_since(
+def test_tokens_are_sampled_from_the_logits_of_their_own_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A recording leaves its logits where it was made to, and a larger step has them in other room."""

@@ -220,7 +220,7 @@ WORLDS: dict[str, list[tuple[int, int, Draft]]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 90, 300])
 @pytest.mark.parametrize("name", WORLDS)
-def test_who_puts_parts_together_and_when_pages_are_known_changes_no_bit(
+def test_split_assignment_and_prefetching_change_no_bit(
     name: str, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One program that reads four short splits or all keys, or the merge kernel. In float32 no rounding hides another

@@ -1,4 +1,4 @@
-"""What is kept of places by the fused kernels is what the torch functions keep."""
+"""Head KV stored by the fused kernels equals that of the torch functions."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_pairs_are_those_that_are_read_when_all_is_kept(dtype: torch.dtype, scal
     defined = kept.index_copy(0, own[:6], fresh[:6])
     embedded = NormedTable(table, tokens, left)
     truth, _ = eagle_inputs(embedded, NormedTable(defined, wanted, right), scale, 1e-5, False)
-    places = NewHiddenStates(fresh[: len(slots)], kept, own, wanted)
-    assert torch.equal(store_eagle_inputs(embedded, places, right, scale, 1e-5), truth)
+    states = NewHiddenStates(fresh[: len(slots)], kept, own, wanted)
+    assert torch.equal(store_eagle_inputs(embedded, states, right, scale, 1e-5), truth)
     assert torch.equal(kept, defined)
 
 
@@ -109,7 +109,7 @@ def places_of(number: int, start: int, stop: int, pages: list[int], like: Reader
     ("dtype", "near"), [(torch.float32, 1e-4), (torch.float16, 1e-2), (torch.bfloat16, 3e-2)], ids=str
 )
 @pytest.mark.parametrize("config", READ.values(), ids=READ)
-def test_what_is_kept_is_what_the_definition_keeps(config: HeadConfig, dtype: torch.dtype, near: float) -> None:
+def test_stored_kv_equals_the_definition(config: HeadConfig, dtype: torch.dtype, near: float) -> None:
     if dtype == torch.bfloat16 and config.layers > 1 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies no bfloat16, and attention is made of products")
     fused, plain = (Reader(config, kind, dtype) for kind in (FusedPrefill, GraphPrefill))

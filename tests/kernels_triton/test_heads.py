@@ -107,7 +107,7 @@ def columns_of(pages: Tensor, own: Tensor, cache: Tensor) -> Tensor:
 @pytest.mark.parametrize("window", [None, 6, 2])
 @pytest.mark.parametrize(("dim", "part"), [(24, 16), (64, 128)])  # a device compiles them quite differently
 @pytest.mark.parametrize(("rows", "depth"), [(1, 0), (1, 3), (4, 3), (10, 1)])
-def test_what_is_seen_is_that_of_the_definition(
+def test_draft_attention_equals_the_definition(
     rows: int, depth: int, dim: int, part: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretell.kernels.triton.draft_attention.SPLIT_KEYS", part)
@@ -218,7 +218,7 @@ def fused(drafter: HeadDrafter) -> HeadDrafter:
 
 @interpreted
 @pytest.mark.parametrize("config", FUSED.values(), ids=FUSED)
-def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
+def test_a_single_graph_draft_equals_the_definition(config: HeadConfig) -> None:
     drafters, seqs = waiting(config)
     fused(drafters[1])
     both(drafters, seqs, [Budget(3)] * len(LONG), slice(1, 2))
@@ -226,7 +226,7 @@ def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
 
 
 @interpreted
-def test_a_drawn_draft_is_too() -> None:
+def test_a_sampled_draft_matches_too() -> None:
     drafters, seqs = waiting(HEADS["eagle"], heats=(0.0, 1.3, 0.7))
     fused(drafters[1])
     both(drafters, seqs, [Budget(3)] * len(LONG), slice(0, 3))
@@ -251,7 +251,7 @@ def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: DraftHead[Any]) -> None:
 
 
 @interpreted
-def test_a_head_in_8_bits_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_int8_head_matches_too(monkeypatch: pytest.MonkeyPatch) -> None:
     drafters, seqs = waiting(HEADS["eagle of two layers"])
     in_8_bits(monkeypatch, *(drafter.head for drafter in drafters))
     fused(drafters[1])
