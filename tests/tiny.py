@@ -239,7 +239,7 @@ def check_pages(engine: Engine) -> None:
         assert len(set(track.seq.pages)) == len(track.seq.pages)
         for page in track.seq.pages:
             held[page] = held.get(page, 0) + 1
-    assert held == {page: count for page, count in enumerate(pool._holders) if count}
+    assert held == {page: count for page, count in enumerate(pool._references) if count}
 
 
 def random_tree(seq: Sequence, budget: Budget) -> Draft:

@@ -81,7 +81,7 @@ def test_yarn_stretches_the_context() -> None:
         ({"hidden_size": 18}, "head_dim"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_hidden_layers": 1.5}, "num_hidden_layers"),
-        ({"num_key_value_heads": 3}, "key heads"),
+        ({"num_key_value_heads": 3}, "KV heads"),
         ({"head_dim": 5}, "head dimension"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps"),
         ({"rope_theta": 0}, "rope_theta"),
@@ -93,7 +93,7 @@ def test_yarn_stretches_the_context() -> None:
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
         ({"model_type": 3}, "model_type"),
-        ({"model_type": None}, "lacks model_type"),
+        ({"model_type": None}, "no model_type"),
     ],
 )
 def test_nonsense_names_its_field(change: dict[str, Any], field: str) -> None:

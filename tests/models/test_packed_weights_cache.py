@@ -201,7 +201,7 @@ def test_where_nothing_can_be_kept_the_model_runs_all_the_same(
     else:
         (tmp_path / "home").write_text("no folder")
     assert not start(opened(folder))[0]
-    assert len(caplog.messages) >= 1 and "cannot be kept" in caplog.messages[-1]
+    assert len(caplog.messages) >= 1 and "cannot be written" in caplog.messages[-1]
     assert not full or not list(packed_folder().iterdir()), "nothing is left of it"
 
 
