@@ -8,8 +8,8 @@ from pathlib import Path
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
-from foretell.kernels.quant import QuantFormat
 from foretell.models.draft_heads.loading import head_kind
+from foretell.models.quantize import QuantFormat
 
 from .base import Drafter, NoDrafter
 from .idle_unload import UnloadableDrafter

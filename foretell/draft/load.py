@@ -14,9 +14,8 @@ from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.model import MAX_ROWS
 from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
 from foretell.errors import CapacityError
-from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
-from foretell.models.quantize import quantized_copy
+from foretell.models.quantize import QuantFormat, quantized_copy
 from foretell.runner.memory_plan import GIB, MemoryPlan, device_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer

@@ -29,10 +29,10 @@ from foretell.draft.self_draft import SelfDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.errors import RequestError
-from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
 from foretell.models.draft_heads.loading import head_kind
+from foretell.models.quantize import QuantFormat
 from foretell.options import nearest
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.model_runner import ModelRunner

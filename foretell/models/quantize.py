@@ -17,11 +17,11 @@ from foretell.kernels.quant import (
     QUANT_MAX,
     Int4Weights,
     Int8Weights,
-    QuantFormat,
     QuantizedRows,
     quantized_linear,
     split_groups,
 )
+from foretell.kernels.quant import QuantFormat as QuantFormat  # exported, for packages above that do not import kernels
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear

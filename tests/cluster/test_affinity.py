@@ -75,7 +75,7 @@ def test_memory_is_bounded_and_what_is_used_stays() -> None:
     assert affinity.order([b"1"], {"a": 0, "b": 1})[0] == "a", "long forgotten"
     for i in range(10):
         affinity.remember([SYSTEM], f"replica {i}")
-    assert sum(f"replica {i}" in affinity._references[SYSTEM] for i in range(10)) == HOLDERS
+    assert sum(f"replica {i}" in affinity._holders[SYSTEM] for i in range(10)) == HOLDERS
 
 
 def test_other_routings_ignore_what_was_read() -> None:

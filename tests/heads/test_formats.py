@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         load(written(tmp_path / "spare", LAYER, {**tensors, "midlayer.mystery.weight": torch.ones(1)}))
     with pytest.raises(ModelError, match="is it a head for this target"):
         load(written(tmp_path / "width", LAYER, {**tensors, "fc.weight": torch.randn(16, 60)}))
-    with pytest.raises(ModelError, match="rising"):
+    with pytest.raises(ModelError, match="ascending"):
         load(written(tmp_path / "ids", LAYER, {**tensors, "d2t": torch.arange(20).flip(0)}))
     with pytest.raises(ModelError, match=r"norm.weight.* is missing"):
         load(written(tmp_path / "less", LAYER, {k: v for k, v in tensors.items() if k != "norm.weight"}))

@@ -63,7 +63,7 @@ def texts(tracks: list[SequenceState]) -> list[list[int]]:
     for track in tracks:
         assert track.error is None and track.seq.finish_reason in ("stop", "length")
         if track.seq.finish_reason == "stop":
-            assert EXAMPLES["person"].judge(text_of(READER, track.seq.tokens[len(track.seq.request.prompt) :]))
+            assert EXAMPLES["person"].is_valid(text_of(READER, track.seq.tokens[len(track.seq.request.prompt) :]))
     assert any(track.seq.finish_reason == "stop" for track in tracks)
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 

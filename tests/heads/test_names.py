@@ -115,15 +115,15 @@ def test_a_name_alone_means_the_one_that_comes_with_the_package(
         LLM(tiny_folder, drafter="eagle", quiet=True)
     monkeypatch.setattr(opening, "SHIPPED", heads.parent)
     with pytest.raises(RequestError, match="no distilled ships with the package for smollm2-135m"):
-        opening.shipped("smollm2-135m", "distilled")
-    assert opening.shipped(heads.name, "eagle") == heads / "eagle"
+        opening.shipped_head("smollm2-135m", "distilled")
+    assert opening.shipped_head(heads.name, "eagle") == heads / "eagle"
 
 
 def test_what_comes_with_the_package_is_small_and_has_a_card() -> None:
     folders = sorted(each for each in (opening.SHIPPED / "smollm2-135m").iterdir() if each.is_dir())
     assert [each.name for each in folders] == ["block", "distilled", "eagle", "medusa"]
     for folder in folders:
-        assert opening.recognised(folder) == folder.name and "Licence: Apache-2.0" in (folder / "README.md").read_text()
+        assert opening.head_kind(folder) == folder.name and "Licence: Apache-2.0" in (folder / "README.md").read_text()
     files = [each for each in opening.SHIPPED.rglob("*") if each.is_file()]
     assert sum(each.stat().st_size for each in files) <= 30_000_000
     assert max(each.stat().st_size for each in files) <= 16 << 20
@@ -138,7 +138,7 @@ def test_pickled_weights_are_refused_in_words_that_name_the_way(tmp_path: Path, 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
     write_head(make_head(EagleConfig(LAYER, 77, 32, (1,), target="somebody else's")), tmp_path)
-    with pytest.raises(ForetellError, match="somebody else's, which does not fit"):
+    with pytest.raises(ForetellError, match="somebody else's and does not fit"):
         LLM(tiny_folder, drafter=str(tmp_path), quiet=True)
 
 

@@ -196,7 +196,7 @@ def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> Non
         logits = random(seqs * rows, outputs, seed=level) * 2
         choice.look(logits.round() if equals else logits)
         told, first = choice.found[level].clone(), 1 + level * wide
-        tokens, parents = choice.select_children()
+        tokens, parents = choice.descend()
         above = select_children(told, table.field(WIDE), above, first, table.guesses)
         assert torch.equal(told, choice.found[level]) and torch.equal(above.path_probs, choice.chances)
         assert above.tokens.tolist() == tokens.tolist()
