@@ -13,7 +13,7 @@ import torch
 
 from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
-from foretell.kernels.triton.row_tables import Sizes
+from foretell.kernels.triton.row_tables import StepShape
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS, split_step, step_shape
 from foretell.runner.cuda.graphs import GraphCache
@@ -61,7 +61,7 @@ class PaddedExecutor(Executor):
 
     def __init__(self, inner: Executor, share: int, tape: FakeCapture) -> None:
         self.inner, self.share, self.recorder = inner, share, tape.recorder()
-        self.asked = Counter[Sizes]()
+        self.asked = Counter[StepShape]()
 
     def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         for some in split_step(packed, CAPTURE_ROWS[-1]):

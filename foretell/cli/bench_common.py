@@ -32,7 +32,7 @@ def open_target(args: argparse.Namespace) -> ModelSource:
 
 def weights(target: ModelSource) -> str:
     """Return the dtype or quantization of its weights."""
-    return str(target.dtype).removeprefix("torch.") if target.bits is None else f"int{target.bits}"
+    return target.cpu_quantization or str(target.dtype).removeprefix("torch.")
 
 
 def add_result_arguments(parser: argparse.ArgumentParser) -> None:

@@ -118,7 +118,7 @@ def arms_to_try(
     from foretell.tune.search_space import SearchSpace, is_sampled
 
     chosen = args.drafters or [*default_drafters(KINDS, target.config.layers, items), *heads_of(args)]
-    own = f"self:int{target.bits}"
+    own = f"self:{target.cpu_quantization}"
     chosen = [name for name in chosen if name != own or args.drafters]
     arms = SearchSpace(chosen, args.nodes, is_sampled(items, args.temperature)).variants(base)
     for arm in arms:

@@ -19,7 +19,7 @@ from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig, read_head_config
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import Bits, quantize_weights, quantize_weights_cuda
+from foretell.models.quantize import quantize_weights
 from foretell.models.sharding import Shard
 from foretell.runner.batch_layout import BatchLayout, flatten_spans
 from foretell.runner.heads.ops import HEAD_OPS, HeadOp
@@ -96,8 +96,7 @@ class ModelShardSpec:
 
     checkpoint: Path
     dtype: torch.dtype
-    bits: Bits | None
-    rounding: QuantFormat | None
+    quantization: QuantFormat | None
     pages: int
     page_size: int
     context: int
@@ -109,9 +108,7 @@ class ModelShardSpec:
 
     def quantize(self, model: Decoder) -> Decoder:
         """Return the loaded shard with its weights quantized as specified."""
-        if self.rounding is not None:
-            return quantize_weights_cuda(model, self.rounding)
-        return model if self.bits is None else quantize_weights(model, self.bits)
+        return model if self.quantization is None else quantize_weights(model, self.quantization)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
     "recycle": lambda truth: TokenRecyclingDrafter(),
     "lookahead": lambda truth: LookaheadDrafter(),
     "early exit": lambda truth: early_exit(),
-    "itself in 8 bits": lambda truth: quantized_self(8),
-    "itself in 4 bits": lambda truth: quantized_self(4),
+    "itself in 8 bits": lambda truth: quantized_self("int8"),
+    "itself in 4 bits": lambda truth: quantized_self("int4"),
     "translated": lambda truth: token_translator(device="cuda"),
     "mix": lambda truth: MixDrafter(
         [NGramDrafter(1, 3), TokenRecyclingDrafter(), model_drafter(seed=5, device="cuda")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretell.kernels.triton.row_tables import Sizes
+from foretell.kernels.triton.row_tables import StepShape
 from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.cuda.graph_shapes import is_plain_decode, split_step
 from foretell.runner.cuda.tables import make_tiles, write_tables
@@ -27,8 +27,8 @@ def step(lengths: list[int], draft: Draft = Draft()) -> BatchLayout:
 @pytest.mark.parametrize("lengths", [[0], [17], [3, 90, 12], [5] * 8], ids=str)
 def test_plain_decode_tables_equal_the_general_ones(lengths: list[int]) -> None:
     packed = step(lengths)
-    sizes = Sizes(8, 8, 16, 4)
-    tables = [np.full(sizes.numbers, -77, np.int32) for _ in range(2)]
+    sizes = StepShape(8, 8, 16, 4)
+    tables = [np.full(sizes.table_size, -77, np.int32) for _ in range(2)]
     write_tables(tables[0], packed, None, sizes)
     write_tables(tables[1], packed, make_tiles(packed, 5), sizes)
     assert np.array_equal(*tables)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from foretell.kernels.triton.row_tables import CHEAP_ROWS, NO_PARTS, Sizes
+from foretell.kernels.triton.row_tables import CHEAP_ROWS, NO_SPLIT, StepShape
 from foretell.runner.cuda.graph_shapes import ChainShape
 from foretell.runner.cuda.graphs import (
     CAPTURE_AFTER,
@@ -24,7 +24,8 @@ from foretell.runner.heads.tables import DraftShape
 from tests.fake_graphs import FakeCapture
 
 STEPS = [
-    Sizes(*each) for each in itertools.product((1, 8, 96, 256), (1, 8), (16, 32), (NO_PARTS, 8, 20), (0, 32), (0, 8))
+    StepShape(*each)
+    for each in itertools.product((1, 8, 96, 256), (1, 8), (16, 32), (NO_SPLIT, 8, 20), (0, 32), (0, 8))
 ]
 DRAFTS = [DraftShape(*each) for each in itertools.product((1, 8), (512, 2048), (1, 2, 3, 8), (0, 1, 10), (False, True))]
 READINGS = [PrefillShape(*each) for each in itertools.product((1, 64, 256), (0, 2), (0, 8), (0, 512))]
@@ -46,13 +47,13 @@ def test_a_covering_shape_costs_more(sizes: list[Paddable]) -> None:
 
 
 def test_shapes_of_different_kinds_do_not_cover_each_other() -> None:
-    assert not Sizes(256, 8, 64, NO_PARTS).covers(Sizes(256, 8, 16, 8)), (
+    assert not StepShape(256, 8, 64, NO_SPLIT).covers(StepShape(256, 8, 16, 8)), (
         "matrix products of a prefill add up differently"
     )
-    assert not Sizes(256, 8, 64, 8).covers(Sizes(256, 8, 64, NO_PARTS))
-    assert Sizes(CHEAP_ROWS, 8, 16, 8).covers(Sizes(1, 1, 16, 8))
-    assert not Sizes(256, 8, 16, 8).covers(Sizes(CHEAP_ROWS, 8, 16, 8)), "so many more rows cost time"
-    greedy, drawn = (ChainShape(Sizes(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
+    assert not StepShape(256, 8, 64, 8).covers(StepShape(256, 8, 64, NO_SPLIT))
+    assert StepShape(CHEAP_ROWS, 8, 16, 8).covers(StepShape(1, 1, 16, 8))
+    assert not StepShape(256, 8, 16, 8).covers(StepShape(CHEAP_ROWS, 8, 16, 8)), "so many more rows cost time"
+    greedy, drawn = (ChainShape(StepShape(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
     assert not greedy.covers(drawn) and not drawn.covers(greedy), "one takes longer, the other does not sample"
     tree = DraftShape(1, 512, 4, width=10)
     assert not tree.covers(DraftShape(1, 512, 4)) and not DraftShape(1, 512, 4, sampled=True).covers(

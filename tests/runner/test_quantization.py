@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams
-from foretell.build.model_source import choose_bits, choose_rounding
+from foretell.build.model_source import choose_quantization
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
@@ -20,8 +20,7 @@ from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
 from foretell.models.quantize import (
-    Bits,
-    QuantizedLinear,
+    NativeQuantizedLinear,
     cuda_linear_bytes,
     prepared_bytes,
     quantize_linear_cuda,
@@ -35,7 +34,7 @@ from foretell.runner.native.executor import NativeExecutor
 from .harness import RunnerHarness, random_model, text
 from .test_native import CONFIGS, same_bits
 
-BITS: list[Bits] = [8, 4]
+FORMATS: list[QuantFormat] = ["int8", "int4"]
 PROMPTS = ["The quick brown fox jumps over the lazy dog. The quick brown fox", "She sells sea shells", "The"]
 DRAFTERS = ["ngram", "suffix,recycle", "self:int4", "self:int8", "exit:1"]
 
@@ -64,14 +63,14 @@ def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pyt
         for drafter in ("none", "ngram")
     ]
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
-    assert any("rounded to int8, run as floats" in line for line in lines)
+    assert any("quantized to int8, run in floats" in line for line in lines)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_model_quantized_in_place_equals_its_quantized_copy(config: ModelConfig, bits: Bits) -> None:
     tokens = text(40, config.vocab)
-    model = quantize_weights(random_model(config), bits)
+    model = quantize_weights(random_model(config), format)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     assert len(layers) == 4 * config.layers + 1
     assert same_bits(
@@ -79,17 +78,17 @@ def test_a_model_quantized_in_place_equals_its_quantized_copy(config: ModelConfi
     )
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, bits: Bits) -> None:
+def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, format: QuantFormat) -> None:
     if library() is None:
         pytest.skip("no C++ compiler is here")
-    model = quantize_weights(random_model(config), bits)
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    model = quantize_weights(random_model(config), format)
+    layers = [module for module in model.modules() if isinstance(module, NativeQuantizedLinear)]
     integers = sum(layer.native.bytes for layer in layers)
     floats = sum(parameter.nbytes for parameter in model.parameters())
     biases = sum(0 if layer.native.bias is None else layer.native.bias.nbytes for layer in layers)
-    assert prepared_bytes(config, torch.float32, "cpu", bits) == integers + floats + biases
+    assert prepared_bytes(config, torch.float32, "cpu", format) == integers + floats + biases
 
 
 def test_floats_must_fit_until_they_are_quantized() -> None:
@@ -103,19 +102,19 @@ def test_unknown_and_impossible_formats_are_refused() -> None:
     with pytest.raises(RequestError, match="auto, none, int8, int4, fp8"):
         EngineConfig(quantization="int3")
     with pytest.raises(RequestError, match="int4 runs on a CPU only; take int8 or fp8"):
-        choose_rounding(EngineConfig(quantization="int4"), torch.device("cuda"))
+        choose_quantization(EngineConfig(quantization="int4"), gguf(0), torch.device("cuda"))
     with pytest.raises(RequestError, match="fp8 runs on a CUDA device only"):
-        choose_rounding(EngineConfig(quantization="fp8"), torch.device("cpu"))
+        choose_quantization(EngineConfig(quantization="fp8"), gguf(0), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "device", "rounding"),
+    ("wanted", "device", "format"),
     [
         ("auto", "cuda", None),
         ("none", "cuda", None),
         ("int8", "cuda", "int8"),
         ("fp8", "cuda", "fp8"),
-        ("int8", "cpu", None),
+        ("int8", "cpu", "int8"),
     ],
 )
 def test_a_cuda_device_has_its_own_8_bit_formats(wanted: str, device: str, rounding: str | None) -> None:
@@ -147,20 +146,21 @@ def gguf(file_type: int) -> Checkpoint:
 
 @pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 @pytest.mark.parametrize(
-    ("settings", "file_type", "device", "bits"),
+    ("settings", "file_type", "device", "format"),
     [
         ({}, 3, "cpu", 8),  # the file's weights are quantized
         ({}, 0, "cpu", None),
         ({}, 3, "cuda", None),
         ({"dtype": "float32"}, 3, "cpu", None),  # an explicit float type wins
         ({"quantization": "none"}, 3, "cpu", None),
-        ({"quantization": "int4"}, 0, "cpu", 4),
+        ({"quantization": "int4"}, 0, "cpu", "int4"),
     ],
 )
 def test_weights_are_quantized_if_the_file_has_quantized_weights(
     settings: dict[str, str], file_type: int, device: str, bits: int | None
 ) -> None:
-    assert choose_bits(EngineConfig(**settings), gguf(file_type), torch.device(device)) == bits  # type: ignore[arg-type]
+    config = EngineConfig(**settings)  # type: ignore[arg-type]
+    assert choose_quantization(config, gguf(file_type), torch.device(device)) == format
 
 
 @pytest.mark.weights

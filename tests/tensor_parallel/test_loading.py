@@ -42,11 +42,11 @@ def put_together(parts: list[Decoder], is_gguf: bool) -> dict[str, torch.Tensor]
         rows.fill_(float("nan"))
         for part in parts:
             slot = map_parameters(part, is_gguf)[name]
-            if slot.cut.columns is not None:
-                rows[:, slot.cut.columns.start : slot.cut.columns.stop] = slot.rows
-            elif slot.cut.rows is not None and len(slot.cut.rows):
-                rows[slot.cut.rows.start : slot.cut.rows.stop] = slot.rows
-            elif slot.cut.rows is None:
+            if slot.source.columns is not None:
+                rows[:, slot.source.columns.start : slot.source.columns.stop] = slot.rows
+            elif slot.source.rows is not None and len(slot.source.rows):
+                rows[slot.source.rows.start : slot.source.rows.stop] = slot.rows
+            elif slot.source.rows is None:
                 rows.copy_(slot.rows)
         found[name] = rows
     return found

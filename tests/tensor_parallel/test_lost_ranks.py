@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a
 from foretell.models.sharding import Shard
 from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup
 torch.set_num_threads(1)
-part = ModelShardSpec(pathlib.Path(sys.argv[1]), torch.float32, None, None, 64, 4, 128)
+part = ModelShardSpec(pathlib.Path(sys.argv[1]), torch.float32, None, 64, 4, 128)
 team = TensorParallelGroup([LaunchSpec(Shard(1, 2), "cpu", 1, (part,))], torch.device("cpu"))
 team.wait_ready()
 print(*team.pids, flush=True)

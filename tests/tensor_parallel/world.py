@@ -101,7 +101,7 @@ def split(
     for name, head in heads.items():
         write_head(random_head(head, TargetWeights.of(whole)), folder / name)
     folders = tuple(folder / name for name in heads)
-    part = ModelShardSpec(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT, folders)
+    part = ModelShardSpec(folder, torch.float32, None, PAGES, PAGE_SIZE, CONTEXT, folders)
     orders = [LaunchSpec(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
     team = TensorParallelGroup(orders, torch.device(device), patience)
     try:

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.quant import QuantFormat
-from foretell.kernels.triton.draft_attention import Cells, Sight, glance
-from foretell.kernels.triton.draft_sample import Draw, guess
-from foretell.kernels.triton.eagle_inputs import Side, read_pairs
-from foretell.kernels.triton.norm import Change, add_norm
-from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
-from foretell.kernels.triton.swiglu import gate
-from foretell.kernels.triton.tree_topk import Branches, Noise, best_children, descend
+from foretell.kernels.triton.draft_attention import DraftLevel, LayerKV, draft_attention
+from foretell.kernels.triton.draft_sample import DraftSampling, sample_draft_tokens
+from foretell.kernels.triton.eagle_inputs import NormedTable, eagle_inputs
+from foretell.kernels.triton.norm import ResidualDelta, add_norm
+from foretell.kernels.triton.rotary import QKNorms, rotate_and_store
+from foretell.kernels.triton.swiglu import gated_activation
+from foretell.kernels.triton.tree_topk import DraftNoise, TreeLevel, select_children, topk_children
 from foretell.models.draft_heads import DraftHead, EagleHead
 from foretell.models.draft_heads.layer import HeadAttention, HeadLayer
 from foretell.models.layers import Linear
 from foretell.models.quantize import CudaQuantizedLinear
-from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, format_of
 from foretell.runner.heads.graph_draft import GraphDraft
 from foretell.runner.heads.sampler import EXPANDED, DraftOutput
 from foretell.runner.heads.tables import POSITION, PREVIOUS_SLOT, TOKEN, WIDTH, DraftShape, DraftTable
@@ -87,9 +87,9 @@ class FusedDraft(GraphDraft):
             level = layers(offset, tokens, hidden, None)
             draw = None
             if temperatures is not None and output.probs is not None:
-                draw = Draw(temperatures, table.noise_keys[:, offset], output.probs[offset])
+                draw = DraftSampling(temperatures, table.noise_keys[:, offset], output.probs[offset])
             tokens = torch.empty(shape.sequences, dtype=torch.int64, device=table.device)
-            guess(level.logits, head.draft_ids, draw, tokens, output.readback[:, offset])
+            sample_draft_tokens(level.logits, head.draft_ids, draw, tokens, output.readback[:, offset])
             hidden = LevelStates(level.carry)
         return output
 
@@ -102,13 +102,13 @@ class FusedDraft(GraphDraft):
         tokens, hidden, branches = table.field(TOKEN), LevelStates(self.state_rows, table.field(PREVIOUS_SLOT)), None
         for depth in range(shape.depth):
             level = layers(depth, tokens, hidden, branches)
-            noise = None if temperatures is None else Noise(temperatures, table.noise_keys[:, depth])
-            best_children(level.logits, self.head.draft_ids, noise, readback[depth, 0], readback[depth, 1])
+            noise = None if temperatures is None else DraftNoise(temperatures, table.noise_keys[:, depth])
+            topk_children(level.logits, self.head.draft_ids, noise, readback[depth, 0], readback[depth, 1])
             if depth + 1 < shape.depth:
-                branches = descend(
+                branches = select_children(
                     readback[depth], table.field(WIDTH), branches, 1 + depth * shape.width, table.draft_rows
                 )
-                tokens, hidden = branches.tokens, LevelStates(level.carry, branches.before)
+                tokens, hidden = branches.tokens, LevelStates(level.carry, branches.parent_rows)
         return DraftOutput(readback)
 
 
@@ -135,27 +135,29 @@ class FusedLayers:
         self.head, self.table = steps.head, table
         self.config, self.eps = self.head.config, self.head.config.layer.norm_eps
         self.linear = LinearDispatch(self.head.like.dtype)
-        self.pages_kv = [Cells(*both) for both in zip(steps.keys, steps.values, strict=True)]
+        self.pages_kv = [LayerKV(*both) for both in zip(steps.keys, steps.values, strict=True)]
         kv_shape = (2, len(self.pages_kv), table.shape.sequences, table.draft_rows, *steps.keys[0].shape[2:])
         keys, values = torch.empty(kv_shape, dtype=self.head.like.dtype, device=table.device)
-        self.draft_kv = [Cells(*both) for both in zip(keys, values, strict=True)]
+        self.draft_kv = [LayerKV(*both) for both in zip(keys, values, strict=True)]
         self.levels = steps.levels[table.shape].place(table.field(POSITION), len(self.head.rope_table) - 1)
 
-    def __call__(self, depth: int, tokens: Tensor, hidden: LevelStates, branches: Branches | None) -> LevelOutput:
+    def __call__(self, depth: int, tokens: Tensor, hidden: LevelStates, branches: TreeLevel | None) -> LevelOutput:
         """Run a level of a tree with these branches, or the next tokens of chains."""
         head, width = self.head, max(1, self.table.shape.width)
         rows = 1 if branches is None else width
         first = 0 if depth == 0 else 1 + (depth - 1) * width
-        ways = None if branches is None else branches.ways
-        sight = Sight(self.table.field(POSITION), self.table.pages, self.table.columns, rows, first, depth, width, ways)
+        ways = None if branches is None else branches.ancestors
+        sight = DraftLevel(
+            self.table.field(POSITION), self.table.pages, self.table.columns, rows, first, depth, width, ways
+        )
         x: Rows
-        change: Change | None = None
+        change: ResidualDelta | None = None
         x, residual = self._inputs(tokens, hidden)
         for index, layer in enumerate(head.layers):
             assert isinstance(layer, HeadLayer), "a head consists of layers"
             if layer.attention_norm is not None:
-                rounding = qkv_format(layer.attention)
-                residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps, rounding=rounding)
+                format = qkv_format(layer.attention)
+                residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps, format=format)
             attended = self._attend(layer.attention, x, index, sight)
             residual, change = feed_forward(self.linear, layer, residual, attended)
         assert head.norm is not None, "is_fused has checked"
@@ -166,16 +168,18 @@ class FusedLayers:
     def _inputs(self, tokens: Tensor, hidden: LevelStates) -> tuple[Tensor, Tensor]:
         head = self.head
         assert head.embed_norm is not None and head.feature_norm is not None, "is_fused has checked"
-        embedded = Side(head.embedding, tokens, head.embed_norm.weight)
-        before = Side(hidden.table, hidden.rows, head.feature_norm.weight)
+        embedded = NormedTable(head.embedding, tokens, head.embed_norm.weight)
+        before = NormedTable(hidden.table, hidden.rows, head.feature_norm.weight)
         scale = self.config.embed_scale
-        return read_pairs(embedded, before, scale, self.eps, self.config.norm_before_residual)
+        return eagle_inputs(embedded, before, scale, self.eps, self.config.norm_before_residual)
 
-    def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
+    def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: DraftLevel) -> ResidualDelta:
         text, own, config = self.pages_kv[index], self.draft_kv[index], attention.config
         qkv, level = qkv_rows(self.linear, attention, x), self.levels[sight.depth]
-        q = turn_and_store(qkv, self.head.rope_table, level, own.keys, own.values, head_norms(attention))
-        return linear_parts(self.linear, attention.out, glance(q, text, own, sight, config.scale, config.window))
+        q = rotate_and_store(qkv, self.head.rope_table, level, own.keys, own.values, head_norms(attention))
+        return linear_parts(
+            self.linear, attention.out, draft_attention(q, text, own, sight, config.scale, config.window)
+        )
 
 
 def linear_rows(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
@@ -183,7 +187,7 @@ def linear_rows(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
     return products(layer, x, prefill=not isinstance(layer, CudaQuantizedLinear))
 
 
-def linear_parts(products: LinearDispatch, layer: Linear, x: Rows) -> Change:
+def linear_parts(products: LinearDispatch, layer: Linear, x: Rows) -> ResidualDelta:
     """Multiply to partial sums, which the next kernel adds up."""
     return products.in_parts(layer, x, prefill=not isinstance(layer, CudaQuantizedLinear))
 
@@ -197,21 +201,21 @@ def qkv_rows(products: LinearDispatch, attention: HeadAttention, x: Rows) -> Ten
 
 def qkv_format(attention: HeadAttention) -> QuantFormat | None:
     """Return the format in which `qkv_rows` takes its rows."""
-    return None if attention.qkv is None else rounding_of(attention.qkv)
+    return None if attention.qkv is None else format_of(attention.qkv)
 
 
 def feed_forward(
-    products: LinearDispatch, layer: HeadLayer, residual: Tensor, attended: Change
-) -> tuple[Tensor, Change]:
+    products: LinearDispatch, layer: HeadLayer, residual: Tensor, attended: ResidualDelta
+) -> tuple[Tensor, ResidualDelta]:
     """Run the feed-forward of a layer; return the residual, and the change that the next norm adds."""
     ffn = layer.ffn
-    residual, x = add_norm(residual, attended, layer.ffn_norm.weight, layer.eps, rounding=rounding_of(ffn.gate_up))
-    mixed = gate(linear_rows(products, ffn.gate_up, x), ffn.gelu, rounding_of(ffn.down))
+    residual, x = add_norm(residual, attended, layer.ffn_norm.weight, layer.eps, format=format_of(ffn.gate_up))
+    mixed = gated_activation(linear_rows(products, ffn.gate_up, x), ffn.gelu, format_of(ffn.down))
     return residual, linear_parts(products, ffn.down, mixed)
 
 
-def head_norms(attention: HeadAttention) -> HeadNorms | None:
+def head_norms(attention: HeadAttention) -> QKNorms | None:
     """Return the norms of queries and keys; None without such norms."""
     if attention.q_norm is None or attention.k_norm is None:
         return None
-    return HeadNorms(attention.q_norm.weight, attention.k_norm.weight, attention.config.norm_eps)
+    return QKNorms(attention.q_norm.weight, attention.k_norm.weight, attention.config.norm_eps)

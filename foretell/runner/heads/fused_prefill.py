@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from foretell.kernels.triton.draft_attention import Cells, Sight, glance
-from foretell.kernels.triton.eagle_inputs import KeptFeatures, Side, keep_pairs, read_pairs
-from foretell.kernels.triton.norm import Change, add_norm, norm_parts
-from foretell.kernels.triton.rotary import turn_and_store
+from foretell.kernels.triton.draft_attention import DraftLevel, LayerKV, draft_attention
+from foretell.kernels.triton.eagle_inputs import NewHiddenStates, NormedTable, eagle_inputs, store_eagle_inputs
+from foretell.kernels.triton.norm import ResidualDelta, add_norm, norm_parts
+from foretell.kernels.triton.rotary import rotate_and_store
 from foretell.models.draft_heads import EagleHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Norm
-from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, format_of
 from foretell.runner.heads.fused_draft import (
     Level,
     feed_forward,
@@ -57,7 +57,7 @@ class FusedPrefill(GraphPrefill):
             x = self._run_layers(others, last, table)
         kv = linear_rows(self.linear, last.attention.kv, x)  # the last layer needs no queries
         rows, norms = Level(table.field(POSITION), table.field(SLOT)), head_norms(last.attention)
-        turn_and_store(kv, self.head.rope_table, rows, self.keys[-1], self.values[-1], norms)
+        rotate_and_store(kv, self.head.rope_table, rows, self.keys[-1], self.values[-1], norms)
 
     def _first_inputs(self, table: PrefillTable) -> Tensor:
         """Store the hidden states and return the inputs of the first layer."""
@@ -67,36 +67,39 @@ class FusedPrefill(GraphPrefill):
         for norm in self.norms:
             states = norm_parts(states, norm.weights, norm.eps)
         projected = linear_rows(self.linear, head.fc, states)
-        stored = KeptFeatures(projected, self.state_rows, table.field(SLOT), table.field(PREVIOUS_SLOT))
+        stored = NewHiddenStates(projected, self.state_rows, table.field(SLOT), table.field(PREVIOUS_SLOT))
         scale, eps = head.config.embed_scale, head.config.layer.norm_eps
-        return keep_pairs(embedded, stored, head.feature_norm.weight, scale, eps)
+        return store_eagle_inputs(embedded, stored, head.feature_norm.weight, scale, eps)
 
-    def _embedded(self, table: PrefillTable) -> Side:
+    def _embedded(self, table: PrefillTable) -> NormedTable:
         assert self.head.embed_norm is not None, "is_fused has checked"
-        return Side(self.head.embedding, table.field(TOKEN), self.head.embed_norm.weight)
+        return NormedTable(self.head.embedding, table.field(TOKEN), self.head.embed_norm.weight)
 
     def _run_layers(self, layers: list[nn.Module], last: HeadLayer, table: PrefillTable) -> Rows:
         """Run these layers and return the inputs of the last one."""
         head, config = self.head, self.head.config
         assert head.feature_norm is not None and last.attention_norm is not None, "it is not the first layer"
-        before, eps = Side(self.state_rows, table.field(PREVIOUS_SLOT), head.feature_norm.weight), config.layer.norm_eps
+        before, eps = (
+            NormedTable(self.state_rows, table.field(PREVIOUS_SLOT), head.feature_norm.weight),
+            config.layer.norm_eps,
+        )
         x: Rows
-        x, residual = read_pairs(self._embedded(table), before, config.embed_scale, eps, config.norm_before_residual)
+        x, residual = eagle_inputs(self._embedded(table), before, config.embed_scale, eps, config.norm_before_residual)
         change, inputs = None, FusedPrefillAttention.of(self, table)
         for index, layer in enumerate(layers):
             assert isinstance(layer, HeadLayer), "a head consists of layers"
             if layer.attention_norm is not None:
-                rounding = qkv_format(layer.attention)
-                residual, x = add_norm(residual, change, layer.attention_norm.weight, eps, rounding=rounding)
+                format = qkv_format(layer.attention)
+                residual, x = add_norm(residual, change, layer.attention_norm.weight, eps, format=format)
             residual, change = feed_forward(self.linear, layer, residual, self._attend(layer, x, index, inputs))
-        rounding = rounding_of(last.attention.kv)
-        return add_norm(residual, change, last.attention_norm.weight, eps, rounding=rounding)[1]
+        format = format_of(last.attention.kv)
+        return add_norm(residual, change, last.attention_norm.weight, eps, format=format)[1]
 
-    def _attend(self, layer: HeadLayer, x: Rows, index: int, inputs: FusedPrefillAttention) -> Change:
-        attention, pages_kv = layer.attention, Cells(self.keys[index], self.values[index])
+    def _attend(self, layer: HeadLayer, x: Rows, index: int, inputs: FusedPrefillAttention) -> ResidualDelta:
+        attention, pages_kv = layer.attention, LayerKV(self.keys[index], self.values[index])
         qkv, norms = qkv_rows(self.linear, attention, x), head_norms(attention)
-        turn_and_store(qkv, self.head.rope_table, inputs.in_pages, pages_kv.keys, pages_kv.values, norms)
-        q = turn_and_store(
+        rotate_and_store(qkv, self.head.rope_table, inputs.in_pages, pages_kv.keys, pages_kv.values, norms)
+        q = rotate_and_store(
             qkv,
             self.head.rope_table,
             inputs.alone,
@@ -104,7 +107,9 @@ class FusedPrefill(GraphPrefill):
             inputs.own.values,
             norms,
         )
-        attended = glance(q, pages_kv, inputs.own, inputs.sight, attention.config.scale, attention.config.window)
+        attended = draft_attention(
+            q, pages_kv, inputs.own, inputs.sight, attention.config.scale, attention.config.window
+        )
         return linear_parts(self.linear, attention.out, attended)
 
 
@@ -117,8 +122,8 @@ class FusedPrefillAttention:
 
     in_pages: Level
     alone: Level
-    own: Cells  # [rows, 1, kv_heads, dim]
-    sight: Sight
+    own: LayerKV  # [rows, 1, kv_heads, dim]
+    sight: DraftLevel
 
     @classmethod
     def of(cls, prefill: FusedPrefill, table: PrefillTable) -> FusedPrefillAttention:
@@ -126,8 +131,8 @@ class FusedPrefillAttention:
         keys, values = torch.empty(2, rows, 1, *like.shape[2:], dtype=like.dtype, device=like.device)
         pages = table.pages.index_select(0, table.field(GRID_INDEX) // table.shape.rows_per_sequence)
         alone = Level(positions, torch.arange(rows, device=like.device))
-        sight = Sight(positions, pages, table.shape.columns, rows=1, first=0, depth=0, wide=1)
-        return cls(Level(positions, table.field(SLOT)), alone, Cells(keys, values), sight)
+        sight = DraftLevel(positions, pages, table.shape.columns, rows=1, first=0, depth=0, width=1)
+        return cls(Level(positions, table.field(SLOT)), alone, LayerKV(keys, values), sight)
 
 
 def _input_norms(head: EagleHead) -> list[PartNorm]:
