@@ -20,7 +20,8 @@ from graph_replay import chain_ms, step_ms
 from inflate import inflate, load_base
 
 from foretell.control.controller import FixedController
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
@@ -77,7 +78,7 @@ class Arm:
     def __init__(self, runner: ModelRunner, drafter: Drafter | None, nodes: int, most: int) -> None:
         self.runner = runner
         scheduler = Scheduler(runner, None, most, 4096)
-        self.engine = Engine(runner, drafter or NoDrafter(), FixedController(nodes), scheduler)
+        self.engine = Engine(runner, drafter or MixDrafter([]), FixedController(nodes), scheduler)
         self.maker = RequestBuilder(
             RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter
         )

@@ -19,7 +19,8 @@ from graph_replay import step_ms
 from inflate import inflate, load_base
 
 from foretell.control.controller import FixedController
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
@@ -48,7 +49,9 @@ class Writer:
     def __init__(self, runner: ModelRunner, prefix: PrefixIndex, drafter: Drafter, length: int) -> None:
         scheduler = Scheduler(runner, prefix, MOST, 4096)
         self.engine = Engine(runner, drafter, FixedController(length), scheduler)
-        self.maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, drafter)
+        self.maker = RequestBuilder(
+            RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter
+        )
         self.length = length
         self.steps: list[float] = []  # milliseconds of steps in which every text took part
         self.accepted = 0.0
@@ -92,11 +95,11 @@ def cells_of(runner: ModelRunner, draft: ModelRunner, batch: int, context: int, 
     vocab, rng = runner.model.config.vocab, random.Random(f"{batch} {context}")
     prompts = [[rng.randrange(vocab) for _ in range(context - WRITTEN[batch] // 2)] for _ in range(batch)]
     prefix = PrefixIndex(runner.pool)
-    truth = Writer(runner, prefix, NoDrafter(), 0).write(prompts)
+    truth = Writer(runner, prefix, MixDrafter([]), 0).write(prompts)
     drafts = [[token if rng.random() < RIGHT else (token + 1) % vocab for token in text] for text in truth]
     arms: dict[tuple[str, int], Writer] = {}
     for length in LENGTHS:
-        drafter = known(drafts) if length else NoDrafter()
+        drafter = known(drafts) if length else MixDrafter([])
         arms["oracle" if length else "none", length] = Writer(runner, prefix, drafter, length)
     for length in DRAFTED if context <= 1024 else ():
         arms["model", length] = Writer(runner, prefix, GraphModelDrafter(draft, vocab, "draft"), length)

@@ -21,7 +21,7 @@ from foretell.certify.distribution_test import random_decoder
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.draft.base import Drafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.mix import MixDrafter
@@ -166,14 +166,13 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.hidden_layers, head_layer_shapes(HEAD))
     head.share_weights(lender)
     head.prepare(CONTEXT)
-    drafter = head_drafter(runner, head, MODEL.layers, "eagle", whole=True)
+    drafter = head_drafter(runner, head, MODEL.layers, "eagle", single_graph=True)
     assert isinstance(drafter, EagleDrafter)
     return runner, drafter
 
 
-def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
-    arms = drafter.drafters.items()
-    traits = {name: DrafterTraits.of(arm) for name, arm in arms}
+def controller_of(drafter: MixDrafter, tree: int) -> AdaptiveController:
+    traits = {name: each.traits for name, each in drafter.drafters.items()}
     return AdaptiveController(traits, ControllerSettings(max_tree_nodes=tree), PlayedCosts(CostPrior(row=0.002)))
 
 

@@ -21,9 +21,8 @@ from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import DrafterTraits
 from foretell.draft import DrafterParts, build
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
@@ -67,16 +66,14 @@ class PlayedCosts(StepCosts):
         super().observe(rows, context, seconds + STEP + ROW * rows, pairs)
 
 
-def controlled(drafter: Drafter) -> AdaptiveController:
-    traits = {
-        name: DrafterTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.drafters.items()
-    }
+def controlled(drafter: MixDrafter) -> AdaptiveController:
+    traits = {name: each.traits for name, each in drafter.drafters.items()}
     return AdaptiveController(traits, costs=PlayedCosts())
 
 
 def engine(batch: int, speculates: bool, seed: int) -> Engine:
     runner = Chance(batch * 17, seed)
-    drafter = build(DrafterParts(SpeculationConfig(), runner)) if speculates else NoDrafter()
+    drafter = build(DrafterParts(SpeculationConfig(), runner)) if speculates else MixDrafter([])
     controller = controlled(drafter) if speculates else FixedController(0)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
     return Engine(runner, drafter, controller, scheduler)

@@ -116,7 +116,7 @@ def write_trees(
 def with_trees(llm: LLM, drafter: Drafter) -> None:
     old, requests = llm.engine, llm.assembly.requests
     llm.engine = Engine(old.runner, drafter, FixedController(NODES), old.scheduler, old.tokenizer)
-    requests.drafter = drafter
+    requests.drafter = llm.engine.drafter
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

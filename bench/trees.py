@@ -31,8 +31,7 @@ from foretell.config import DEFAULT_TREE
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FixedController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
-from foretell.draft.base import Drafter
+from foretell.control.settings import ControllerSettings
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import head_drafter
@@ -96,10 +95,10 @@ class Bench:
         runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, head_layer_shapes(head.config))
         pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
-        self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
+        self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, single_graph=whole)
         # The head comes first: fixed lengths are the first one's. `suffix` keeps no finished text: what was written in
         # another way, or to warm up, must not be copied.
-        self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter(tenants=0)]) if args.suffix else self.head
+        self.drafter = MixDrafter([self.head, SuffixDrafter(tenants=0)] if args.suffix else [self.head])
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
         self.maker = RequestBuilder(
             RequestLimits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter
@@ -120,8 +119,7 @@ class Bench:
         if not way.free:
             return FixedController(way.nodes, way.levels)
         if setting not in self.controllers:
-            arms = self.drafter.drafters.items()
-            traits = {name: DrafterTraits.of(arm) for name, arm in arms}
+            traits = {name: each.traits for name, each in self.drafter.drafters.items()}
             on_gpu = self.args.device == "cuda"
             costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), CAPTURE_ROWS if on_gpu else ())
             found = AdaptiveController(traits, ControllerSettings(max_tree_nodes=way.nodes), costs, loader=self.drafter)

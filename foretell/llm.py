@@ -15,7 +15,8 @@ from foretell.engine.sequence_state import SequenceState
 
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
-from .draft.isolated import isolated
+from .draft.mix import MixDrafter
+from .draft.supervisor import isolate
 from .engine.stats import SpeculationStats
 from .errors import RequestError
 from .options import nearest, resolve_alias
@@ -194,7 +195,9 @@ def _configs(
         if speculative is None
         else speculation_from_vllm(speculative if isinstance(speculative, str) else dict(speculative), **given)
     )
-    return engine, speculation, isolated(drafter) if isinstance(drafter, Drafter) else None
+    if not isinstance(drafter, Drafter):
+        return engine, speculation, None
+    return engine, speculation, drafter if isinstance(drafter, MixDrafter) else isolate(drafter)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

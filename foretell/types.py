@@ -179,6 +179,26 @@ class ScheduledSequence:
         return self.start + self.num_new_tokens == self.length
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrafterTraits:
+    """Fixed properties of a drafter, declared once and read by engine, controller, server and benchmarks."""
+
+    hidden_layers: tuple[int, ...] = ()  # target layers whose hidden states it reads
+    top_k: int = 0  # most likely target tokens per row that it observes
+    samples: bool = False  # its draft tokens are sampled where the request samples
+    gives_probability: bool = False  # the confidence of a draft token is the probability it was drafted with
+    makes_trees: bool = False  # a budget with more nodes than depth yields a tree
+    single_graph: bool = False  # all levels run before the host sees one, so a draft that is cut short costs the same
+    samples_single_graph: bool = True  # the same holds for sampled drafts that are verified by their probabilities
+    draft_device: str = ""  # device on which draft tokens may stay when `Budget.on_device` allows it
+    is_free: bool = False  # a draft costs next to nothing, so the controller may see it before it decides
+    needs_prefill: bool = False  # has a KV cache of its own and prefills a sequence before its first draft token
+    relative_cost: float = 0.3  # expected cost of a node before it is measured, relative to a plain step
+    prior_acceptance: float = 0.5  # expected acceptance rate of a draft token before any is observed
+    defers_to_confident: bool = False  # its free draft is not needed where another free drafter is confident
+    weight_bytes: int = 0  # weights on the target's device, reserved in the memory plan
+
+
 _CHAINS = tuple(tuple(range(-1, nodes - 1)) for nodes in range(65))  # cached: needed several times per step
 
 

@@ -1,8 +1,8 @@
 """Permissively licensed prompts for training heads, from a folder of public data sets, as lines {"prompt", "source"}.
 
 The folder has gsm8k (train), super_natural_instructions, t0_50k, self_instruct, gpteacher, mbpp and dolly_subset, and
-beside them what heads are measured with (spec_bench, mt_bench, humaneval, the test half of gsm8k): a prompt that shares
-14 words in a row with one of those is left out. Answers are not taken along: the target writes them.
+the benchmarks (spec_bench, mt_bench, humaneval, the test half of gsm8k). A prompt that shares 14 consecutive words with
+a benchmark is excluded. Answers are dropped: the target generates them.
 Run it as `python recipes/permissive_prompts.py DATA prompts.jsonl.xz`.
 """
 
@@ -19,16 +19,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-WINDOW = 14  # words in a row that must not be shared with what is measured
-LONGEST = 6000  # characters of a prompt
-A_TEMPLATE = 60  # prompts of one template of t0_50k at most: it has one text under many
-A_TASK = 16  # prompts of one task of super_natural_instructions at most
-TOOLS = 1500  # prompts of the tool-use set, whose long headings are all alike
+WINDOW = 14  # consecutive words that must not occur in a benchmark
+MAX_CHARACTERS = 6000  # of a prompt
+MAX_PER_TEMPLATE = 60  # prompts per template of t0_50k, which repeats content across templates
+MAX_PER_TASK = 16  # prompts per task of super_natural_instructions
+MAX_TOOL_PROMPTS = 1500  # of the tool-use set, whose long headers are all alike
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file: one a line, or a list of them."""
+    """Yield the objects of a JSON lines file or a JSON list."""
     with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
         text = file.read()
     return (
@@ -41,7 +41,7 @@ def joined(*parts: str) -> str:
 
 
 def capped(items: Iterable[tuple[str, str]], most: int, rng: random.Random) -> Iterator[str]:
-    """Texts in any order, at most so many of one group."""
+    """Return the prompts shuffled, with a limit per group."""
     taken: Counter[str] = Counter()
     shuffled = list(items)
     rng.shuffle(shuffled)
@@ -52,7 +52,7 @@ def capped(items: Iterable[tuple[str, str]], most: int, rng: random.Random) -> I
 
 
 def prompts(data: Path, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Each prompt with the set it is from."""
+    """Yield each prompt with the name of its data set."""
     for row in read(data / "gsm8k/train.jsonl.gz"):
         yield "gsm8k", row["question"]
     for row in read(data / "dolly_subset/dolly_3k.json.xz"):
@@ -63,7 +63,7 @@ def prompts(data: Path, rng: random.Random) -> Iterator[tuple[str, str]]:
         for row in read(data / f"gpteacher/{name}.json.xz")[:most]:
             yield "gpteacher", joined(row["instruction"], row["input"])
     tools = read(data / "gpteacher/toolformer-similarity-0.9-dataset.json.xz")
-    for row in rng.sample(tools, min(TOOLS, len(tools))):
+    for row in rng.sample(tools, min(MAX_TOOL_PROMPTS, len(tools))):
         yield "gpteacher", joined(row["instruction"], row["input"])
     for row in read(data / "mbpp/mbpp.jsonl"):
         yield "mbpp", joined(row["text"], "Your code should pass this test:", row["test_list"][0])
@@ -72,9 +72,9 @@ def prompts(data: Path, rng: random.Random) -> Iterator[tuple[str, str]]:
     tasks = {r["task"]: r["definition"] for r in read(data / "super_natural_instructions/task_definitions.jsonl.xz")}
     rows = read(data / "super_natural_instructions/sni_english_sample.jsonl.xz")
     pairs = [(row["task"], joined(tasks[row["task"]], row["input"])) for row in rows if row["task"] in tasks]
-    yield from (("super_natural_instructions", text) for text in capped(pairs, A_TASK, rng))
+    yield from (("super_natural_instructions", text) for text in capped(pairs, MAX_PER_TASK, rng))
     rows = read(data / "t0_50k/t0_train_50k.jsonl.xz")
-    yield from (("t0", text) for text in capped(((r["template"], r["prompt"]) for r in rows), A_TEMPLATE, rng))
+    yield from (("t0", text) for text in capped(((r["template"], r["prompt"]) for r in rows), MAX_PER_TEMPLATE, rng))
 
 
 def windows(text: str) -> Iterator[tuple[str, ...]]:
@@ -83,16 +83,16 @@ def windows(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def measured(data: Path) -> set[tuple[str, ...]]:
-    """Every run of words in what heads are measured with."""
+    """Return every window of words in the benchmarks."""
     names = ("spec_bench/question.jsonl", "gsm8k/test.jsonl")
     paths = [data / name for name in names]
     paths += [path for name in ("mt_bench", "humaneval") for path in sorted((data / name).glob("*.json*"))]
-    texts = (text for path in paths for row in read(path) for text in strings(row))
-    return {run for text in texts for run in windows(text)}
+    contents = (text for path in paths for row in read(path) for text in strings(row))
+    return {run for text in contents for run in windows(text)}
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All there are in what JSON gave."""
+    """Yield all strings of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -111,7 +111,7 @@ def main() -> None:
     shared = 0
     for source, text in prompts(args.data, rng):
         text = text.strip()
-        if not 8 <= len(text) <= LONGEST or text in kept:
+        if not 8 <= len(text) <= MAX_CHARACTERS or text in kept:
             continue
         if any(run in forbidden for run in windows(text)):
             shared += 1

@@ -1,12 +1,12 @@
-"""The heads that are shipped for smollm2-135m, on one GPU: answers first, then one head after another over them.
+"""Train the heads shipped for smollm2-135m on one GPU: generate answers, then train one head after another.
 
     python recipes/permissive_prompts.py DATA prompts.jsonl.xz
     python recipes/own_questions.py DATA own.jsonl.xz
     python recipes/train_heads.py heads prompts.jsonl.xz own.jsonl.xz [--budget 1080] [--stop-after 540]
 
-One after another: beside another process on the same GPU a run gets far less than half of the tokens through.
-A run that was stopped goes on when it is started again. `--back FOLDER` gets what is worth keeping in few small
-files: each head packed with its config and record, and the answers in two halves.
+Sequential, because two processes on one GPU each get far less than half of its throughput. A stopped run resumes when
+started again. `--back FOLDER` receives the results in a few small files: each head packed with its config and record,
+and the answers in two halves.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from foretell.models.draft_heads.io import pack_state
-from foretell.train.token_dataset import FILE as ANSWERS
-from foretell.train.token_dataset import Document, load_documents, save_documents
+from foretell.train.token_dataset import ANSWERS_FILE, Document, load_documents, save_documents
 
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {
@@ -33,16 +32,16 @@ HEADS: dict[str, list[str]] = {
     "distill": ["--layers", "2", "--draft-vocab", "12288"],
     "medusa": ["--draft-tokens", "3", "--draft-vocab", "12288"],
 }
-SHARES = {"eagle": 0.54, "block": 0.32, "distill": 0.1, "medusa": 0.04}  # of the whole time
-# Trained once more from where they came to, each time for half of that.
-AGAIN = {kind: ["--learning-rate", "7e-3"] for kind in ("eagle", "block")}
-BEGUN = "-begun"  # behind a folder's name: of the first of two runs
-STARTING = 15  # seconds a run takes before its first step and after its last
+SHARES = {"eagle": 0.54, "block": 0.32, "distill": 0.1, "medusa": 0.04}  # of the total time
+# Trained in two runs, each for half of that time; the second continues the first at a lower learning rate.
+SECOND_RUN = {kind: ["--learning-rate", "7e-3"] for kind in ("eagle", "block")}
+FIRST_SUFFIX = "-first"  # folder suffix of the first of two runs
+OVERHEAD_SECONDS = 15  # of a run before its first step and after its last
 WEIGHTS = "model.safetensors"
 
 
-def write_answers(args: argparse.Namespace, more: list[str]) -> None:
-    """To each file of prompts by a run that does nothing else, then all in one."""
+def generate_answers(args: argparse.Namespace, more: list[str]) -> None:
+    """Generate the answers of each prompt file in its own run, then merge them into one file."""
     documents: list[Document] = []
     for number, prompts in enumerate(args.prompts):
         folder, longest = args.out / f"answers{number}", args.max_tokens[min(number, len(args.max_tokens) - 1)]
@@ -52,25 +51,25 @@ def write_answers(args: argparse.Namespace, more: list[str]) -> None:
             *("--out", str(folder), "--max-tokens", str(longest), "--context", str(args.context)),
             *("--greedy", str(args.greedy), "--answers-only", *asked, *more),
         ]
-        subprocess.run(line, check=True)  # what it has written before it was stopped it does not write again
-        documents += load_documents(folder / ANSWERS)
-    save_documents(documents, args.out / ANSWERS)
+        subprocess.run(line, check=True)  # answers of an interrupted run are reused
+        documents += load_documents(folder / ANSWERS_FILE)
+    save_documents(documents, args.out / ANSWERS_FILE)
 
 
 def runs(kind: str, out: Path) -> list[tuple[Path, list[str]]]:
-    """Folders of a kind's runs, one after the other, and what is asked of each beside the rest."""
-    if kind not in AGAIN:
+    """Return the folders of a kind's runs in order, with their extra flags."""
+    if kind not in SECOND_RUN:
         return [(out / kind, [])]
-    begun = out / f"{kind}{BEGUN}"
-    return [(begun, []), (out / kind, ["--init", str(begun), *AGAIN[kind]])]
+    first = out / f"{kind}{FIRST_SUFFIX}"
+    return [(first, []), (out / kind, ["--init", str(first), *SECOND_RUN[kind]])]
 
 
 def train(kind: str, args: argparse.Namespace, until: float | None, more: list[str]) -> None:
-    """Begin or go on, until then at most."""
+    """Start or resume a kind's runs, until the time `until` at most."""
     several = runs(kind, args.out)
     for folder, own in [each for each in several if not is_done(each[0])]:
-        left = None if until is None else until - time.time() - STARTING
-        if left is not None and left <= STARTING:
+        left = None if until is None else until - time.time() - OVERHEAD_SECONDS
+        if left is not None and left <= OVERHEAD_SECONDS:
             return
         train_once(kind, folder, args, left, [*own, *more], args.budget * SHARES[kind] / len(several))
 
@@ -78,12 +77,12 @@ def train(kind: str, args: argparse.Namespace, until: float | None, more: list[s
 def train_once(
     kind: str, folder: Path, args: argparse.Namespace, seconds: float | None, more: list[str], budget: float
 ) -> None:
-    """One run of so long in all, or for at most so many seconds of it."""
+    """Run training with a total `budget`, for at most `seconds` of it now."""
     resume = ["--resume"] if (folder / "checkpoint.safetensors").is_file() else []
     piece = [] if seconds is None else ["--piece", f"{seconds:.0f}s"]
     line = [
         *(sys.executable, "-m", "foretell", "train", kind, "--target", args.target),
-        *("--answers", str(args.out / ANSWERS), "--out", str(folder)),
+        *("--answers", str(args.out / ANSWERS_FILE), "--out", str(folder)),
         *("--budget", f"{budget:.0f}s", *COMMON, *HEADS[kind], *piece, *resume, *more),
     ]
     subprocess.run(line, check=True)
@@ -94,8 +93,8 @@ def is_done(folder: Path) -> bool:
     return record.is_file() and bool(json.loads(record.read_text())["done"])
 
 
-def bring_back(args: argparse.Namespace, kind: str) -> None:
-    """A head in one small file."""
+def pack_head(args: argparse.Namespace, kind: str) -> None:
+    """Pack a head with its config and record into one file."""
     folder = args.out / kind
     if args.back is None or not (folder / WEIGHTS).is_file():
         return
@@ -109,10 +108,10 @@ def bring_back(args: argparse.Namespace, kind: str) -> None:
     shutil.copy2(part, args.back / f"{kind}.tar")
 
 
-def bring_answers_back(args: argparse.Namespace) -> None:
+def copy_answers(args: argparse.Namespace) -> None:
     if args.back is not None:
         args.back.mkdir(parents=True, exist_ok=True)
-        documents = load_documents(args.out / ANSWERS)
+        documents = load_documents(args.out / ANSWERS_FILE)
         for half in (0, 1):
             save_documents(documents[half::2], args.back / f"answers{half}.npz")
 
@@ -123,26 +122,26 @@ def main() -> None:
     parser.add_argument("prompts", type=Path, nargs="+")
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--kinds", nargs="+", default=list(HEADS), choices=list(HEADS))
-    parser.add_argument("--budget", type=float, default=1080.0, help="seconds of training, of all kinds together")
-    parser.add_argument("--stop-after", type=float, help="seconds after which to stop, to be gone on with")
+    parser.add_argument("--budget", type=float, default=1080.0, help="total training time in seconds")
+    parser.add_argument("--stop-after", type=float, help="stop after this many seconds; start again to resume")
     parser.add_argument("--back", type=Path)
     parser.add_argument("--prompts-at-most", type=int)
     parser.add_argument(
-        "--max-tokens", type=int, nargs="+", default=[256, 384], help="of an answer, by file of prompts"
+        "--max-tokens", type=int, nargs="+", default=[256, 384], help="maximum answer tokens, by prompt file"
     )
     parser.add_argument("--context", type=int, default=1280)
     parser.add_argument("--greedy", type=float, default=0.6)
     args, more = parser.parse_known_args()
     began = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
-    if not (args.out / ANSWERS).is_file():
-        write_answers(args, more)
-        bring_answers_back(args)
+    if not (args.out / ANSWERS_FILE).is_file():
+        generate_answers(args, more)
+        copy_answers(args)
         print(f"answers took {time.time() - began:.0f} s", flush=True)
     until = None if args.stop_after is None else began + args.stop_after
     for kind in [each for each in args.kinds if not is_done(args.out / each)]:
         train(kind, args, until, more)
-        bring_back(args, kind)
+        pack_head(args, kind)
     print(f"{time.time() - began:.0f} s", {kind: is_done(args.out / kind) for kind in args.kinds})
 
 

@@ -39,7 +39,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 
 
 def find_chromium() -> str | None:
-    """The binary of this machine, if there is one."""
+    """Return the path of this machine's Chromium, or None."""
     named = os.environ.get("FORETELL_CHROMIUM")
     return named or next((found for name in BINARIES if (found := shutil.which(name))), None)
 
@@ -53,7 +53,7 @@ def expect(target: Locator) -> LocatorAssertions:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser for a module's tests."""
+    """Start a browser for the tests of a module."""
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install playwright")
     binary = find_chromium()
     if binary is None:
@@ -67,7 +67,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Opened:
-    """A page, what it complained of, and what it asked a network for."""
+    """An open page, with its errors and its requests to other hosts."""
 
     page: Page
     errors: list[str] = field(default_factory=list)
@@ -75,12 +75,12 @@ class Opened:
 
     @property
     def overflow(self) -> int:
-        """Pixels by which the page is wider than its window; a reader should never have to push it sideways."""
+        """Return the pixels by which the page is wider than its window; it should never scroll sideways."""
         found: int = self.page.evaluate(OVERFLOW)
         return found
 
     def screenshot(self, name: str) -> Path:
-        """The whole page as a picture, for eyes."""
+        """Save a screenshot of the whole page."""
         folder = Path(os.environ.get("FORETELL_SCREENSHOTS") or SCREENSHOTS)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.png"
@@ -90,7 +90,7 @@ class Opened:
 
 @contextmanager
 def open_page(browser: Browser, url: str, size: tuple[int, int] = DESKTOP, dark: bool = False) -> Iterator[Opened]:
-    """A page in a window of that size, in light or dark colours."""
+    """Open a page in a window of this size, in light or dark colours."""
     width, height = size
     context = browser.new_context(
         viewport={"width": width, "height": height},

@@ -1,4 +1,4 @@
-"""What the docs say exists: commands and flags, links, Python that compiles. `python -m tests.docs_check`."""
+"""Check of the docs: commands and flags exist, links resolve, Python compiles. `python -m tests.docs_check`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def pages() -> list[Path]:
 
 
 def snippets(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a page in one language."""
+    """Return the fenced blocks of a page in one language."""
     return [code for kind, code in FENCE.findall(page.read_text()) if kind == language]
 
 
 def commands(page: Path) -> list[str]:
-    """The shell lines of a page, comments left out."""
+    """Return the shell commands of a page without comments."""
     lines = [line for code in snippets(page, "bash") for line in code.splitlines()]
     return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,15 +63,10 @@ class Outruns(Executor):
 class LeavesUnseen(Wrapper):
     """Guesses what another does, and leaves it where a device would: who looks at it too soon finds nothing."""
 
-    unseen_on = "cpu"
-
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
+        self.traits = replace(inner.traits, draft_device="cpu")
         self.left = 0
-
-    @property
-    def drafters(self) -> Mapping[str, Drafter]:
-        return {self.name: self}
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = self.inner.propose(seqs, budgets)

@@ -79,9 +79,9 @@ def play(engine: Engine, *heads: HeadDrafter) -> Tape:
     tape = Tape()
     engine.runner.executor = Filled(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
     for head in heads:
-        assert head._whole_reader is not None, "it guesses in one piece"
-        head._whole.graphs = tape.recorder()  # type: ignore[attr-defined]
-        head._whole_reader.graphs = tape.recorder()
+        assert head._graph_prefill is not None, "it guesses in one piece"
+        head._graph.graphs = tape.recorder()  # type: ignore[attr-defined]
+        head._graph_prefill.graphs = tape.recorder()
     return tape
 
 
@@ -126,8 +126,8 @@ class MadeUpDrafts:
 
 def make_up(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
     """Let a head that records run nothing; what it has recorded of drafts, and of readings."""
-    whole: Any = head._whole  # type: ignore[attr-defined]
-    reader: Any = head._whole_reader
+    whole: Any = head._graph  # type: ignore[attr-defined]
+    reader: Any = head._graph_prefill
     found = whole.graphs, reader.graphs
     whole.graphs, reader.graphs = (MadeUpDrafts(each, vocab) for each in found)
     return found

@@ -1,4 +1,4 @@
-"""What a user types, what comes back, and with which exit code."""
+"""The command line: output, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
     with subprocess.Popen(command, **pipes) as child:  # type: ignore[call-overload]
         child.stdin.write(b"Go on for ever\n")
         child.stdin.flush()
-        child.stdout.read(40)  # it is answering
+        child.stdout.read(40)  # the answer has started
         child.send_signal(signal.SIGINT)
         child.stdin.write(b"/exit\n")
         child.stdin.flush()
@@ -122,7 +122,7 @@ def program(*words: str, text: str | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=4 * TIMEOUT)
 
 
-def test_a_terminal_shows_who_proposed_what(tiny_folder: Path) -> None:
+def test_a_terminal_shows_drafters_in_colour(tiny_folder: Path) -> None:
     words = ["generate", PROMPT * 2, "--raw", "--show", "--model", str(tiny_folder), "--max-tokens", "40"]
     words += ["--temperature", "0", "--ignore-eos", "--prompt-lookup-min", "1", "--num-speculative-tokens", "4"]
     coloured = in_terminal(*words)
@@ -135,7 +135,7 @@ GUESSED = ["--max-tokens", "40", "--temperature", "0", "--ignore-eos", "--drafte
 GUESSED += ["--prompt-lookup-min", "1", "--num-speculative-tokens", "4"]
 
 
-def test_so_does_a_chat_unless_told_not_to(
+def test_a_chat_is_coloured_unless_disabled(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["chat", "--model", str(tiny_folder), *GUESSED]
@@ -148,7 +148,7 @@ def test_so_does_a_chat_unless_told_not_to(
     assert "\x1b" not in plain and CODES.sub("", coloured).split() == plain.split() != []
 
 
-def test_all_at_once_is_shown_as_a_stream_is(
+def test_complete_outputs_are_shown_like_a_stream(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -157,29 +157,29 @@ def test_all_at_once_is_shown_as_a_stream_is(
     words = ["generate", "a a a a a a", "--show", "--model", str(tiny_folder), *GUESSED]
     _, streamed, legend = run(capsys, *words)
     assert COLOURS[0] in streamed
-    _, filed, told = run(capsys, *words, "--out", str(tmp_path / "out.json"))
+    _, filed, legend_text = run(capsys, *words, "--out", str(tmp_path / "out.json"))
     assert filed.replace(RESET + COLOURS[0], "") == streamed.replace(RESET + COLOURS[0], "")
-    assert "guessed, and stood" in told and told.splitlines()[-1] == legend.splitlines()[-1]
+    assert "accepted draft tokens" in legend_text and legend_text.splitlines()[-1] == legend.splitlines()[-1]
     assert "\x1b" not in (tmp_path / "out.json").read_text(), "a file has the text as it is"
     _, several, _ = run(capsys, *words, "--n", "2")
     assert COLOURS[0] in several and several.startswith(filed.rstrip("\n"))
 
 
-def test_nor_is_it_obeyed(
+def test_control_characters_are_replaced_in_complete_outputs(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that writes nothing but what clears a screen; a pipe gets it as it is."""
+    """Generate with a model that only outputs terminal control codes; a pipe gets them unchanged."""
     llm = LLM(tiny_folder, quiet=True)
     escape = llm.tokenizer.encode("\x1b", add_special=False)
     params = SamplingParams(max_tokens=3, n=2, allowed_token_ids=escape)
     for terminal, shown in ((True, "␛␛␛\n\n␛␛␛\n"), (False, "\x1b\x1b\x1b\n\n\x1b\x1b\x1b\n")):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
-        generate.print_whole(llm, llm.generate([PROMPT], params)[0], params, show=False)
+        generate.print_outputs(llm, llm.generate([PROMPT], params)[0], params, show=False)
         assert capsys.readouterr().out == shown
 
 
 def in_terminal(*words: str, env: dict[str, str] | None = None, text: str | None = None) -> str:
-    """What a program writes to a terminal; what is typed comes through a pipe."""
+    """Return what a program writes to a terminal, with standard input from a pipe."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "foretell", *words]
     there = {**os.environ, "TERM": "xterm", **(env or {})}
@@ -195,7 +195,7 @@ def in_terminal(*words: str, env: dict[str, str] | None = None, text: str | None
         try:
             while chunk := os.read(leader, 4096):
                 seen += chunk
-        except OSError:  # how a terminal says that its other end has gone
+        except OSError:  # raised when the other end of the terminal is closed
             pass
     os.close(leader)
     return seen.decode()
@@ -214,7 +214,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["generate", "hi", "--speculative-config", '{"method": "eagle9"}'], 2, "speculative_config.method"),
     (["generate", "hi", "--max-draft", "-1"], 2, "max_draft"),
     (["generate", "hi", "--temprature", "1"], 2, "did you mean '--temperature'"),
-    (["generate", "hi", "there"], 2, "quotes"),
+    (["generate", "hi", "there"], 2, "quote arguments"),
     (["generate", "hi", "--raw", "--system", "x"], 2, "system"),
     (["generate", "hi", "--rule", "foo"], 2, "rule"),
     (["generate", "hi", "--kv-memory", "inf"], 2, "kv_memory"),
@@ -331,7 +331,7 @@ def test_models_and_pull_speak_json(capsys: pytest.CaptureFixture[str], tiny_fol
     assert json.loads(run(capsys, "pull", str(tiny_folder), "--json")[1])["path"] == str(tiny_folder)
 
 
-def test_a_fault_of_ours_is_one_line_too(
+def test_an_internal_error_is_one_line_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
     monkeypatch.setattr("foretell.cli.generate.load_llm", lambda args: 1 / 0)

@@ -1,4 +1,4 @@
-"""Claims that run: the README's own commands and Python, on the default model."""
+"""The README's commands and Python run on the default model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ README = ROOT / "README.md"
 RUNNABLE = [
     line for line in commands(README) if "foretell " in line and not re.search("foretell (certify|serve|bench)", line)
 ]
-LONG = 600  # seconds, many times what any of them takes with a model of that size
+LONG = 600  # seconds; each takes a fraction of this
 SERVERS = [line for line in commands(README) if line.startswith("foretell serve")]
 
 
@@ -112,7 +112,7 @@ def test_the_docs_certificates_pass(page: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_builds_and_runs_elsewhere(tmp_path: Path) -> None:
-    """The wheel holds the whole package: its command answers from a folder that has no checkout."""
+    """Install the wheel in a folder without a checkout and run its command."""
     build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("foretell-*.whl")
@@ -121,7 +121,7 @@ def test_a_wheel_builds_and_runs_elsewhere(tmp_path: Path) -> None:
     assert "foretell 0." in done.stdout, done.stderr
 
 
-def test_make_says_in_one_line_that_python_is_too_old(tmp_path: Path) -> None:
+def test_make_reports_an_old_python_in_one_line(tmp_path: Path) -> None:
     old = tmp_path / "python3.10"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.10.4" && exit 0\nexit 1\n')
     old.chmod(0o755)

@@ -110,7 +110,7 @@ def test_pairs_lists_drafts_and_what_works_for_any(capsys: pytest.CaptureFixture
 def test_pairs_of_an_unknown_model_still_lists_what_works(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(PAIRS, capsys, "unknown/model")
     assert code == 0
-    assert "no trained draft is known for unknown/model" in out
+    assert "no draft model or head is known for unknown/model" in out
     assert "ngram" in out
     assert "did you mean Qwen/Qwen3-8B?" in run(PAIRS, capsys, "Qwen/Qwen3_8B")[1]
     code, out = run(PAIRS, capsys, "unknown/model", "--json")

@@ -1,4 +1,4 @@
-"""JSON schemas with speculation on: valid, and the very text that comes with speculation off."""
+"""JSON schemas with speculation: valid output, equal to that of plain decoding."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ OWN: list[dict[str, Any]] = [
 
 
 def check(llm: LLM, schemas: list[dict[str, Any]], temperature: float, max_tokens: int) -> tuple[int, int]:
-    """How many schemas were followed to their end, and how many tokens came of guesses."""
+    """Return the number of completed schemas and of accepted draft tokens."""
     specs = [GrammarSpec.json_schema(schema, any_whitespace=False) for schema in schemas]
     params = [
         SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, structured_outputs=spec)
         for i, spec in enumerate(specs)
     ]
     prompts = ["Give an example of such a record as JSON:\n" for _ in specs]
-    guessed = llm.generate(prompts, params)
+    speculative = llm.generate(prompts, params)
     plain = llm.generate(prompts, params, speculation=OFF)
     finished = 0
-    for schema, one, other in zip(schemas, guessed, plain, strict=True):
+    for schema, one, other in zip(schemas, speculative, plain, strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids
         assert one.outputs[0].finish_reason in ("stop", "length")
         if one.outputs[0].finish_reason == "stop":
@@ -47,7 +47,7 @@ def check(llm: LLM, schemas: list[dict[str, Any]], temperature: float, max_token
             validator = jsonschema.validators.validator_for(schema)(schema)
             assert not list(validator.iter_errors(json.loads(one.outputs[0].text))), (schema, one.outputs[0].text)
             finished += 1
-    return finished, sum(each.speculation.accepted for each in guessed)
+    return finished, sum(each.speculation.accepted for each in speculative)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -75,5 +75,5 @@ def test_a_few_hundred_schemas_of_others() -> None:
                     continue  # refused with the reason, which is the other right answer
     assert len(schemas) >= 250
     finished = sum(check(llm, schemas[i : i + 16], 0.0, 64)[0] for i in range(0, len(schemas), 16))
-    print(f"{len(schemas)} schemas, {finished} texts finished and valid")
+    print(f"{len(schemas)} schemas, {finished} outputs finished and valid")
     assert finished > len(schemas) / 4

@@ -1,4 +1,4 @@
-"""The whole sampling surface, the same with speculation on: one row a field."""
+"""Every sampling parameter gives the same output with speculation: one row per field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def twice_at_most(prompt: list[int], written: list[int]) -> bool:
 
 
 def lift_by_history(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
-    """A processor that looks back: what was just written may not come again, and an even place prefers 5."""
+    """A logits processor with history: forbids repeating the last token, and prefers 5 at even positions."""
     if tokens:
         scores[tokens[-1]] = -math.inf
     if len(tokens) % 2 == 0:
@@ -108,9 +108,9 @@ def test_logprobs_are_the_models_own_and_the_same_with_drafts(make: Callable[[Tr
         for track, tokens in zip(tracks, truth, strict=True):
             assert [each.token for each in track.logprobs] == tokens
             assert all(len(each.top) == 3 and each.logprob <= each.top[0][1] + 1e-9 for each in track.logprobs)
-    for plain, guessed in zip(*rows, strict=True):
-        assert [(e.token, e.rank) for e in plain] == [(e.token, e.rank) for e in guessed]
-        assert [e.logprob for e in plain] == pytest.approx([e.logprob for e in guessed], abs=1e-4)
+    for plain, speculative in zip(*rows, strict=True):
+        assert [(e.token, e.rank) for e in plain] == [(e.token, e.rank) for e in speculative]
+        assert [e.logprob for e in plain] == pytest.approx([e.logprob for e in speculative], abs=1e-4)
 
 
 def test_prompt_logprobs_cover_the_prompt_and_pass_the_prefix_cache_by() -> None:
@@ -141,15 +141,15 @@ PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 
 def both(llm: LLM, **params: object) -> str:
     wanted = SamplingParams(**{"max_tokens": 40, "temperature": 0.9, "seed": 3, **params})  # type: ignore[arg-type]
-    (guessed,), (plain,) = llm.generate(PROMPT, wanted), llm.generate(PROMPT, wanted, speculation=OFF)
-    assert guessed.outputs[0].token_ids == plain.outputs[0].token_ids
-    assert guessed.outputs[0].text == plain.outputs[0].text
-    assert guessed.outputs[0].finish_reason == plain.outputs[0].finish_reason
+    (speculative,), (plain,) = llm.generate(PROMPT, wanted), llm.generate(PROMPT, wanted, speculation=OFF)
+    assert speculative.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert speculative.outputs[0].text == plain.outputs[0].text
+    assert speculative.outputs[0].finish_reason == plain.outputs[0].finish_reason
     return plain.outputs[0].text
 
 
-def test_bad_words_are_never_written(llm: LLM) -> None:
-    """A bad word is the run of tokens it is usually split into, as in vLLM; a run may be one token or several."""
+def test_bad_words_are_never_generated(llm: LLM) -> None:
+    """A bad word is its usual token sequence, as in vLLM; of one token or several."""
     bias = dict.fromkeys(llm.tokenizer.encode(" shells fox", add_special=False), 4.0)
     assert "shells" in both(llm, logit_bias=bias, ignore_eos=True)
     assert "shells" not in both(llm, logit_bias=bias, ignore_eos=True, bad_words=["shells"])
@@ -166,20 +166,24 @@ def test_a_thought_is_closed_when_its_budget_is_spent(llm: LLM) -> None:
     marks = tuple(llm.tokenizer.encode(mark, add_special=False) for mark in ("<think>", "</think>"))
     prompt = [*llm.tokenizer.encode(PROMPT), *marks[0]]
     params = SamplingParams(max_tokens=40, thinking_budget=6, temperature=1.0, seed=2, ignore_eos=True)
-    texts = [llm.generate([prompt], params, speculation=choice)[0].outputs[0] for choice in (SpeculationChoice(), OFF)]
-    assert texts[0].token_ids == texts[1].token_ids
-    assert list(texts[0].token_ids[6 : 6 + len(marks[1])]) == marks[1]
-    assert "</think>" in texts[0].text
-    assert texts[0].text.count("</think>") == 1
+    outputs = [
+        llm.generate([prompt], params, speculation=choice)[0].outputs[0] for choice in (SpeculationChoice(), OFF)
+    ]
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert list(outputs[0].token_ids[6 : 6 + len(marks[1])]) == marks[1]
+    assert "</think>" in outputs[0].text
+    assert outputs[0].text.count("</think>") == 1
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
-def test_a_thought_over_its_budget_is_closed_whatever_is_guessed(llm: LLM, budget: int) -> None:
+def test_reasoning_over_its_budget_is_closed_whatever_is_drafted(llm: LLM, budget: int) -> None:
     prompt = llm.tokenizer.encode(PROMPT + "<think>" + "the sea " * 5)
     params = SamplingParams(max_tokens=30, thinking_budget=budget, temperature=1.0, seed=2, ignore_eos=True)
-    texts = [llm.generate([prompt], params, speculation=choice)[0].outputs[0] for choice in (SpeculationChoice(), OFF)]
-    assert texts[0].token_ids == texts[1].token_ids
-    assert texts[0].text.startswith("</think>")
+    outputs = [
+        llm.generate([prompt], params, speculation=choice)[0].outputs[0] for choice in (SpeculationChoice(), OFF)
+    ]
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert outputs[0].text.startswith("</think>")
 
 
 GRAMMARS = {
@@ -205,11 +209,11 @@ def test_a_grammar_holds_with_drafts_under_every_rule(llm: LLM, kind: str, rule:
 
     for seed in range(6):
         params = SamplingParams(max_tokens=90, temperature=1.0, seed=seed, structured_outputs=GRAMMARS[kind])
-        (guessed,) = llm.generate(PROMPT, params, speculation=SpeculationChoice(rule=rule))
+        (speculative,) = llm.generate(PROMPT, params, speculation=SpeculationChoice(rule=rule))
         (plain,) = llm.generate(PROMPT, params, speculation=SpeculationChoice(enabled=False, rule="match"))
         if rule == "match":
-            assert guessed.outputs[0].token_ids == plain.outputs[0].token_ids
-        for text in (guessed.outputs[0].text, plain.outputs[0].text):
+            assert speculative.outputs[0].token_ids == plain.outputs[0].token_ids
+        for text in (speculative.outputs[0].text, plain.outputs[0].text):
             if kind == "json schema":
                 value = json.loads(text)
                 assert set(value) == {"name", "age"}
@@ -221,10 +225,10 @@ def test_a_grammar_holds_with_drafts_under_every_rule(llm: LLM, kind: str, rule:
             else:
                 assert re.fullmatch(r"x=[0-9]{2,5}", text)
         if kind in ("json schema", "choice"):
-            assert guessed.speculation.by_drafter["grammar"].accepted > 0, "what is forced is guessed for free"
+            assert speculative.speculation.by_drafter["grammar"].accepted > 0, "forced tokens are drafted for free"
 
 
-def test_a_grammar_that_leaves_nothing_ends_the_text(llm: LLM) -> None:
+def test_a_grammar_without_allowed_tokens_ends_the_sequence(llm: LLM) -> None:
     params = SamplingParams(max_tokens=20, structured_outputs=GRAMMARS["choice"], allowed_token_ids=(5,))
     (output,) = llm.generate(PROMPT, params)
     assert output.outputs[0].finish_reason == "error"
@@ -283,7 +287,7 @@ def test_logprobs_have_vllms_shape(llm: LLM) -> None:
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
 
 
-def test_a_processor_that_fails_ends_its_own_text_only(llm: LLM) -> None:
+def test_a_failing_logits_processor_ends_only_its_own_sequence(llm: LLM) -> None:
     def fails(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError
 
@@ -309,7 +313,7 @@ def test_a_processor_may_give_a_tensor_of_its_own() -> None:
     assert kept.isfinite().all()
 
 
-def test_processors_that_leave_nothing_end_the_text() -> None:
+def test_logits_processors_that_mask_all_tokens_end_the_sequence() -> None:
     def nothing(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -math.inf)
 
@@ -327,7 +331,7 @@ def test_lossy_rules_keep_what_is_forbidden_out(tiny_folder: Path, rule: str) ->
         assert llm.generate(PROMPT, params)[0].outputs[0].text in GRAMMARS["choice"].choices
 
 
-def test_a_greedy_draft_says_how_sure_it_is() -> None:
+def test_a_greedy_draft_has_a_confidence() -> None:
     engine = World().engine()
     (track,) = add(engine, "0", PROMPTS[1])
     (draft,) = model_drafter(seed=5).propose([track.seq], [Budget(3)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,12 +11,11 @@ import torch
 
 from foretell.certify.distribution_test import random_decoder
 from foretell.control.controller import FixedController, FreeDrafts
-from foretell.draft.base import Drafter, NoDrafter, Wrapper
+from foretell.draft.base import Drafter, Wrapper
 from foretell.draft.mix import MixDrafter
-from foretell.draft.model import ModelDrafter
+from foretell.draft.model import ModelDrafter, SelfDrafter
 from foretell.draft.registry import head_drafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.draft.self_draft import SelfDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
@@ -42,7 +41,7 @@ from foretell.models.quantize import Bits, quantized_copy
 from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Sequence, SpeculationChoice
+from foretell.types import Budget, Draft, DrafterTraits, Sequence, SpeculationChoice
 
 VOCAB = 32
 CONTEXT = 256
@@ -72,8 +71,9 @@ class World:
     def engine(self, drafter: Drafter | None = None) -> Engine:
         model = tiny_decoder(config=self.config).to(self.device)
         variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before the weights are packed
-        heads = [arm for arm in drafter.drafters.values() if isinstance(arm, OwnHead)] if drafter is not None else []
-        taps = tuple(sorted({tap for arm in heads for tap in arm.hidden_layers}))
+        drafters = [] if drafter is None else list(MixDrafter.of(drafter).drafters.values())
+        heads = [each for each in drafters if isinstance(each, OwnHead)]
+        taps = tuple(sorted({tap for each in heads for tap in each.traits.hidden_layers}))
         shapes = tuple(shape for arm in heads for shape in arm.head_layer_shapes)
         lender = TargetWeights.of(model)  # before the weights are packed
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
@@ -85,7 +85,7 @@ class World:
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         kind = Turns if isinstance(drafter, MixDrafter) else FixedController
         controller = kind(self.budget, self.levels)
-        engine = Engine(runner, drafter or NoDrafter(), controller, scheduler)
+        engine = Engine(runner, drafter or MixDrafter([]), controller, scheduler)
         if isinstance(drafter, OwnVariant) and variant is not None:
             drafter.bind(runner, variant)
         return engine
@@ -118,16 +118,12 @@ class OwnVariant(Wrapper):
     """A variant of the target as draft model; bound to an engine when that is built, because it shares its pages."""
 
     def __init__(self, name: str, make: Callable[[Decoder], Decoder]) -> None:
-        super().__init__(NoDrafter())
+        super().__init__(MixDrafter([]))
         self.name, self.make = name, make
-        self.draws = self.gives_probability = True
+        self.traits = DrafterTraits(samples=True, gives_probability=True)
 
     def bind(self, runner: ModelRunner, variant: Decoder) -> None:
-        self.inner = SelfDrafter(runner.with_variant(variant), VOCAB, self.name)
-
-    @property
-    def drafters(self) -> Mapping[str, Drafter]:
-        return {self.name: self}
+        self.wrap(SelfDrafter(runner.with_variant(variant), VOCAB, self.name))
 
 
 class OwnHead(Wrapper):
@@ -135,24 +131,16 @@ class OwnHead(Wrapper):
 
     def __init__(self, config: HeadConfig, seed: int = 0, packed: bool = False, **settings: object) -> None:
         """`packed`: with packed weights, as they are served, and so with native kernels where there are any."""
-        super().__init__(NoDrafter())
+        super().__init__(MixDrafter([]))
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.hidden_layers, self.head_layer_shapes = (
-            config.kind,
-            config.hidden_layers,
-            head_layer_shapes(config),
-        )
-        self.draws = self.gives_probability = True
+        self.name, self.head_layer_shapes = config.kind, head_layer_shapes(config)
+        self.traits = DrafterTraits(hidden_layers=config.hidden_layers, samples=True, gives_probability=True)
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:
         head = random_head(self.config, lender, self.seed)
         if self.packed:
             pack_head(head, runner.model)
-        self.inner = head_drafter(runner, head, first, self.name, **self.settings)  # type: ignore[arg-type]
-
-    @property
-    def drafters(self) -> Mapping[str, Drafter]:
-        return {self.name: self}
+        self.wrap(head_drafter(runner, head, first, self.name, **self.settings))  # type: ignore[arg-type]
 
 
 def random_head(config: HeadConfig, lender: TargetWeights, seed: int = 0, spread: float = 0.2) -> DraftHead[Any]:

@@ -1,24 +1,24 @@
-"""A drafter for texts that repeat with a fixed period, such as tables: guesses what stood one period earlier."""
+"""A drafter for outputs that repeat with a fixed period, such as tables: drafts the tokens of one period earlier."""
 
 from __future__ import annotations
 
 from foretell.draft import DrafterParts
 from foretell.draft.base import Drafter
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, DrafterTraits, Sequence
 
 
 class PeriodicDrafter(Drafter):
-    """Keeps nothing: a guess is read off the text each time."""
+    """Drafts the tokens of one period earlier. It keeps no state."""
 
-    free = True  # it costs next to nothing to ask, so the controller may look before it decides
+    traits = DrafterTraits(is_free=True)  # a draft costs next to nothing: the controller may see it before it decides
 
     def __init__(self, period: int) -> None:
         self.period, self.name = period, f"periodic:{period}"
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        return [self._guess(seq.tokens, budget.nodes) for seq, budget in zip(seqs, budgets, strict=True)]
+        return [self._draft(seq.tokens, budget.nodes) for seq, budget in zip(seqs, budgets, strict=True)]
 
-    def _guess(self, tokens: list[int], nodes: int) -> Draft:
+    def _draft(self, tokens: list[int], nodes: int) -> Draft:
         if len(tokens) < self.period:
             return Draft()
         earlier = tokens[-self.period :]
@@ -26,5 +26,5 @@ class PeriodicDrafter(Drafter):
 
 
 def make(parts: DrafterParts, argument: str) -> Drafter:
-    """What `--drafter periodic:12` calls; `parts` has the target's runner, its tokenizer and the config."""
+    """Build the drafter of `--drafter periodic:12`; `parts` has the target's runner, its tokenizer and the config."""
     return PeriodicDrafter(int(argument))

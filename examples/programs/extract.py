@@ -1,4 +1,4 @@
-"""JSON out of letters, by a schema, all letters at once: python examples/programs/extract.py [URL]"""
+"""Extract JSON from letters by a schema, all letters in one batch: python examples/programs/extract.py [URL]"""
 
 from __future__ import annotations
 

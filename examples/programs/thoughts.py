@@ -1,4 +1,4 @@
-"""A tree of thoughts: plans, ways to carry each out, and a vote: python examples/programs/thoughts.py [URL]"""
+"""A tree of thoughts: plans, elaborations of each, and a vote: python examples/programs/thoughts.py [URL]"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def solve(s: fp.ProgramState, question: str, answers: list[str], plans: int = 2,
     s += f"Question: {question}\nLet us make a plan and then work it out step by step.\nPlan:"
     planned = s.fork(plans)
     planned += fp.gen("plan", max_tokens=24, stop="\n", temperature=0.8)
-    leaves = [leaf for branch in planned for leaf in branch.fork(tries)]  # begins as soon as its plan is there
+    leaves = [leaf for branch in planned for leaf in branch.fork(tries)]  # starts as soon as its plan is generated
     for leaf in leaves:
         leaf += "\nWork:" + fp.gen("work", max_tokens=48, stop="\n", temperature=0.8)
         leaf += "\nSo the answer is" + fp.select("vote", [f" {answer}." for answer in answers])

@@ -1,4 +1,4 @@
-"""Two tips, each expanded in a branch of its own, and a summary of both: python examples/programs/tips.py [URL]"""
+"""Two tips, each expanded in its own branch, and a summary of both: python examples/programs/tips.py [URL]"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def suggest(s: fp.ProgramState, topic: str, tips: list[str]) -> None:
     s += f"Question: What helps with {topic}?\nAnswer: Here are {len(tips)} tips.\n"
     for i, tip in enumerate(tips):
         s += f"{i + 1}. {tip}\n"
-    forks = s.fork(len(tips))  # what lies above is computed once
+    forks = s.fork(len(tips))  # the common prefix is prefilled once
     for i, branch in enumerate(forks):
         branch += f"\nMore about tip {i + 1}, in one sentence:" + fp.gen("detail", max_tokens=40, stop="\n")
     forks.join()

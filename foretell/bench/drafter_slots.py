@@ -15,7 +15,7 @@ from foretell.build.controller_factory import build_controller, default_choice
 from foretell.build.draft_heads import with_shipped_heads
 from foretell.build.model_source import ModelSource
 from foretell.config import EngineConfig, SpeculationConfig
-from foretell.draft.base import Drafter, Wrapper
+from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import make
 from foretell.llm import LLM
@@ -24,13 +24,14 @@ from foretell.types import Budget, Draft, Sequence, StepResult
 from .measure import Variant
 
 
-class TimedDrafter(Wrapper):
+class TimedDrafter(MixDrafter):
     """A wrapper that adds up the seconds spent in a drafter and counts its drafts by accepted tokens."""
 
     seconds = 0.0
 
-    def __init__(self, inner: Drafter) -> None:
-        super().__init__(inner)
+    def __init__(self, drafter: Drafter) -> None:
+        mix = MixDrafter.of(drafter)
+        super().__init__(mix.drafters.values(), mix.default_drafters, mix.supervisor)
         self._drafts: Counter[tuple[int, int]] = Counter()
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -124,12 +125,13 @@ class DrafterSlots:
     def drafter(self, config: SpeculationConfig) -> Drafter:
         """Return a drafter with no learned state."""
         config = with_shipped_heads(config, self.llm.config.model)
-        named, parts = draft.arms(config), replace(self._parts, config=config)
+        named, parts = draft.drafter_names(config), replace(self._parts, config=config)
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
-        names = dict.fromkeys((*named, draft.WITH_REQUEST))
+        names = dict.fromkeys((*named, draft.PREDICTION))
         return MixDrafter(
-            [self._loaded[name] if has_weights(name) else make(parts, name) for name in names], draft.defaults(config)
+            [self._loaded[name] if has_weights(name) else make(parts, name) for name in names],
+            draft.default_drafters(config),
         )
 
 
@@ -143,6 +145,6 @@ def load_llm_for(variants: Several[Variant], **options: Any) -> LLM:
     """Load a model with the drafters of all variants and their common speculation settings."""
     model = str(options.get("model", EngineConfig.model))
     configs = [with_shipped_heads(variant.speculation, model) for variant in variants]
-    names = dict.fromkeys(name for config in configs for name in draft.arms(config))
+    names = dict.fromkeys(name for config in configs for name in draft.drafter_names(config))
     shared = asdict(replace(variants[0].speculation, drafter=",".join(names), num_speculative_tokens=None))
     return LLM(**shared, **options)

@@ -89,7 +89,7 @@ class SetRateOracle(OracleDrafter):
         return count
 
     def _draft(self, seq: Sequence, budget: Budget, accepted: int) -> Draft:
-        tokens = list(self.texts[seq.request.prompt][seq.num_output_tokens : seq.num_output_tokens + budget.depth])
+        tokens = list(self.outputs[seq.request.prompt][seq.num_output_tokens : seq.num_output_tokens + budget.depth])
         if accepted < len(tokens):
             tokens[accepted] = (tokens[accepted] + 1) % self.vocab
         return Draft.chain(tokens, self.name)

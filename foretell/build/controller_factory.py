@@ -11,8 +11,8 @@ from foretell.build.model_source import ModelSource
 from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
-from foretell.draft.base import Drafter
+from foretell.control.settings import ControllerSettings
+from foretell.draft.mix import MixDrafter
 from foretell.engine.request_builder import AUTO
 from foretell.models.quantize import native_for
 from foretell.types import SpeculationChoice
@@ -31,7 +31,7 @@ def costs_file(model: str, target: ModelSource) -> Path:
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
-def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelSource) -> AdaptiveController:
+def build_controller(config: SpeculationConfig, drafter: MixDrafter, target: ModelSource) -> AdaptiveController:
     """Build the controller that chooses draft lengths for these drafters."""
     settings = ControllerSettings(
         max_draft_tokens=config.budget,
@@ -40,7 +40,7 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelS
         min_draft_tokens=config.min_draft,
         max_tree_nodes=config.tree,
     )
-    traits = {name: DrafterTraits.of(each) for name, each in drafter.drafters.items()}
+    traits = {name: each.traits for name, each in drafter.drafters.items()}
     costs = StepCosts(_cost_prior(target), target.padded_sizes)
     return AdaptiveController(traits, settings, costs, loader=drafter)
 

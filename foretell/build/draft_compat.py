@@ -78,8 +78,8 @@ def check_draft_compat(target: ModelInfo, draft: ModelInfo) -> DraftCompat:
         if problem := untranslatable(model.tokenizer):
             return DraftCompat("refused", f"the tokenizers differ, and the {name}'s {problem}; {REMEDY}", notes, counts)
     vocab_map = VocabMap.of(*(VocabSide(model.tokenizer, model.config.vocab) for model in (target, draft)))
-    message = f"the tokenizers differ{describe_difference(position, target, draft)}; {vocab_map.in_words}"
-    return DraftCompat(vocab_map.way, message, notes, counts, vocab_map)
+    message = f"the tokenizers differ{describe_difference(position, target, draft)}; {vocab_map.summary}"
+    return DraftCompat(vocab_map.method, message, notes, counts, vocab_map)
 
 
 def untranslatable(tokenizer: Tokenizer) -> str | None:

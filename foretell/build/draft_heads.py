@@ -12,7 +12,7 @@ import torch
 
 from foretell.config import SpeculationConfig
 from foretell.draft import PlacedHead
-from foretell.draft.heads.wiring_check import OPENINGS, examine
+from foretell.draft.heads.wiring_check import CHECK_PROMPTS, check_wiring
 from foretell.errors import ModelError
 from foretell.hub import Checkpoint, open_checkpoint, resolve
 from foretell.kv.cache import LayerShape
@@ -141,13 +141,13 @@ class DraftHeadSet:
     def _check_wiring(self, name: str, runner: ModelRunner, first: int) -> str:
         """Check that a third-party head is wired as its config says; a sharded one is loaded in full for this."""
         head, target = self.loaded[name], self.target
-        prompts = [target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
+        prompts = [target.tokenizer.encode(text, add_special=True) for text in CHECK_PROMPTS]
         if head.shard is None:
-            return examine(runner, head, prompts, name)
+            return check_wiring(runner, head, prompts, name)
         full = self.found[name].load(
             read_target_weights(target.checkpoint, runner.model), runner.model.dtype, runner.context
         )
-        message = examine(runner, full, prompts, name)
+        message = check_wiring(runner, full, prompts, name)
         head.config = full.config
         assert runner.workers is not None, "a sharded head has worker processes"
         runner.workers.configure_head(first, full.config)

@@ -20,8 +20,9 @@ from foretell.build.model_source import CacheSize, ModelSource, choose_device, n
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
-from foretell.draft.heads.tree import MOST_WIDE
+from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.draft.heads.warmup import DummyHeads
+from foretell.draft.mix import MixDrafter
 from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits, check_rule
@@ -124,7 +125,7 @@ class _Loaded:
     """The loaded target and drafter."""
 
     runner: ModelRunner
-    drafter: Drafter
+    drafter: MixDrafter
     workers: TensorParallelGroup | None
 
 
@@ -199,7 +200,7 @@ def _max_context(config: EngineConfig, model: ModelConfig) -> int:
 def _plan_memory(models: _Models) -> tuple[_Models, MemoryPlan]:
     """Plan the memory, and drop drafters of the config that leave too little for the KV cache."""
     if models.custom_drafter is None:
-        speculation = draft.fitted(models.speculation, partial(_memory_for, models))
+        speculation = draft.fit_to_memory(models.speculation, partial(_memory_for, models))
         heads = models.heads.only(draft.heads_wanted(speculation))
         models = replace(models, speculation=speculation, heads=heads)
     return models, _memory_for(models, models.speculation)
@@ -209,7 +210,7 @@ def _memory_for(models: _Models, speculation: SpeculationConfig) -> MemoryPlan:
     """Plan the memory of an engine with the drafters of `speculation`."""
     config, target, context = models.config, models.target, models.context
     if models.custom_drafter is not None:
-        return _count_memory(config, target, [], models.custom_drafter.memory, context)
+        return _count_memory(config, target, [], models.custom_drafter.traits.weight_bytes, context)
     copies = sum(map(target.copy_bytes, draft.copies_wanted(speculation)))
     draft_models = [models.draft_models[name] for name in draft.models_wanted(speculation)]
     heads = models.heads.only(draft.heads_wanted(speculation))
@@ -255,7 +256,7 @@ def _count_memory(
 
 def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> HeadLimits:
     """Return the largest batch and draft that heads are asked for."""
-    wide = MOST_WIDE if speculation.tree else 1
+    wide = MAX_WIDTH if speculation.tree else 1
     tokens = config.max_num_batched_tokens
     return HeadLimits(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
 
@@ -271,7 +272,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
         model = models.target.load(workers) if copies else models.target.load_packed(workers)
     copied = {bits: quantized_copy(model, bits) for bits in copies}  # before the runner packs the weights
     models.heads.load(model, models.context)  # likewise
-    hidden_layers = () if models.custom_drafter is None else models.custom_drafter.hidden_layers
+    hidden_layers = () if models.custom_drafter is None else models.custom_drafter.traits.hidden_layers
     cache_size = models.cache_size(memory)
     runner = models.target.make_runner(model, cache_size, hidden_layers, models.heads.kv_layers)
     runner.set_device()
@@ -284,7 +285,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
         own_bytes = sum(head_bytes(each.head, runner.model) for each in heads.values())
         progress(describe_ranks([weight_bytes(runner.model) + own_bytes, *worker_bytes]))
     if models.custom_drafter is not None:
-        return _Loaded(runner, models.custom_drafter, workers)
+        return _Loaded(runner, MixDrafter.of(models.custom_drafter), workers)
     loader = draft.Loader(
         models.speculation,
         models.target,
@@ -296,7 +297,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
         heads,
         max_rows=models.config.max_num_batched_tokens,
     )
-    drafter = draft.build(loader.parts(draft.models_wanted(models.speculation), copied), loader.again)
+    drafter = draft.build(loader.parts(draft.models_wanted(models.speculation), copied), loader.reload)
     return _Loaded(runner, drafter, workers)
 
 
@@ -380,7 +381,7 @@ def _warmup_tasks(speculation: SpeculationConfig, is_sharded: bool, warmup: Warm
     """
     if warmup.engine.runner.device.type != "cuda" or is_sharded or find_spec("triton") is None:
         return ()
-    names = draft.arms(speculation)  # a custom drafter gets no dummy sequences
+    names = draft.drafter_names(speculation)  # a custom drafter gets no dummy sequences
     return warmup_tasks(warmup, names, min(speculation.budget, MAX_WARMUP_DRAFT), speculation.tree)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.wiring_check import OPENINGS, accuracy, write
+from foretell.draft.heads.wiring_check import CHECK_PROMPTS, accuracy, generate_samples
 from foretell.engine.engine import Engine
 from foretell.errors import ForetellError, ModelError
 from foretell.hub.checkpoint import CONFIG, WEIGHTS
@@ -77,7 +77,7 @@ class HeadHotSwap:
         """
         drafter = self.engine.drafter.drafters[candidate.name]
         assert isinstance(drafter, HeadDrafter), "a candidate has the drafter of a head"
-        samples = write(self.engine.runner, self._prompts())
+        samples = generate_samples(self.engine.runner, self._prompts())
         is_new = candidate is not self._postponed
         self._postponed = None if samples else candidate
         if not samples:
@@ -90,7 +90,7 @@ class HeadHotSwap:
         figures = f"first-token accuracy {after:.0%}, served head {before:.0%}"
         if after <= before:
             return f"{self.folder}: not used: {figures}"
-        drafter.take(candidate.head)
+        drafter.replace_head(candidate.head)
         self.engine.scheduler.recompute_all()  # the KV of the old head is in the pages
         return f"{self.folder}: replaced the head of {candidate.name}: {figures}"
 
@@ -100,7 +100,7 @@ class HeadHotSwap:
         running = [seq.tokens[:max_tokens] for seq in self.engine.scheduler.running[-MAX_SEQUENCES:]]
         if running or self.engine.tokenizer is None:
             return running
-        return [self.engine.tokenizer.encode(text) for text in OPENINGS]
+        return [self.engine.tokenizer.encode(text) for text in CHECK_PROMPTS]
 
 
 def load_or_report(hot_swap: HeadHotSwap) -> HeadCandidate | str | None:

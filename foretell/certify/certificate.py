@@ -221,7 +221,7 @@ def _check_outputs(certificate: Certificate, load: Callable[[], LLM], log: Log) 
             return
         for line in _output_lines(certificate.outputs[-1]):
             log(line)
-    if llm.engine.drafter.draws and job.request_rule != "match":  # `match` does not use draft distributions
+    if llm.engine.drafter.traits.samples and job.request_rule != "match":  # `match` does not use draft distributions
         prompts = [encode(llm.tokenizer, prompt) for prompt in job.prompts]
         certificate.draft_checks.append(check_draft_sampling(llm, prompts, job.request_rule, job.max_tokens))
         log(_draft_check_line(certificate.draft_checks[-1]))

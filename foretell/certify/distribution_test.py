@@ -16,7 +16,8 @@ import torch
 
 from foretell.certify.evidence import Evidence, json_fields
 from foretell.control.controller import FixedController
-from foretell.draft.base import Drafter, Wrapper
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
@@ -300,15 +301,15 @@ def chi_squared_tail(statistic: float, freedom: int) -> float:
     return float(value)
 
 
-class RankRecorder(Wrapper):
-    """A wrapper that records the randomized rank of each sampled token in the distribution it was sampled from."""
+class RankRecorder(MixDrafter):
+    """A mix that records the randomized rank of each sampled token in the distribution it was sampled from."""
 
-    def __init__(self, inner: Drafter) -> None:
-        super().__init__(inner)
+    def __init__(self, mix: MixDrafter) -> None:
+        super().__init__(mix.drafters.values(), mix.default_drafters, mix.supervisor)
         self.ranks: list[float] = []
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        drafts = self.inner.propose(seqs, budgets)
+        drafts = super().propose(seqs, budgets)
         for draft in drafts:
             self.ranks += [_randomized_rank(draft, node) for node in range(len(draft)) if draft.is_sampled(node)]
         return drafts
@@ -348,14 +349,14 @@ class DraftCheckResult:
 
 def check_draft_sampling(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int) -> DraftCheckResult:
     """Generate the prompts, each with its own seed, and test what the drafter sampled against what it states."""
-    observed = RankRecorder(llm.engine.drafter)
-    llm.engine.drafter = observed
+    drafter = llm.engine.drafter
+    observed = llm.engine.drafter = RankRecorder(drafter)
     try:
         params = SamplingParams(temperature=DRAFT_TEMPERATURE, max_tokens=max_tokens, ignore_eos=True)
         each = [replace(params, seed=1000 + i) for i in range(len(prompts))]
         llm.generate(prompts, each, speculation=SpeculationChoice(rule=rule))
     finally:
-        llm.engine.drafter = observed.inner
+        llm.engine.drafter = drafter
     return check_uniformity(observed.ranks)
 
 

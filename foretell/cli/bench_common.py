@@ -47,7 +47,7 @@ def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
     known = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=known)
     group.add_argument("--data", type=Path, metavar="FILE", help="file of the workload, or its folder")
-    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=name_list, default=(), metavar="A,B", help="only these tasks (default: all)")
 
 
 def check_output_paths(args: argparse.Namespace) -> None:
@@ -74,14 +74,14 @@ def print_report(
         print(json.dumps(brief(result), ensure_ascii=False))
 
 
-def names(text: str) -> tuple[str, ...]:
+def name_list(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of names, without duplicates."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def nonempty(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of at least one name."""
-    found = names(text)
+    found = name_list(text)
     if not found:
         raise ValueError("the list is empty")
     return found

@@ -22,7 +22,7 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, integers, names, open_target, print_report
+from .bench_common import add_result_arguments, integers, name_list, open_target, print_report
 from .common import Command
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="six short cells: about two minutes on two cores")
     add_result_arguments(parser)
     group = parser.add_argument_group("cells")
-    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=name_list, default=(), metavar="A,B", help="only these tasks (default: all)")
     known = f"only these (default: {', '.join(MAIN_DRAFTERS)}, and at batch 1 all that need no other model)"
-    group.add_argument("--drafters", type=names, default=(), metavar="A,B", help=known)
+    group.add_argument("--drafters", type=name_list, default=(), metavar="A,B", help=known)
     sizes = ",".join(map(str, BATCHES))
     group.add_argument(
         "--batches", type=integers, default=(), metavar="N,N", help=f"only these batch sizes (default: {sizes})"

@@ -17,7 +17,7 @@ from .bench_common import (
     add_workload_arguments,
     draft_lengths,
     integers,
-    names,
+    name_list,
     numbers,
     open_target,
     print_report,
@@ -40,7 +40,7 @@ LISTS = frozenset({"drafter", "num_speculative_tokens"})  # flags of Speculation
 def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafters",
-        type=names,
+        type=name_list,
         metavar="A,B",
         help="drafters to compare; a+b is a mix of both (default: all that need no other model)",
     )
@@ -72,7 +72,7 @@ def run_drafters(args: argparse.Namespace) -> int:
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
-        type=names,
+        type=name_list,
         default=(SpeculationConfig().drafter,),
         dest="drafters",
         metavar="A,B",
@@ -138,7 +138,7 @@ def check_arms(arms: list[Variant]) -> None:
     from foretell import draft
 
     for arm in arms:
-        draft.arms(arm.speculation)
+        draft.drafter_names(arm.speculation)
 
 
 def measure(

@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
 
     sys.path.insert(0, "")  # custom rules are also imported from the working directory
     report = log if args.json else print
-    order = _order(args)
+    job = _job(args)
     check_drafter(args)
-    if order.needs_model:
-        check_length(args, order)
+    if job.needs_model:
+        check_length(args, job)
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a custom rule may print
-        found = certify(order, lambda: load_llm(_for_certificate(args)), report)
+        found = certify(job, lambda: load_llm(_for_certificate(args)), report)
         report(verdict(found))
     output_result(found.as_json(), args)
     return EXIT[found.verdict]
@@ -65,21 +65,21 @@ def run(args: argparse.Namespace) -> int:
 
 def check_drafter(args: argparse.Namespace) -> None:
     """Refuse an unknown drafter before minutes of sampling."""
-    from foretell.draft import arms
+    from foretell.draft import drafter_names
 
     given = given_options(_for_certificate(args), SpeculationConfig)
     vllm = getattr(args, "speculative_config", None)
-    arms(SpeculationConfig(**given) if vllm is None else speculation_from_vllm(vllm, **given))
+    drafter_names(SpeculationConfig(**given) if vllm is None else speculation_from_vllm(vllm, **given))
 
 
-def _order(args: argparse.Namespace) -> CertifyJob:
+def _job(args: argparse.Namespace) -> CertifyJob:
     from foretell.certify.certificate import CertifyJob
 
     length = MAX_TOKENS if args.max_tokens is None else args.max_tokens
-    order = CertifyJob(getattr(args, "rule", "match"), args.plant, args.quick, max_tokens=length)
+    job = CertifyJob(getattr(args, "rule", "match"), args.plant, args.quick, max_tokens=length)
     if args.prompts is not None:
-        order = replace(order, prompts=read_prompts(args.prompts))
-    return order if (tokens := _tokens(args)) is None else _long_order(order, tokens)
+        job = replace(job, prompts=read_prompts(args.prompts))
+    return job if (tokens := _tokens(args)) is None else _long_job(job, tokens)
 
 
 def _tokens(args: argparse.Namespace) -> int | None:
@@ -94,36 +94,34 @@ def _tokens(args: argparse.Namespace) -> int | None:
     return int(args.tokens)
 
 
-def _long_order(order: CertifyJob, tokens: int) -> CertifyJob:
+def _long_job(job: CertifyJob, tokens: int) -> CertifyJob:
     """Return a job over the benchmark prompts with equal token counts; each is generated greedily and sampled."""
     from foretell.bench.workloads import own
 
     prompts = tuple(item.messages[-1]["content"] for item in own())
-    return replace(
-        order, prompts=prompts, max_tokens=-(-tokens // (order.num_settings * len(prompts))), ignore_eos=True
-    )
+    return replace(job, prompts=prompts, max_tokens=-(-tokens // (job.num_settings * len(prompts))), ignore_eos=True)
 
 
-def check_length(args: argparse.Namespace, order: CertifyJob) -> None:
+def check_length(args: argparse.Namespace, job: CertifyJob) -> None:
     """Refuse lengths beyond the model's context before minutes of sampling."""
     from foretell.certify.text_equality import encode
 
     target = open_target(args)
     context = min(target.config.context, getattr(args, "max_model_len", None) or target.config.context)
-    longest = max(len(encode(target.tokenizer, prompt)) for prompt in order.prompts)
-    room = context - longest
-    if room < 1:
+    longest = max(len(encode(target.tokenizer, prompt)) for prompt in job.prompts)
+    available = context - longest
+    if available < 1:
         raise RequestError(
             "prompts", f"the longest has {longest} tokens and the context is {context}; give shorter ones"
         )
-    if order.max_tokens <= room:
+    if job.max_tokens <= available:
         return
-    limit = f"after a prompt of {longest} tokens a context of {context} leaves {room}"
-    if order.ignore_eos:
-        most = room * order.num_settings * len(order.prompts)
-        asked = f"are {order.max_tokens} per output over {len(order.prompts)} prompts, and {limit}"
+    limit = f"after a prompt of {longest} tokens a context of {context} leaves {available}"
+    if job.ignore_eos:
+        most = available * job.num_settings * len(job.prompts)
+        asked = f"are {job.max_tokens} per output over {len(job.prompts)} prompts, and {limit}"
         raise RequestError("tokens", f"{asked}; ask for {most} or fewer")
-    raise RequestError("max_tokens", f"{limit}, not {order.max_tokens}; ask for {room} or fewer")
+    raise RequestError("max_tokens", f"{limit}, not {job.max_tokens}; ask for {available} or fewer")
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def step_prices(controller: AdaptiveController, drafter: str) -> SpeculationCost
     from foretell.utils.speculation_math import SpeculationCosts
 
     curve = controller.costs.curve(max(BATCHES) * (1 + max(controller.settings.max_draft_tokens, *LENGTHS)))
-    free, costs = controller.traits[drafter].free, controller.draft_costs[drafter]
+    free, costs = controller.traits[drafter].is_free, controller.draft_costs[drafter]
 
     def draft(batch: int, nodes: int) -> float:
         return 0.0 if free or not nodes else costs.seconds(nodes, nodes * batch, 0, float(curve[1]))

@@ -66,7 +66,7 @@ def run_steps(args: argparse.Namespace) -> int:
         raise RequestError(name, "is for a fleet; use foretell plan fleet")
     config = PlanConfig(**given_options(args, PlanConfig))
     parts = resolve_inputs(config)
-    question = PlanQuery(
+    query = PlanQuery(
         parts.target,
         parts.drafter,
         config.count,
@@ -76,7 +76,7 @@ def run_steps(args: argparse.Namespace) -> int:
         config.max_draft,
         config.length,
     )
-    tell(args, make_plan(question, parts.calibration))
+    tell(args, make_plan(query, parts.calibration))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""foretell serve and foretell deploy: a model behind OpenAI's API, on this machine or on Ray."""
+"""foretell serve and foretell deploy: serve a model with OpenAI's API, on this machine or on Ray."""
 
 from __future__ import annotations
 

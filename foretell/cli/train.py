@@ -28,7 +28,7 @@ FORMATS = ("speculators", "eagle3")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--target", default=EngineConfig.model, metavar="MODEL", help="target model of the drafter")
-    parser.add_argument("--data", metavar="PATH", help="chats, prompts or texts: a file, a folder, or - for stdin")
+    parser.add_argument("--data", metavar="PATH", help="chats, prompts or plain text: a file, a folder, or - for stdin")
     parser.add_argument("--from-log", metavar="FILE", help="train on logged requests (foretell serve --log-requests)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder of the drafter")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR from its checkpoint")

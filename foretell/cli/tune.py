@@ -16,7 +16,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 from foretell.tune.search_space import LENGTHS
 
-from .bench_common import integers, names, open_target
+from .bench_common import integers, name_list, open_target
 from .common import Command, check_output_path, write_atomic
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", metavar="NAME", help=known)
     group.add_argument("--data", type=Path, metavar="FILE", help="file of the workload, or its folder")
-    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=name_list, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
         "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"maximum output tokens (default: {MAX_TOKENS})"
     )
@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"search time, such as 90s, 5m or 1h (default: {DEFAULT_BUDGET})",
     )
     group.add_argument(
-        "--drafters", type=names, metavar="A,B", help="drafters to try; a+b is a mix of both (default: all that fit)"
+        "--drafters",
+        type=name_list,
+        metavar="A,B",
+        help="drafters to try; a+b is a mix of both (default: all that fit)",
     )
     group.add_argument(
         "--num-speculative-tokens",
@@ -119,7 +122,7 @@ def arms_to_try(
     chosen = [name for name in chosen if name != own or args.drafters]
     arms = SearchSpace(chosen, args.nodes, is_sampled(items, args.temperature)).variants(base)
     for arm in arms:
-        draft.arms(arm.speculation)
+        draft.drafter_names(arm.speculation)
     if not arms:
         raise RequestError("drafters", "leave nothing to try; name some, such as ngram,suffix")
     return arms
@@ -177,8 +180,13 @@ def fitting_variants(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list
     from foretell.bench.drafter_slots import has_weights
 
     loaded = set(llm.engine.drafter.drafters)
-    lacking = {name for arm in arms for name in draft.arms(arm.speculation) if has_weights(name) and name not in loaded}
-    return [arm for arm in arms if not lacking & set(draft.arms(arm.speculation))], sorted(lacking)
+    lacking = {
+        name
+        for arm in arms
+        for name in draft.drafter_names(arm.speculation)
+        if has_weights(name) and name not in loaded
+    }
+    return [arm for arm in arms if not lacking & set(draft.drafter_names(arm.speculation))], sorted(lacking)
 
 
 def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_long: list[str]) -> dict[str, Any]:

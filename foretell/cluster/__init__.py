@@ -1,1 +1,1 @@
-"""Data-parallel serving: replicas of one model behind a gateway, on Ray Serve."""
+"""Data-parallel serving: replicas of one model with a gateway, on Ray Serve."""

@@ -99,7 +99,7 @@ class MergedMetrics:
         return merged
 
     def per_replica(self, live: Iterable[str]) -> Exposition:
-        """Return the metrics of every live replica, told apart by the label `replica`."""
+        """Return the metrics of every live replica, distinguished by the label `replica`."""
         merged = Exposition()
         for replica in sorted(live):
             latest = self._latest[replica]

@@ -1,1 +1,1 @@
-"""How much to guess for whom, nothing included."""
+"""Controller: chooses the drafter and draft length of every sequence, from learned acceptance and latency models."""

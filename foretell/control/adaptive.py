@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
+from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
 
 from .acceptance_model import AcceptanceModel, AcceptancePrior, request_class_of
 from .acceptance_tracker import AcceptanceTracker
@@ -37,14 +37,7 @@ from .exploration import BaselineSteps, DrafterExploration
 from .latency_model import HostGap, StepCosts, StepCostView
 from .length_optimizer import PLAIN, DraftPlan, LengthOptimizer, PlanCache, best_plan, planned_speedup
 from .poll_limiter import PollLimiter
-from .settings import (
-    MAX_TREE_ROWS,
-    AlwaysAvailable,
-    ControllerSettings,
-    ControllerTuning,
-    DrafterLoader,
-    DrafterTraits,
-)
+from .settings import MAX_TREE_ROWS, AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
 from .slo import SloTracker
 
 NO_BUDGET = Budget()
@@ -68,7 +61,7 @@ class AdaptiveController(Controller):
         self.draft_costs = self.draft_latency.costs
         self.poll_limiter = PollLimiter(clock, tuning.poll)
         trusts = {True: tuning.acceptance.confidence_trust, False: tuning.acceptance.cross_trust}
-        priors = {name: AcceptancePrior(each.prior, trusts[each.free]) for name, each in traits.items()}
+        priors = {name: AcceptancePrior(each.prior_acceptance, trusts[each.is_free]) for name, each in traits.items()}
         self.acceptance = AcceptanceModel(priors, tuning.acceptance)
         self.decisions = DecisionLog(tuning.decisions)
         self.exploration = DrafterExploration(tuning.exploration)
@@ -82,7 +75,7 @@ class AdaptiveController(Controller):
         self._free = self.draft_latency.free
         self._timed = sorted(name for name in traits if name not in self._free)
         self._all_free = self._free.issuperset(traits)
-        self._makes_trees = any(each.grows and not each.free for each in traits.values())
+        self._makes_trees = any(each.makes_trees and not each.is_free for each in traits.values())
         self._num_drafts: Counter[str] = Counter()  # by timed drafter
         self._skip_reasons: dict[int, str] = {}  # by sequence, of this step
         self._polled: list[Sequence] = []  # in this step

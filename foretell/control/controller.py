@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from foretell.control.acceptance_tracker import AcceptanceTracker
 from foretell.control.decision_log import Decision
-from foretell.control.settings import ControllerSettings, DrafterLoader, DrafterTraits
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
+from foretell.control.settings import ControllerSettings, DrafterLoader
+from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
 
 FreeDrafts = Mapping[int, Mapping[str, Draft]]  # by sequence id and drafter
 
@@ -119,5 +119,5 @@ class FixedLengthPolicy:
         drafter = self.tracker.best_drafter(seq, available, free_drafts, length) if length else ""
         if not drafter:
             return Budget()
-        max_nodes = self.settings.max_nodes(seq, num_decoding) if self.traits[drafter].grows else 0
+        max_nodes = self.settings.max_nodes(seq, num_decoding) if self.traits[drafter].makes_trees else 0
         return Budget(max_nodes, drafter, max_depth=length) if max_nodes > length else Budget(length, drafter)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretell.types import Sequence, StepResult
+from foretell.types import DrafterTraits, Sequence, StepResult
 
 from .latency_model import Fit, StepCostView
-from .settings import DrafterTraits, LatencyTuning
+from .settings import LatencyTuning
 
 # Key suffix of the costs of a drafter's trees, which may be drafted quite differently from its chains. Saved costs have
 # it in their file format.
@@ -98,15 +98,15 @@ class DraftLatency:
         self.traits, self.tuning = dict(traits), tuning
         in_trees, in_chains = tuning.draft_node_share_trees, tuning.draft_node_share
         self.costs = {
-            name: DraftCosts(each.share, in_trees if each.grows else in_chains, tuning=tuning)
+            name: DraftCosts(each.relative_cost, in_trees if each.makes_trees else in_chains, tuning=tuning)
             for name, each in traits.items()
         }
-        with_trees = [name for name, each in traits.items() if each.grows and not each.free]
+        with_trees = [name for name, each in traits.items() if each.makes_trees and not each.is_free]
         self.costs |= {
-            name + TREE_SUFFIX: DraftCosts(traits[name].share, in_trees, self.costs[name], tuning)
+            name + TREE_SUFFIX: DraftCosts(traits[name].relative_cost, in_trees, self.costs[name], tuning)
             for name in with_trees
         }
-        self.free = frozenset(name for name, each in traits.items() if each.free)
+        self.free = frozenset(name for name, each in traits.items() if each.is_free)
         self._prefilled: dict[int, dict[str, int]] = {}  # tokens by sequence and drafter
 
     def is_timed(self, drafter: str) -> bool:
@@ -115,7 +115,7 @@ class DraftLatency:
 
     def prefill_tokens(self, seq: Sequence, drafter: str) -> int:
         """Return the tokens that a drafter must prefill before it can draft."""
-        if not self.traits[drafter].reads:
+        if not self.traits[drafter].needs_prefill:
             return 0
         return len(seq.tokens) - self._prefilled.get(seq.id, {}).get(drafter, 0)
 
@@ -170,7 +170,7 @@ class DraftLatency:
     def observe(self, results: list[StepResult], seconds: float | None, plain_seconds: float) -> None:
         """Update the costs with the drafts of one step. `seconds` is None for an outlier step.
 
-        Steps with several drafters, or with both trees and chains, are skipped: their times cannot be told apart.
+        Steps with several drafters, or with both trees and chains, are skipped: their times cannot be separated.
         """
         timed = [
             each for each in results if each.scheduled.budget.nodes and self.is_timed(each.scheduled.budget.drafter)
@@ -183,7 +183,7 @@ class DraftLatency:
             return
         ((drafter, tree),) = shapes
         prefill = 0
-        if self.traits[drafter].reads:
+        if self.traits[drafter].needs_prefill:
             prefill = sum([self._update_prefilled(result, drafter) for result in timed])
         depth = max([self._drafted_levels(result, drafter) for result in timed])
         if seconds is not None:
@@ -200,7 +200,7 @@ class DraftLatency:
         """Return whether a drafter runs all levels of a draft at once, before the host sees any of them."""
         traits = self.traits[drafter]
         sampled = seq.request.params.temperature > 0 and seq.request.rule != "match"
-        return traits.whole and (traits.draws_whole or not sampled)
+        return traits.single_graph and (traits.samples_single_graph or not sampled)
 
     def _update_prefilled(self, result: StepResult, drafter: str) -> int:
         """Record that a drafter has prefilled a sequence, and return the tokens that were new to it."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, DrafterTraits, Sequence
 
 from .acceptance_model import WIDTHS, cell
 from .acceptance_tracker import AcceptanceTracker
 from .draft_latency import DraftLatency
 from .latency_model import StepCostView
-from .settings import ControllerSettings, DrafterTraits, LengthTuning
+from .settings import ControllerSettings, LengthTuning
 
 DraftSeconds = Callable[[int, int], float]  # seconds of a draft by nodes and depth
 
@@ -251,7 +251,7 @@ class LengthOptimizer:
         length = min(limit, new_tokens) if is_new else limit
         probs = self.tracker.expected_accept_probs(seq, drafter, length)
         seconds = self.draft_latency.sequence_seconds(view, seq, drafter, is_new)
-        trees = None if is_new or not self.traits[drafter].grows else self._trees(view, seq, drafter, length)
+        trees = None if is_new or not self.traits[drafter].makes_trees else self._trees(view, seq, drafter, length)
         return DrafterOption(drafter, probs, seconds, trees)
 
     def _trees(self, view: StepCostView, seq: Sequence, drafter: str, max_depth: int) -> TreeOptions | None:

@@ -1,4 +1,4 @@
-"""Settings of the controller: options of the user, traits of the drafters, and tuning constants."""
+"""Settings of the controller: options of the user and tuning constants."""
 
 from __future__ import annotations
 
@@ -9,36 +9,6 @@ from typing import NamedTuple, Protocol
 from foretell.types import Sequence
 
 MAX_TREE_ROWS = 256  # tree nodes of all sequences in one step; beyond that every row costs its full price everywhere
-
-
-class ObservedDrafter(Protocol):
-    """The attributes of a drafter that the controller depends on."""
-
-    free: bool
-    reads: bool
-    cost_share: float
-    prior: float
-    grows: bool
-    whole: bool
-    draws_whole: bool
-
-
-@dataclass(frozen=True)
-class DrafterTraits:
-    """What the controller knows of a drafter before its first draft."""
-
-    free: bool = False  # drafts take no measurable time
-    reads: bool = False  # must prefill the sequence itself
-    share: float = 0.3  # time of one draft token over a plain step
-    prior: float = 0.5  # acceptance rate at temperature 0
-    grows: bool = False  # can make trees
-    whole: bool = False  # drafts all levels in a single graph, even if the draft is cut afterwards
-    draws_whole: bool = True  # does so for sampled drafts, too
-
-    @classmethod
-    def of(cls, drafter: ObservedDrafter) -> DrafterTraits:
-        known = (drafter.free, drafter.reads, drafter.cost_share, drafter.prior, drafter.grows)
-        return cls(*known, drafter.whole, drafter.draws_whole)
 
 
 class DrafterLoader(Protocol):

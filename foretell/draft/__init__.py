@@ -1,4 +1,4 @@
-"""Ways to guess ahead, by name. A config names one, several to choose from, or leaves it open with `auto`."""
+"""Drafters by name. A config names one, several to choose from, or leaves the choice open with `auto`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from foretell.errors import RequestError
 from foretell.models.draft_heads.loading import head_kind
 from foretell.models.quantize import Bits
 
-from .base import Drafter, NoDrafter
+from .base import Drafter
 from .idle_unload import UnloadableDrafter
-from .load import Loader, Planner, bits_of, fit, helper_of
-from .mix import MixDrafter
+from .load import Loader, Planner, copy_bits, draft_model_of, drop_unaffordable
+from .mix import MergedDrafter, MixDrafter
 from .registry import KINDS, DrafterKind, DrafterParts, LoadedDraftModel, PlacedHead, find_kind, is_head, make
-from .tree_merge import MergedDrafter
 
 __all__ = [
     "Drafter",
@@ -25,109 +24,111 @@ __all__ = [
     "Loader",
     "DrafterParts",
     "PlacedHead",
-    "arms",
     "build",
     "copies_wanted",
-    "defaults",
-    "fitted",
+    "default_drafters",
+    "drafter_names",
+    "fit_to_memory",
     "heads_wanted",
+    "merged_parts",
     "models_wanted",
-    "parts_of",
 ]
 
-AUTO = ("ngram", "suffix", "recycle")  # what needs no model, costs no memory to speak of, and is asked for nothing
-ON_REQUEST = ("ngram",)  # of those who guesses only where it is named: suffix finds the same, and knows how sure it is
-WITH_REQUEST = "prediction"  # of use to requests that bring one, so that it is always there
+AUTO = ("ngram", "suffix", "recycle")  # free drafters: no model, and next to no memory
+ON_REQUEST = ("ngram",)  # of these, drafts only if a request names it: suffix finds the same and knows its confidence
+PREDICTION = "prediction"  # always present: it drafts for requests that bring a prediction
 
 
-def arms(config: SpeculationConfig) -> tuple[str, ...]:
-    """The drafters a config names; one that is not known is refused here, before anything is loaded."""
+def drafter_names(config: SpeculationConfig) -> tuple[str, ...]:
+    """Return the drafters that a config names; raise for an unknown one before anything is loaded."""
     found: list[str] = []
     for name in (part.strip() for part in config.drafter.split(",")):
-        found += AUTO if name in ("auto", "mix") else [*parts_of(name), _recognised(name)]
+        found += AUTO if name in ("auto", "mix") else [*merged_parts(name), _with_head_kind(name)]
     if "none" in found:
         if len(found) > 1:
-            raise RequestError("drafter", "none stands alone; leave it out, or the others")
+            raise RequestError("drafter", "none cannot be combined with other drafters; leave out one or the other")
         return ()
     for name in found:
         kind, _, argument = name.partition(":")
-        if not parts_of(name):
+        if not merged_parts(name):
             find_kind(kind).check(argument)
     return tuple(dict.fromkeys(found)) if config.budget else ()
 
 
-def parts_of(name: str) -> tuple[str, ...]:
-    """The drafters whose guesses become one tree under this name, `a+b`; none where it is a single one."""
+def merged_parts(name: str) -> tuple[str, ...]:
+    """Return the drafters whose drafts are merged under a name `a+b`, or () for a single drafter."""
     parts = tuple(part.strip() for part in name.split("+"))
     known = all(part.partition(":")[0] in KINDS for part in parts)
     return parts if len(parts) > 1 and known else ()
 
 
-def _single(config: SpeculationConfig) -> tuple[str, ...]:
-    """The drafters that guess themselves."""
-    return tuple(name for name in arms(config) if not parts_of(name))
+def _single_drafters(config: SpeculationConfig) -> tuple[str, ...]:
+    """Return the drafters of a config that are not merged from others."""
+    return tuple(name for name in drafter_names(config) if not merged_parts(name))
 
 
-def defaults(config: SpeculationConfig) -> tuple[str, ...]:
-    """Of these the ones a request gets that names none."""
+def default_drafters(config: SpeculationConfig) -> tuple[str, ...]:
+    """Return the drafters of a request that names none."""
     named = [part.strip() for part in config.drafter.split(",")]
-    inside = {part for name in named for part in parts_of(name)}
-    return tuple(arm for arm in arms(config) if arm in named or arm not in {*ON_REQUEST, *inside})
+    inside = {part for name in named for part in merged_parts(name)}
+    return tuple(name for name in drafter_names(config) if name in named or name not in {*ON_REQUEST, *inside})
 
 
-def _recognised(name: str) -> str:
-    """A folder with a head in it, alone or given as a draft model, by its drafter's name; other names as they are."""
+def _with_head_kind(name: str) -> str:
+    """Return the drafter of a folder with a head in it, alone or given as a draft model; other names unchanged."""
     folder = Path(os.path.expanduser(name.removeprefix("model:")))
     kind = head_kind(folder) if os.path.isdir(folder) else None
     return name if kind is None else f"{kind}:{folder}"
 
 
 def models_wanted(config: SpeculationConfig) -> tuple[str, ...]:
-    """The draft models that have to be loaded."""
-    return tuple(helper for name in _single(config) if (helper := helper_of(name)) is not None)
+    """Return the draft models to load."""
+    return tuple(model for name in _single_drafters(config) if (model := draft_model_of(name)) is not None)
 
 
 def heads_wanted(config: SpeculationConfig) -> tuple[str, ...]:
-    """The drafters whose heads have to be loaded."""
-    return tuple(name for name in _single(config) if is_head(name))
+    """Return the drafters whose heads have to be loaded."""
+    return tuple(name for name in _single_drafters(config) if is_head(name))
 
 
 def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:
-    """In how many bits the target's own weights are wanted again."""
-    return tuple(bits_of(name) for name in _single(config) if name.startswith("self:"))
+    """Return the bits of each quantized copy of the target that is wanted."""
+    return tuple(copy_bits(name) for name in _single_drafters(config) if name.startswith("self:"))
 
 
-def fitted(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:
-    """The config without the drafters that there is no memory for; `plan` counts it, or refuses."""
-    names = arms(config)
-    return fit(config, names, tuple(name for name in names if _is_heavy(name)), plan)
+def fit_to_memory(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:
+    """Return the config without drafters that do not fit; `plan` plans the memory or raises `CapacityError`."""
+    names = drafter_names(config)
+    return drop_unaffordable(config, names, tuple(name for name in names if _is_heavy(name)), plan)
 
 
-def build(parts: DrafterParts, again: Callable[[str], DrafterParts] | None = None) -> Drafter:
-    """The drafters a config names, behind one. `again` loads what one of them is made of once more."""
-    named = arms(parts.config)
+def build(parts: DrafterParts, reload: Callable[[str], DrafterParts] | None = None) -> MixDrafter:
+    """Build the drafters that a config names. `reload` loads the parts of one of them again after an idle unload."""
+    named = drafter_names(parts.config)
     if not named:
-        return NoDrafter()
-    made = [make(parts, name) for name in dict.fromkeys((*_single(parts.config), WITH_REQUEST))]
+        return MixDrafter([])
+    single = [make(parts, name) for name in dict.fromkeys((*_single_drafters(parts.config), PREDICTION))]
     idle = parts.config.draft_idle_unload
-    if idle is not None and again is not None:
-        made = [_resident(drafter, again, idle) if _rests(drafter.name) else drafter for drafter in made]
-    by_name = {drafter.name: drafter for drafter in made}
-    several = [MergedDrafter(name, [by_name[part] for part in parts_of(name)]) for name in named if parts_of(name)]
-    return MixDrafter([*made, *several], defaults(parts.config))
+    if idle is not None and reload is not None:
+        single = [_unloadable(each, reload, idle) if _can_unload(each.name) else each for each in single]
+    by_name = {drafter.name: drafter for drafter in single}
+    merged = [
+        MergedDrafter(name, [by_name[part] for part in merged_parts(name)]) for name in named if merged_parts(name)
+    ]
+    return MixDrafter([*single, *merged], default_drafters(parts.config))
 
 
-def _resident(drafter: Drafter, again: Callable[[str], DrafterParts], idle: float) -> UnloadableDrafter:
+def _unloadable(drafter: Drafter, reload: Callable[[str], DrafterParts], idle: float) -> UnloadableDrafter:
     name = drafter.name
-    return UnloadableDrafter(drafter, lambda: make(again(name), name), idle)
+    return UnloadableDrafter(drafter, lambda: make(reload(name), name), idle)
 
 
 def _is_heavy(name: str) -> bool:
-    parts = parts_of(name)
-    return any(map(_is_heavy, parts)) if parts else find_kind(name.partition(":")[0]).heavy
+    parts = merged_parts(name)
+    return any(map(_is_heavy, parts)) if parts else find_kind(name.partition(":")[0]).is_heavy
 
 
-def _rests(name: str) -> bool:
-    """What a head has read is lost with its weights' memory, so that it stays."""
+def _can_unload(name: str) -> bool:
+    """Return whether a drafter may be unloaded; not a head, whose KV would be lost with its weights."""
     kind = find_kind(name.partition(":")[0])
-    return kind.heavy and kind.rests
+    return kind.is_heavy and kind.can_unload

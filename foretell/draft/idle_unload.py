@@ -1,4 +1,4 @@
-"""A drafter with weights of its own, which gives their memory back while nobody uses it."""
+"""Unloads the weights of a drafter while it is not used, and loads them again in the background."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from time import monotonic
 
 import torch
 
-from foretell.types import Budget, Draft, Sequence, StepResult
-
-from .backoff import Backoff
-from .base import Drafter
+from foretell.draft.base import Drafter
+from foretell.draft.supervisor import Backoff
+from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
 
 LOG = logging.getLogger("foretell")
 
@@ -22,7 +21,7 @@ LONGEST_RETRY = 3600.0  # seconds
 
 
 class Background:
-    """Where work is done that no step waits for."""
+    """Runs work in threads that no step waits for."""
 
     def start(self, work: Callable[[], None]) -> None:
         threading.Thread(target=work, name="foretell-draft", daemon=True).start()
@@ -34,9 +33,9 @@ class Background:
 
 
 class UnloadableDrafter(Drafter):
-    """Another drafter while it is here. It leaves when it was not used for `idle` seconds, and comes back when called.
+    """A drafter whose weights are unloaded after `idle` seconds without use, and loaded again on request.
 
-    A trial does not count as use: what is only ever tried does not pay for its room.
+    Exploration does not count as use: a drafter that is only explored is not worth its memory.
     """
 
     def __init__(
@@ -47,91 +46,82 @@ class UnloadableDrafter(Drafter):
         background: Background = Background(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`make` loads it again; it is called in the background."""
-        self.name, self.hidden_layers, self.top_k, self.free = inner.name, inner.hidden_layers, inner.top_k, inner.free
-        self.draws, self.gives_probability, self.reads = inner.draws, inner.gives_probability, inner.reads
-        self.cost_share, self.prior, self.grows = inner.cost_share, inner.prior, inner.grows
-        self.whole, self.draws_whole, self.unseen_on = inner.whole, inner.draws_whole, inner.unseen_on
+        """`make` loads the drafter again; it runs in the background."""
+        assert not inner.traits.hidden_layers, "a head's KV in the target's pages would be lost with its weights"
+        self.name, self.traits = inner.name, inner.traits
         self.idle, self._make, self._background, self._clock = idle, make, background, clock
         self._lock = threading.Lock()
         self._inner: Drafter | None = inner
-        self._used, self._reload = clock(), Backoff(clock, tolerated=0, first=RETRY, longest=LONGEST_RETRY)
-        self._loading = False
-        self._watch(idle)
+        self._last_used = clock()
+        self._reload = Backoff(clock, tolerated=0, first=RETRY, longest=LONGEST_RETRY)
+        self._is_loading = False
+        self._check_later(idle)
 
     @property
-    def is_ready(self) -> bool:
+    def is_loaded(self) -> bool:
+        """Whether the weights are loaded."""
         return self._inner is not None
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         with self._lock:
             if self._inner is None:
-                return [Draft()] * len(seqs)
+                return [NO_DRAFT] * len(seqs)
             if any(budget.nodes and not budget.is_exploration for budget in budgets):
-                self._used = self._clock()
+                self._last_used = self._clock()
             return self._inner.propose(seqs, budgets)
 
-    def update_kv(self, outcomes: list[StepResult]) -> None:
+    def observe(self, results: list[StepResult]) -> None:
         with self._lock:
             if self._inner is not None:
-                self._inner.update_kv(outcomes)
-
-    def observe(self, outcomes: list[StepResult]) -> None:
-        with self._lock:
-            if self._inner is not None:
-                self._inner.observe(outcomes)
+                self._inner.observe(results)
 
     def forget(self, seq: Sequence) -> None:
         with self._lock:
             if self._inner is not None:
                 self._inner.forget(seq)
 
-    @property
-    def memory(self) -> int:
-        inner = self._inner
-        return 0 if inner is None else inner.memory
-
-    def wake(self) -> None:
+    def load(self) -> None:
+        """Load the weights in the background, unless they are loaded, or a failed load is too recent."""
         with self._lock:
-            if self._inner is not None or self._loading or self._reload.waiting:
+            if self._inner is not None or self._is_loading or self._reload.waiting:
                 return
-            self._loading = True
-        LOG.info("%s is loaded again", self.name)
-        self._background.start(self._load)
+            self._is_loading = True
+        LOG.info("%s is being loaded again", self.name)
+        self._background.start(self._load_weights)
 
-    def _load(self) -> None:
+    def _load_weights(self) -> None:
         inner: Drafter | None = None
         try:
             inner = self._make()
             self._reload.succeed()
-        except BaseException as error:  # there may be no room for it now; an exit must not leave it loading for ever
+        except BaseException as error:  # there may be no memory now; an exit must not leave it loading forever
             pause = self._reload.fail()
-            LOG.warning("%s cannot come back: %s; next attempt in %.0f s", self.name, error, pause)
+            LOG.warning("%s cannot be loaded: %s; next attempt in %.0f s", self.name, error, pause)
         with self._lock:
-            self._inner, self._loading, self._used = inner, False, self._clock()
+            self._inner, self._is_loading, self._last_used = inner, False, self._clock()
         if inner is not None:
-            self._watch(self.idle)
+            self._check_later(self.idle)
 
-    def rest(self) -> None:
-        """Leave, if it was not used for so long; else look again when that may be."""
+    def unload_if_idle(self) -> None:
+        """Drop the weights if they were not used for `idle` seconds; else check again when that time is over."""
         with self._lock:
-            left = self._used + self.idle - self._clock()
+            left = self._last_used + self.idle - self._clock()
             if left <= 0:
                 self._inner = None
         if left > 0:
-            self._watch(left)
+            self._check_later(left)
             return
-        LOG.info("%s was not used for %.0f seconds and gives its memory back", self.name, self.idle)
+        LOG.info("%s was not used for %.0f s; its weights are unloaded", self.name, self.idle)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _watch(self, seconds: float) -> None:
-        """A timer must not keep an engine alive that nobody holds any more."""
-        me = weakref.ref(self)
+    def _check_later(self, seconds: float) -> None:
+        """Start a timer that holds no reference: it must not keep an unused engine alive."""
+        reference = weakref.ref(self)
 
-        def look() -> None:
-            here = me()
-            if here is not None:
-                here.rest()
+        def check() -> None:
+            drafter = reference()
+            if drafter is not None:
+                drafter.unload_if_idle()
 
-        self._background.later(seconds, look)
+        self._background.later(seconds, check)

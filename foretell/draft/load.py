@@ -1,4 +1,4 @@
-"""Loads what drafters are made of: at the start, and again for one that gave its memory back."""
+"""Loads the weights of drafters, at start-up and again after an idle unload, and drops drafters that do not fit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from foretell.runner.memory_plan import GIB, MemoryPlan, device_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
+LOG = logging.getLogger("foretell")
 
-class Source(Protocol):
+Planner = Callable[[SpeculationConfig], MemoryPlan]
+
+
+class LoadableModel(Protocol):
     """A model that can be loaded."""
 
     @property
@@ -40,84 +44,83 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Loader:
-    """`run` loads a draft model into a runner with pages for `tokens` tokens; `vocabularies` translate its tokens."""
+    """Loads draft models and quantized copies of the target."""
 
     config: SpeculationConfig
-    target: Source
-    runner: ModelRunner
-    helpers: Mapping[str, Source]
-    vocabularies: Mapping[str, VocabMap | None]
-    run: Callable[[str], ModelRunner]
+    target: LoadableModel
+    runner: ModelRunner  # the target's
+    draft_models: Mapping[str, LoadableModel]
+    vocab_maps: Mapping[str, VocabMap | None]  # of draft models with another tokenizer
+    run: Callable[[str], ModelRunner]  # loads a draft model into a runner with pages for `tokens` tokens
     tokens: int
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)
     max_rows: int = MAX_ROWS  # of one forward of a draft model
 
     def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> DrafterParts:
-        """What drafters are made of, with these draft models and copies of the target."""
+        """Load these draft models and return the parts of drafters."""
         loaded = {
-            name: LoadedDraftModel(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name], self.max_rows)
+            name: LoadedDraftModel(
+                self.run(name), self.draft_models[name].tokenizer, self.vocab_maps[name], self.max_rows
+            )
             for name in models
         }
         return DrafterParts(self.config, self.runner, self.target.tokenizer, loaded, copies, self.heads)
 
-    def again(self, drafter: str) -> DrafterParts:
-        """What one drafter is made of; refused where there is no room for it now."""
-        need, free = self._bytes(drafter), device_memory(self.target.device)
+    def reload(self, drafter: str) -> DrafterParts:
+        """Load the parts of one drafter again; raise `CapacityError` if there is no memory for it now."""
+        need, free = self._needed_bytes(drafter), device_memory(self.target.device)
         if need > free:
             raise CapacityError(f"it needs {need / GIB:.2f} GiB and {free / GIB:.2f} GiB is free")
-        helper = helper_of(drafter)
-        return self.parts([], self._copy(bits_of(drafter))) if helper is None else self.parts([helper], {})
+        name = draft_model_of(drafter)
+        return self.parts([], self._quantized_copy(copy_bits(drafter))) if name is None else self.parts([name], {})
 
-    def _bytes(self, drafter: str) -> int:
-        name = helper_of(drafter)
+    def _needed_bytes(self, drafter: str) -> int:
+        name = draft_model_of(drafter)
         if name is not None:
-            helper = self.helpers[name]
-            return max(helper.weight_bytes, helper.loading_bytes) + self.tokens * helper.token_bytes
-        floats = self.target.loading_bytes or self.target.weight_bytes  # it is made of floats, read anew
-        return floats + self.target.copy_bytes(bits_of(drafter))
+            model = self.draft_models[name]
+            return max(model.weight_bytes, model.loading_bytes) + self.tokens * model.token_bytes
+        floats = self.target.loading_bytes or self.target.weight_bytes  # a copy is quantized from the float weights
+        return floats + self.target.copy_bytes(copy_bits(drafter))
 
-    def _copy(self, bits: Bits) -> dict[Bits, Decoder]:
-        """The target's weights in so many bits, with all else the target's own."""
-        twin = quantized_copy(self.target.load(), bits)
-        twin.embed, twin.rope_tables = self.runner.model.embed, self.runner.model.rope_tables
-        return {bits: twin}
+    def _quantized_copy(self, bits: Bits) -> dict[Bits, Decoder]:
+        """Return a copy of the target with quantized weights that shares its embedding and RoPE tables."""
+        copy = quantized_copy(self.target.load(), bits)
+        copy.embed, copy.rope_tables = self.runner.model.embed, self.runner.model.rope_tables
+        return {bits: copy}
 
 
-def helper_of(drafter: str) -> str | None:
-    """The draft model a drafter needs, by the name it is loaded under; None where it needs none."""
+def draft_model_of(drafter: str) -> str | None:
+    """Return the name of the draft model that a drafter needs, or None."""
     kind, _, name = drafter.partition(":")
     if kind == "model":
         return name
     return drafter if kind == "distilled" and not is_head(drafter) else None
 
 
-def bits_of(drafter: str) -> Bits:
-    """Of self:int8 or self:int4."""
+def copy_bits(drafter: str) -> Bits:
+    """Return the bits per weight of `self:int8` or `self:int4`."""
     return 8 if drafter.endswith("int8") else 4
 
 
-LOG = logging.getLogger("foretell")
+def drop_unaffordable(
+    config: SpeculationConfig, names: tuple[str, ...], heavy: tuple[str, ...], plan: Planner
+) -> SpeculationConfig:
+    """Return the config without those of the `heavy` drafters that would leave too little memory for the KV cache.
 
-Planner = Callable[[SpeculationConfig], MemoryPlan]
-
-
-def fit(config: SpeculationConfig, names: tuple[str, ...], heavy: tuple[str, ...], plan: Planner) -> SpeculationConfig:
-    """The config without those of the `heavy` drafters that would leave too little room for the texts themselves.
-
-    Of several the last named goes first. Where not even the target fits alone, that is refused.
+    The last named is dropped first. `plan` raises `CapacityError` if not even the target fits.
     """
     left = list(names)
-    plan(_only(config, [name for name in left if name not in heavy]))
+    plan(_with_drafters(config, [name for name in left if name not in heavy]))
     for name in reversed(heavy):
         try:
-            plan(config if len(left) == len(names) else _only(config, left))
+            plan(config if len(left) == len(names) else _with_drafters(config, left))
             break
         except CapacityError as error:
             left.remove(name)
-            rest = f"{', '.join(left)} can do without it" if left else "texts are written without guesses"
-            LOG.warning("%s is not loaded, for too little memory would be left: %s; %s", name, error, rest)
-    return config if len(left) == len(names) else _only(config, left)
+            rest = f"drafting continues with {', '.join(left)}" if left else "speculative decoding is off"
+            LOG.warning("%s is not loaded, it leaves too little memory: %s; %s", name, error, rest)
+    return config if len(left) == len(names) else _with_drafters(config, left)
 
 
-def _only(config: SpeculationConfig, names: list[str]) -> SpeculationConfig:
+def _with_drafters(config: SpeculationConfig, names: list[str]) -> SpeculationConfig:
     return replace(config, drafter=",".join(names) or "none")

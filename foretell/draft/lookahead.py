@@ -1,4 +1,7 @@
-"""Guesses by n-grams that the target was made to say ahead of time, at probes that ride along with each step."""
+"""Lookahead decoding: drafts n-grams that the target generated ahead of time in a Jacobi window (Fu et al. 2024).
+
+The window's tokens are part of each step's draft, so the target's argmax after them comes at no extra forward.
+"""
 
 from __future__ import annotations
 
@@ -8,85 +11,92 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from foretell.draft.base import Drafter
 from foretell.draft.heads.tree import ROOT, BestFirstTree
-from foretell.types import Budget, Draft, Sequence, StepResult
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence, StepResult
 
-from .base import Drafter
+NGram = tuple[int, ...]
 
-Gram = tuple[int, ...]
-
-PLACES = 8  # where a token stood before: so many are looked at, latest first
-LONGEST = 4  # tokens before a place that are compared with the text's end
-COPIED = (0.0, 0.13, 0.4, 0.6, 0.8)  # how often what followed so many equal tokens follows again: measured
-SAID, EARLIER, INSIDE = 0.4, 0.2, 0.45  # the same for the latest n-gram, for older ones, for an n-gram's later tokens
-PROBES = 3  # of 8 nodes: fewer teach less, more leave too little room for guesses
-TOKENS = 4096  # first tokens of n-grams, those that were met last
-SCATTER, SALTS = 0x9E3779B97F4A7C15, 64  # to pick tokens all over the text, and others each time
+MAX_POSITIONS = 8  # positions kept for each token, the latest ones
+MAX_MATCH = 4  # tokens before a position that are compared with the sequence's end
+# Measured probability that the token after a match of 0 to 4 tokens follows again.
+COPY_PROBABILITY = (0.0, 0.13, 0.4, 0.6, 0.8)
+LATEST_PROBABILITY = 0.4  # that the latest n-gram of a token continues,
+EARLIER_PROBABILITY = 0.2  # that an earlier one does,
+INNER_PROBABILITY = 0.45  # and that an n-gram continues after its second token
+WINDOW_NODES = 3  # of 8 nodes go to the window: fewer teach less, more leave too little for draft tokens
+POOL_TOKENS = 4096  # first tokens of n-grams that are kept, most recently used
+HASH_FACTOR = 0x9E3779B97F4A7C15  # picks filler tokens all over the sequence,
+NUM_SALTS = 64  # and others for each column
 
 
 class TokenPositions:
-    """Where each token stood last: a value of the tokens it has read."""
+    """The latest positions after each token; a function of the tokens read so far."""
 
     def __init__(self) -> None:
-        self.read = 0
-        self._places: dict[int, list[int]] = {}
+        self.num_read = 0
+        self._positions: dict[int, list[int]] = {}
 
     def catch_up(self, tokens: list[int], length: int) -> None:
         """Read the first `length` tokens; nothing follows the last one yet."""
-        for place in range(self.read + 1, length):
-            places = self._places.setdefault(tokens[place - 1], [])
-            places.append(place)
-            if len(places) > PLACES:
-                del places[0]
-        self.read = max(self.read, length - 1)
+        for position in range(self.num_read + 1, length):
+            positions = self._positions.setdefault(tokens[position - 1], [])
+            positions.append(position)
+            if len(positions) > MAX_POSITIONS:
+                del positions[0]
+        self.num_read = max(self.num_read, length - 1)
 
     def after(self, token: int) -> list[int]:
-        """Places behind a token, earliest first."""
-        return self._places.get(token, [])
+        """Return positions after a token, earliest first."""
+        return self._positions.get(token, [])
 
     @property
     def memory(self) -> int:
-        return len(self._places) * 210  # bytes of a token: its entry, its list, the places in it
+        """Bytes: 210 for each token, its entry, its list and its positions."""
+        return len(self._positions) * 210
 
 
-class Pool:
-    """N-grams that the target said, by their first token: the rest of each, latest first."""
+class NGramPool:
+    """N-grams that the target generated, by their first token: the rest of each, latest first."""
 
-    def __init__(self, each: int) -> None:
-        """`each` first token keeps so many."""
-        self.each = each
-        self._rests: OrderedDict[int, tuple[Gram, ...]] = OrderedDict()
+    def __init__(self, per_token: int) -> None:
+        """`per_token` n-grams are kept for each first token."""
+        self.per_token = per_token
+        self._rests: OrderedDict[int, tuple[NGram, ...]] = OrderedDict()
 
-    def push(self, first: int, rest: Gram) -> None:
+    def push(self, first: int, rest: NGram) -> None:
+        """Add an n-gram as the latest of its first token."""
         others = (other for other in self.after(first) if other != rest)
-        self._rests[first] = (rest, *others)[: self.each]
+        self._rests[first] = (rest, *others)[: self.per_token]
         self._rests.move_to_end(first)
-        if len(self._rests) > TOKENS:
+        if len(self._rests) > POOL_TOKENS:
             self._rests.popitem(last=False)
 
-    def after(self, token: int) -> tuple[Gram, ...]:
+    def after(self, token: int) -> tuple[NGram, ...]:
+        """Return the rests of the n-grams that start with a token."""
         return self._rests.get(token, ())
 
     @property
     def memory(self) -> int:
+        """Bytes of the pool."""
         return sum(100 + 80 * len(rests) for rests in self._rests.values())
 
 
-class Window:
-    """The Jacobi window: `levels[l][j]` guesses the token that stands l + j + 1 behind the text's last one.
+class JacobiWindow:
+    """The Jacobi window: `levels[l][j]` predicts the token l + j + 1 positions after the sequence's last one.
 
-    Each level is what the target chose after the one before it, a step later: a column is an n-gram in the making.
+    Each level is the target's argmax after the level before, one step later, so a column grows into an n-gram.
     """
 
     def __init__(self, columns: int, depth: int) -> None:
         self.columns, self.depth = columns, depth
         self.levels: list[list[int]] = [[]]
 
-    def plant(self, tree: BestFirstTree[State]) -> Iterator[int]:
-        """Hang the window on a tree; stops at each node that was not there before.
+    def add_to_tree(self, tree: BestFirstTree[DraftState]) -> Iterator[int]:
+        """Add the window to a tree, and yield each node that is new.
 
-        The first level is one chain and each column hangs on its own token of it, so that a token sees the text, the
-        first level up to its column and its own column: just the mask the method wants.
+        The first level is one chain, and each column continues from its own token of it. So a token attends to the
+        sequence, the first level up to its column, and its own column: the attention mask of the method.
         """
         base = ROOT
         for column in zip(*self.levels, strict=True):
@@ -98,30 +108,30 @@ class Window:
                 if len(tree) > size:
                     yield node
 
-    def move(self, found: list[int | None], grown: int, invent: Callable[[int, int], int]) -> None:
-        """The text has `grown`, and the target chose `found` behind the columns (None: not asked).
+    def advance(self, found: list[int | None], num_new_tokens: int, fill: Callable[[int, int], int]) -> None:
+        """Shift the window by the new tokens of the sequence and add the target's argmax after each column as a level.
 
-        `invent` makes a token up, to follow another one; the second number tells apart what must not be alike.
+        A column that was not run has None; `fill(token, salt)` returns a filler token to follow another one.
         """
-        gone = grown
+        shift = num_new_tokens
         if any(token is not None for token in found):
             tops = zip(self.levels[-1], found, strict=True)
-            self.levels.append([invent(top, i) if new is None else new for i, (top, new) in enumerate(tops)])
-            if len(self.levels) > self.depth:  # the oldest goes, and with it one place
+            self.levels.append([fill(top, i) if new is None else new for i, (top, new) in enumerate(tops)])
+            if len(self.levels) > self.depth:  # the oldest level leaves, which shifts all others by one position
                 del self.levels[0]
-                gone -= 1
-        self.levels = [level[gone:] for level in self.levels]
+                shift -= 1
+        self.levels = [level[shift:] for level in self.levels]
 
-    def pad(self, last: int, invent: Callable[[int, int], int]) -> None:
-        """Make columns up where the text has left room at the end."""
+    def pad(self, last: int, fill: Callable[[int, int], int]) -> None:
+        """Fill up columns at the end of the window."""
         for column in range(len(self.levels[0]), self.columns):
             token = self.levels[0][-1] if column else last
             for level in self.levels:
-                token = invent(token, column)
+                token = fill(token, column)
                 level.append(token)
 
-    def ends(self, draft: Draft) -> list[int | None]:
-        """The last node of each column, where a draft has it, whoever made the draft."""
+    def last_nodes(self, draft: Draft) -> list[int | None]:
+        """Return the last node of each column in a draft of any drafter; None if it is not there."""
         nodes = {pair: node for node, pair in enumerate(zip(draft.parents, draft.tokens, strict=True))}
         found: list[int | None] = []
         base: int | None = ROOT
@@ -134,155 +144,163 @@ class Window:
 
 
 class _Copy(NamedTuple):
-    """A place in the text that is like its end: what stands there may follow."""
+    """An earlier position of the sequence whose preceding tokens match the sequence's end."""
 
-    alike: int  # tokens before it that are the same
-    place: int
-    period: int  # from the place that was found to the text's end
+    num_matching: int
+    position: int
+    period: int  # from the matching position to the sequence's end
 
 
-class State(NamedTuple):
-    """What may follow a token, which is the text's last one or a guess."""
+class DraftState(NamedTuple):
+    """What may follow the last token, or a draft token."""
 
     token: int
     copies: list[_Copy]
-    rests: list[Gram]  # of n-grams that have come true so far
+    rests: list[NGram]  # of n-grams that have matched so far
 
 
 @dataclass
-class _Known:
-    """What is kept for a sequence."""
+class _SequenceState:
+    """State of one sequence."""
 
-    pool: Pool
-    text: TokenPositions = field(default_factory=TokenPositions)
-    window: Window | None = None  # None: the target's own tokens are not told, so to probe would teach nothing
+    pool: NGramPool
+    positions: TokenPositions = field(default_factory=TokenPositions)
+    window: JacobiWindow | None = None  # None: the target's tokens are not returned, so a window would teach nothing
 
-    def invent(self, tokens: list[int], length: int, token: int, salt: int) -> int:
-        """What followed a token when it was last met; else some token of the text, the same one every time."""
+    def fill(self, tokens: list[int], length: int, token: int, salt: int) -> int:
+        """Return what last followed a token, or else a pseudo-random token of the sequence."""
         if rests := self.pool.after(token):
             return rests[0][0]
-        if places := self.text.after(token):
-            return tokens[places[-1]]
-        return tokens[((length * SALTS + salt) * SCATTER >> 32) % length]
+        if positions := self.positions.after(token):
+            return tokens[positions[-1]]
+        return tokens[((length * NUM_SALTS + salt) * HASH_FACTOR >> 32) % length]
 
 
 class LookaheadDrafter(Drafter):
-    """Lookahead decoding: of each step's nodes some guess, by n-grams, and some probe, for n-grams of later steps."""
+    """Lookahead decoding: some nodes of each step draft from n-grams, others extend the window for later steps."""
 
     name = "lookahead"
-    free = True
-    prior = 0.3
+    traits = DrafterTraits(is_free=True, prior_acceptance=0.3)
 
-    def __init__(self, ngram: int = 2, columns: int = 12, each: int = 4) -> None:
-        """A window of `columns` and `ngram` - 1 levels; `each` token keeps so many n-grams that start with it."""
+    def __init__(self, ngram: int = 2, columns: int = 12, per_token: int = 4) -> None:
+        """A window of `columns` and `ngram` - 1 levels; `per_token` n-grams are kept for each first token."""
         if ngram < 2:
             raise ValueError(f"ngram must be 2 or more, not {ngram}")
-        self.ngram, self.columns, self.each = ngram, columns, each
-        self._known: dict[int, _Known] = {}
+        self.ngram, self.columns, self.per_token = ngram, columns, per_token
+        self._states: dict[int, _SequenceState] = {}
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [
-            self._guess(seq, budget) if budget.nodes else Draft() for seq, budget in zip(seqs, budgets, strict=True)
+            self._draft(seq, budget) if budget.nodes else NO_DRAFT for seq, budget in zip(seqs, budgets, strict=True)
         ]
 
-    def _guess(self, seq: Sequence, budget: Budget) -> Draft:
-        known = self._of(seq)
-        known.text.catch_up(seq.tokens, len(seq.tokens))
-        start = State(seq.tokens[-1], _copies(known.text, seq.tokens), [])
-        tree = BestFirstTree(start, lambda state: _followers(state, seq.tokens, known.pool))
-        _mingle(tree, iter(()) if known.window is None else known.window.plant(tree), budget)
+    def _draft(self, seq: Sequence, budget: Budget) -> Draft:
+        state = self._state(seq)
+        state.positions.catch_up(seq.tokens, len(seq.tokens))
+        start = DraftState(seq.tokens[-1], _copies(state.positions, seq.tokens), [])
+        tree = BestFirstTree(start, lambda each: _continuations(each, seq.tokens, state.pool))
+        _fill_tree(tree, iter(()) if state.window is None else state.window.add_to_tree(tree), budget)
         return tree.draft(self.name)
 
-    def observe(self, outcomes: list[StepResult]) -> None:
-        for outcome in outcomes:
-            if outcome.new_tokens:
-                self._learn(outcome, self._of(outcome.scheduled.seq))
+    def observe(self, results: list[StepResult]) -> None:
+        for result in results:
+            if result.new_tokens:
+                self._learn(result, self._state(result.scheduled.seq))
 
-    def _learn(self, outcome: StepResult, known: _Known) -> None:
-        tokens, length = outcome.scheduled.seq.tokens, outcome.scheduled.length + len(outcome.new_tokens)
-        said = outcome.target_tokens or tuple(top[0] for top in outcome.top_tokens)
-        known.text.catch_up(tokens, length)
-        if not said:
-            known.window = None
+    def _learn(self, result: StepResult, state: _SequenceState) -> None:
+        tokens, length = result.scheduled.seq.tokens, result.scheduled.length + len(result.new_tokens)
+        argmax = result.target_tokens or tuple(top[0] for top in result.top_tokens)
+        state.positions.catch_up(tokens, length)
+        if not argmax:
+            state.window = None
             return
-        window = known.window = known.window or Window(self.columns, self.ngram - 1)
-        found = [None if end is None else said[end + 1] for end in window.ends(outcome.draft)]
-        self._push(outcome, said, known.pool)
-        invent = partial(known.invent, tokens, length)
-        window.move(found, len(outcome.new_tokens), invent)
-        window.pad(tokens[length - 1], invent)
+        window = state.window = state.window or JacobiWindow(self.columns, self.ngram - 1)
+        found = [None if node is None else argmax[node + 1] for node in window.last_nodes(result.draft)]
+        self._push_ngrams(result, argmax, state.pool)
+        fill = partial(state.fill, tokens, length)
+        window.advance(found, len(result.new_tokens), fill)
+        window.pad(tokens[length - 1], fill)
 
-    def _push(self, outcome: StepResult, said: tuple[int, ...], pool: Pool) -> None:
-        """Each row ends an n-gram, and shorter ones; those of the text itself come last and so first in the pool."""
-        draft, length = outcome.draft, outcome.scheduled.length
-        paths = [tuple(outcome.scheduled.seq.tokens[max(0, length + 1 - self.ngram) : length])]
+    def _push_ngrams(self, result: StepResult, argmax: tuple[int, ...], pool: NGramPool) -> None:
+        """Push the n-grams that end at each row, and their suffixes; those of accepted rows last, as the latest."""
+        draft, length = result.draft, result.scheduled.length
+        paths = [tuple(result.scheduled.seq.tokens[max(0, length + 1 - self.ngram) : length])]
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             paths.append((*paths[parent + 1], token)[1 - self.ngram :])
-        path = set() if outcome.verify_result is None else set(outcome.verify_result.accepted_path)
-        for node in sorted(range(len(draft)), key=path.__contains__):
-            gram = (*paths[node + 1], said[node + 1])
-            for start in range(len(gram) - 1):
-                pool.push(gram[start], gram[start + 1 :])
+        accepted = set() if result.verify_result is None else set(result.verify_result.accepted_path)
+        for node in sorted(range(len(draft)), key=accepted.__contains__):
+            ngram = (*paths[node + 1], argmax[node + 1])
+            for start in range(len(ngram) - 1):
+                pool.push(ngram[start], ngram[start + 1 :])
 
     def forget(self, seq: Sequence) -> None:
-        self._known.pop(seq.id, None)
+        self._states.pop(seq.id, None)
 
-    def _of(self, seq: Sequence) -> _Known:
-        known = self._known.get(seq.id)
-        if known is None:
-            known = self._known[seq.id] = _Known(Pool(self.each))
-        return known
+    def _state(self, seq: Sequence) -> _SequenceState:
+        state = self._states.get(seq.id)
+        if state is None:
+            state = self._states[seq.id] = _SequenceState(NGramPool(self.per_token))
+        return state
 
     @property
     def memory(self) -> int:
-        return sum(known.text.memory + known.pool.memory for known in self._known.values())
+        """Bytes of the state of all sequences."""
+        return sum(state.positions.memory + state.pool.memory for state in self._states.values())
 
 
-def _mingle(tree: BestFirstTree[State], probes: Iterator[int], budget: Budget) -> None:
-    """Guesses and probes in turn, so that a draft that is cut keeps some of both."""
-    planted, growing = 0, True
+def _fill_tree(tree: BestFirstTree[DraftState], window_nodes: Iterator[int], budget: Budget) -> None:
+    """Add draft nodes and window nodes in turn, so that a draft that is cut keeps some of both."""
+    num_window_nodes, grows = 0, True
     while len(tree) < budget.nodes:
-        room = (len(tree) + 1 if growing else budget.nodes) * PROBES // 8
-        if planted < room and next(probes, None) is not None:
-            planted += 1
-        elif growing:
-            growing = tree.grow(budget.min_probability)
+        limit = (len(tree) + 1 if grows else budget.nodes) * WINDOW_NODES // 8
+        if num_window_nodes < limit and next(window_nodes, None) is not None:
+            num_window_nodes += 1
+        elif grows:
+            grows = tree.grow(budget.min_probability)
         else:
             return
 
 
-def _copies(text: TokenPositions, tokens: list[int]) -> list[_Copy]:
-    """Where the text was like its end before, latest first."""
-    return [_Copy(_alike(tokens, place), place, len(tokens) - place) for place in reversed(text.after(tokens[-1]))]
+def _copies(positions: TokenPositions, tokens: list[int]) -> list[_Copy]:
+    """Return the positions whose preceding tokens match the sequence's end, latest first."""
+    return [
+        _Copy(_num_matching(tokens, position), position, len(tokens) - position)
+        for position in reversed(positions.after(tokens[-1]))
+    ]
 
 
-def _alike(tokens: list[int], place: int) -> int:
-    """Tokens before a place that also end the text, up to LONGEST; the last one is known to."""
-    alike, most = 1, min(LONGEST, place)
-    while alike < most and tokens[place - 1 - alike] == tokens[-1 - alike]:
-        alike += 1
-    return alike
+def _num_matching(tokens: list[int], position: int) -> int:
+    """Return how many tokens before a position match the end, up to MAX_MATCH; the last one is known to."""
+    count, limit = 1, min(MAX_MATCH, position)
+    while count < limit and tokens[position - 1 - count] == tokens[-1 - count]:
+        count += 1
+    return count
 
 
-def _followers(state: State, tokens: list[int], pool: Pool) -> Iterator[tuple[int, float, State]]:
-    """What copies and n-grams say, likeliest first: each is as likely as it was found where those before it failed."""
-    said: list[tuple[float, int, _Copy | Gram]] = []
+def _continuations(state: DraftState, tokens: list[int], pool: NGramPool) -> Iterator[tuple[int, float, DraftState]]:
+    """Yield the tokens that copies and n-grams predict, most likely first: each with its probability given that those
+    before it are wrong."""
+    predicted: list[tuple[float, int, _Copy | NGram]] = []
     for copy in state.copies:
-        # Where the text ends, a copy goes on with itself, as a repetition would.
-        place = copy.place if copy.place < len(tokens) else copy.place - copy.period
-        said.append((COPIED[min(copy.alike, LONGEST)], tokens[place], _Copy(copy.alike + 1, place + 1, copy.period)))
-    said += [(INSIDE, rest[0], rest[1:]) for rest in state.rests]
-    said += [(EARLIER if rank else SAID, rest[0], rest[1:]) for rank, rest in enumerate(pool.after(state.token))]
-    said.sort(key=lambda each: -each[0])
-    behind: dict[int, State] = {}
-    for _, token, after in said:
-        found = behind.setdefault(token, State(token, [], []))
-        if isinstance(after, _Copy):
-            found.copies.append(after)
-        elif after:
-            found.rests.append(after)
+        # At the end of the sequence a copy repeats, as a loop would.
+        position = copy.position if copy.position < len(tokens) else copy.position - copy.period
+        after = _Copy(copy.num_matching + 1, position + 1, copy.period)
+        predicted.append((COPY_PROBABILITY[min(copy.num_matching, MAX_MATCH)], tokens[position], after))
+    predicted += [(INNER_PROBABILITY, rest[0], rest[1:]) for rest in state.rests]
+    predicted += [
+        (EARLIER_PROBABILITY if rank else LATEST_PROBABILITY, rest[0], rest[1:])
+        for rank, rest in enumerate(pool.after(state.token))
+    ]
+    predicted.sort(key=lambda each: -each[0])
+    next_states: dict[int, DraftState] = {}
+    for _, token, rest_or_copy in predicted:
+        next_state = next_states.setdefault(token, DraftState(token, [], []))
+        if isinstance(rest_or_copy, _Copy):
+            next_state.copies.append(rest_or_copy)
+        elif rest_or_copy:
+            next_state.rests.append(rest_or_copy)
     left = 1.0
-    for share, token, _ in said:
-        if token in behind:
-            yield token, left * share, behind.pop(token)
-            left *= 1 - share
+    for probability, token, _ in predicted:
+        if token in next_states:
+            yield token, left * probability, next_states.pop(token)
+            left *= 1 - probability

@@ -1,47 +1,34 @@
-"""Asks a smaller model, token by token, for a whole batch at once."""
+"""Drafts from a smaller model, token by token, for a batch of sequences at once (Leviathan et al. 2023)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.draft.heads.sampling import DraftTemperature, SampledToken, draw_nodes
+from foretell.draft.base import Drafter
+from foretell.draft.draft_builder import ChainBuilder, DraftTokens
+from foretell.draft.heads.sampling import DraftTemperature, sample_draft_tokens
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import NO_DRAFT, Budget, Draft, Request, ScheduledSequence, Sequence
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Request, ScheduledSequence, Sequence
 
-from .base import Drafter
-
-MAX_ROWS = 512  # rows of one forward, where memory was planned for no other number
+MAX_ROWS = 512  # rows of one forward, unless the memory plan sets another number
 
 
 @dataclass
-class _Shadow:
-    """What the draft model has read of a sequence, in pages of its own."""
+class _DraftSequence:
+    """The draft model's own copy of a sequence, with KV in pages of the draft model."""
 
     seq: Sequence
-    agreed: int = 0  # tokens known to be the text's, which only ever grows
-
-
-@dataclass
-class _Chain:
-    """A draft in the making."""
-
-    tokens: list[int] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    sureness: float = 1.0
+    verified: int = 0  # tokens known to be the sequence's; never shrinks
 
 
 class ModelDrafter(Drafter):
-    """Its own runner, and a shadow of each sequence that keeps what the two agree on."""
+    """A draft model with a runner of its own, which keeps the KV of all tokens that it shares with the target."""
 
-    draws = True
-    gives_probability = True
-    reads = True
+    traits = DrafterTraits(samples=True, gives_probability=True, needs_prefill=True)
     max_rows = MAX_ROWS
 
     def __init__(
@@ -52,116 +39,143 @@ class ModelDrafter(Drafter):
         draft_temperature: DraftTemperature = "fixed",
         min_confidence: float = 0.0,
     ) -> None:
-        """`vocab` is the target's; `min_confidence`: a chain less likely than this is not drafted further."""
+        """`vocab` is the target's. A chain whose path confidence falls below `min_confidence` ends."""
         self.runner, self.vocab, self.name = runner, vocab, name
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
-        self._shadows: dict[int, _Shadow] = {}
+        self._draft_seqs: dict[int, _DraftSequence] = {}
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        chains = {seq.id: _Chain() for seq in seqs}
-        wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]
-        asked = {seq.id for seq, _ in wishes}
-        live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.depth, asked)]
-        self._prefill([self._shadows[seq.id].seq for seq, _ in live])
-        for offset in range(max((budget.depth for _, budget in live), default=0)):
-            live = [(seq, budget) for seq, budget in live if self._goes_on(chains[seq.id], offset, budget)]
-            if not live:
-                break
-            drawn = self._draw([seq for seq, _ in live], offset)
-            for i, (seq, _) in enumerate(live):
-                self._append(seq, chains[seq.id], drawn, i)
+        chains = {seq.id: self._chain(budget) for seq, budget in zip(seqs, budgets, strict=True)}
+        live = self._start([(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth])
+        self._prefill([self._draft_seqs[seq.id].seq for seq in live])
+        offset = 0
+        while live := [seq for seq in live if chains[seq.id].is_open]:
+            sampled = self._sample(live, offset)
+            for i, seq in enumerate(live):
+                self._append(seq, chains[seq.id], sampled, i)
+            offset += 1
         return [self._draft(seq, chains[seq.id]) for seq in seqs]
 
-    def _ready(self, seq: Sequence, nodes: int, asked: set[int]) -> bool:
-        """Bring the shadow up to the sequence; False where the draft's context or pages do not suffice."""
+    def _chain(self, budget: Budget) -> ChainBuilder:
+        return ChainBuilder(budget, max(self.min_confidence, budget.min_probability))
+
+    def _start(self, wanted: list[tuple[Sequence, Budget]]) -> list[Sequence]:
+        """Return the sequences that can be drafted for, with their copies up to date and pages reserved."""
+        keep = {seq.id for seq, _ in wanted}
+        return [seq for seq, budget in wanted if self._make_ready(seq, budget.depth, keep)]
+
+    def _make_ready(self, seq: Sequence, nodes: int, keep: set[int]) -> bool:
+        """Bring the copy of a sequence up to date; return False if the draft model lacks context or pages."""
         if len(seq.tokens) + nodes > self.runner.context:
             return False
-        return self._reserve(self._catch_up(seq), len(seq.tokens) + nodes, asked)
+        return self._reserve(self._catch_up(seq), len(seq.tokens) + nodes, keep)
 
-    def _prefill(self, shadows: list[Sequence]) -> None:
+    def _prefill(self, draft_seqs: list[Sequence]) -> None:
         """Run pending tokens, at most `max_rows` in a forward, until the rest of all sequences fits into one."""
-        while sum(shadow.pending for shadow in shadows) > self.max_rows and (shares := self._chunks(shadows)):
-            self.runner.forward(shares, [NO_DRAFT] * len(shares))
-            for share in shares:
-                share.seq.cached += share.num_new_tokens
+        while sum(each.pending for each in draft_seqs) > self.max_rows and (chunk := self._next_chunk(draft_seqs)):
+            self.runner.forward(chunk, [NO_DRAFT] * len(chunk))
+            for scheduled in chunk:
+                scheduled.seq.cached += scheduled.num_new_tokens
 
-    def _chunks(self, shadows: list[Sequence]) -> list[ScheduledSequence]:
+    def _next_chunk(self, draft_seqs: list[Sequence]) -> list[ScheduledSequence]:
         """Return the next forward of a prefill; the last token of a sequence runs with its first draft token."""
-        shares, left = list[ScheduledSequence](), self.max_rows
-        for shadow in shadows:
-            take = min(shadow.pending - 1, left)
-            if take > 0:
-                shares.append(ScheduledSequence.of(shadow, take))
-                left -= take
-        return shares
+        chunk, rows_left = list[ScheduledSequence](), self.max_rows
+        for seq in draft_seqs:
+            count = min(seq.pending - 1, rows_left)
+            if count > 0:
+                chunk.append(ScheduledSequence.of(seq, count))
+                rows_left -= count
+        return chunk
 
     def _catch_up(self, seq: Sequence) -> Sequence:
-        """Keep what shadow and sequence agree on: rejection, pre-emption and other drafters' turns need no more."""
-        shadow = self._shadow(seq)
-        mine = shadow.seq
-        agreed = shadow.agreed
-        while agreed < min(len(mine.tokens), len(seq.tokens)) and mine.tokens[agreed] == seq.tokens[agreed]:
-            agreed += 1
-        mine.tokens[agreed:] = seq.tokens[agreed:]
-        mine.cached = min(mine.cached, agreed, len(seq.tokens) - 1)
-        shadow.agreed = len(seq.tokens)
-        return mine
+        """Replace the tokens of the copy that differ from the sequence and keep the KV before them.
 
-    def _shadow(self, seq: Sequence) -> _Shadow:
-        """Empty at first. It is made once: a request's parameters are checked, which takes longer than a look at it."""
-        if seq.id not in self._shadows:
-            self._shadows[seq.id] = _Shadow(Sequence(seq.id, _blank(seq), []))
-        return self._shadows[seq.id]
+        That covers rejection, preemption and steps in which other drafters drafted.
+        """
+        own = self._draft_sequence(seq)
+        copy, same = own.seq, own.verified
+        while same < min(len(copy.tokens), len(seq.tokens)) and copy.tokens[same] == seq.tokens[same]:
+            same += 1
+        copy.tokens[same:] = seq.tokens[same:]
+        copy.cached = min(copy.cached, same, len(seq.tokens) - 1)
+        own.verified = len(seq.tokens)
+        return copy
 
-    def _reserve(self, shadow: Sequence, tokens: int, keep: set[int]) -> bool:
-        """Pages for the shadow, taken from shadows that are not asked for now if need be."""
-        while not self.runner.reserve(shadow, tokens):
-            victim = next((s.seq for s in self._shadows.values() if s.seq.pages and s.seq.id not in keep), None)
+    def _draft_sequence(self, seq: Sequence) -> _DraftSequence:
+        """Return the copy of a sequence, created once: a `Request` validates its parameters, which takes longer than
+        a lookup."""
+        if seq.id not in self._draft_seqs:
+            self._draft_seqs[seq.id] = _DraftSequence(Sequence(seq.id, _draft_request(seq), []))
+        return self._draft_seqs[seq.id]
+
+    def _reserve(self, draft_seq: Sequence, tokens: int, keep: set[int]) -> bool:
+        """Reserve pages for a copy, if necessary by evicting copies of sequences outside `keep`."""
+        while not self.runner.reserve(draft_seq, tokens):
+            others = (each.seq for each in self._draft_seqs.values())
+            victim = next((seq for seq in others if seq.pages and seq.id not in keep), None)
             if victim is None:
                 return False
             victim.cached = 0
             self.runner.trim(victim, 0)
         return True
 
-    def _goes_on(self, chain: _Chain, offset: int, budget: Budget) -> bool:
-        """Decided by what was drawn before, never by the token to come."""
-        return offset < budget.depth and chain.sureness >= max(self.min_confidence, budget.min_probability)
+    def _sample(self, seqs: list[Sequence], offset: int) -> DraftTokens:
+        """Run the pending tokens of all copies and sample the draft token `offset` of each chain."""
+        logits = self._forward(seqs)
+        return sample_draft_tokens(_fit_vocab(logits, self.vocab), seqs, offset, self.draft_temperature)
 
-    def _draw(self, seqs: list[Sequence], offset: int) -> SampledToken:
-        shadows = [self._shadows[seq.id].seq for seq in seqs]
-        output = self.runner.forward(
-            [ScheduledSequence.of(shadow, shadow.pending) for shadow in shadows], [Draft()] * len(seqs)
-        )
-        return draw_nodes(_fit(output.logits, self.vocab), seqs, offset, self.draft_temperature)
+    def _forward(self, seqs: list[Sequence]) -> Tensor:
+        """Return the draft model's logits after each sequence, [sequences, draft vocab]."""
+        copies = [self._draft_seqs[seq.id].seq for seq in seqs]
+        scheduled = [ScheduledSequence.of(copy, copy.pending) for copy in copies]
+        return self.runner.forward(scheduled, [NO_DRAFT] * len(seqs)).logits
 
-    def _append(self, seq: Sequence, chain: _Chain, drawn: SampledToken, i: int) -> None:
-        shadow = self._shadows[seq.id].seq
-        shadow.cached = len(shadow.tokens)
-        shadow.tokens.append(drawn.tokens[i])
-        chain.tokens.append(drawn.tokens[i])
-        chain.probs.append(drawn.probs[i])
-        chain.confidence.append(drawn.confidence[i])
-        chain.sureness *= drawn.confidence[i]
+    def _append(self, seq: Sequence, chain: ChainBuilder, sampled: DraftTokens, i: int) -> None:
+        self._append_to_copy(seq, sampled.tokens[i])
+        assert sampled.probs is not None, "draft tokens of a model come with their distributions"
+        chain.append(sampled.tokens[i], sampled.confidence[i], sampled.probs[i])
 
-    def _draft(self, seq: Sequence, chain: _Chain) -> Draft:
-        if not chain.tokens:
-            return Draft()
-        parents = tuple(range(-1, len(chain.tokens) - 1))
-        drawn = (seq.request.params.temperature > 0,) * len(parents)
-        return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), torch.stack(chain.probs))
+    def _append_to_copy(self, seq: Sequence, token: int) -> None:
+        copy = self._draft_seqs[seq.id].seq
+        copy.cached = len(copy.tokens)
+        copy.tokens.append(token)
+
+    def _draft(self, seq: Sequence, chain: ChainBuilder) -> Draft:
+        return chain.draft(self.name, seq.request.params.temperature > 0, chain.stacked_probs())
 
     def forget(self, seq: Sequence) -> None:
-        shadow = self._shadows.pop(seq.id, None)
-        if shadow is not None:
-            self.runner.trim(shadow.seq, 0)
+        own = self._draft_seqs.pop(seq.id, None)
+        if own is not None:
+            self.runner.trim(own.seq, 0)
 
 
-def _blank(seq: Sequence) -> Request:
-    """The draft model reads all of the text and is asked for nothing but scores."""
-    return Request(seq.request.id, (), SamplingParams(), 0, 0)
+class SelfDrafter(ModelDrafter):
+    """A variant of the target itself (quantized, or its first layers only) over the target's own KV pages.
+
+    It writes the KV of draft tokens after the cached tokens; verification overwrites it before the target reads it. The
+    scheduler reserves the pages of draft tokens with the step, so nothing is kept between steps.
+    """
+
+    traits = DrafterTraits(samples=True, gives_probability=True)
+
+    def _catch_up(self, seq: Sequence) -> Sequence:
+        copy = self._draft_sequence(seq).seq
+        copy.tokens, copy.cached, copy.pages = list(seq.tokens), seq.cached, seq.pages
+        return copy
+
+    def _reserve(self, draft_seq: Sequence, tokens: int, keep: set[int]) -> bool:
+        return self.runner.pool.pages_for(tokens) <= len(draft_seq.pages)
+
+    def forget(self, seq: Sequence) -> None:
+        self._draft_seqs.pop(seq.id, None)  # the target frees its own pages
 
 
-def _fit(logits: Tensor, vocab: int) -> Tensor:
-    """Scores over the target's vocabulary; padded vocabularies of one family differ in length."""
+def _draft_request(seq: Sequence) -> Request:
+    """Return the request of a copy: all tokens count as generated, and only logits are wanted."""
+    return Request(seq.request.id, prompt=(), params=SamplingParams(), seed=0, max_tokens=0)
+
+
+def _fit_vocab(logits: Tensor, vocab: int) -> Tensor:
+    """Pad or cut logits to the target's vocabulary: models of one family pad their vocabularies differently."""
     missing = vocab - logits.shape[-1]
     return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :vocab]

@@ -1,100 +1,100 @@
-"""Copies the text that the caller expects, and finds the way back into it after an edit."""
+"""Predicted outputs: copies the text that the caller expects, and realigns with it after an edit."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
-from foretell.types import Budget, Draft, Sequence
+from foretell.draft.base import Drafter
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence
 
-from .base import Drafter
-
-RUNS = (3, 2, 1)  # tokens that tell a place in the prediction
-ENTRY = 240  # bytes of a run in the index: its tuple, its list of places, its entry
+NGRAM_LENGTHS = (3, 2, 1)  # tokens that identify a position in the prediction, longest first
+ENTRY_BYTES = 240  # of an n-gram in the index: its tuple, its list of positions, its entry
 
 
 @dataclass(slots=True)
 class _Pointer:
-    """Where in the prediction the text is: a value of the tokens written so far, and of nothing else."""
+    """The position in the prediction that a sequence has reached; a function of its output tokens alone."""
 
     prediction: tuple[int, ...]
-    reach: int
-    read: int = 0  # written tokens it has followed
-    place: int | None = 0  # of the token that is expected next; None: the text has departed
-    trusted: int = 0  # the last place that more than one token spoke for
-    followed: int = 4  # tokens that came as expected since it last sought its place; a text's beginning is likely
-    places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # behind each run, in order
+    max_jump: int
+    num_read: int = 0  # output tokens that were followed
+    position: int | None = 0  # of the expected next token; None: the output has departed from the prediction
+    trusted: int = 0  # the last position that more than one token confirmed
+    num_matched: int = 4  # expected tokens since the last realignment; starts above 0: a first token is likely right
+    positions: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # after each n-gram, ascending
 
     def __post_init__(self) -> None:
         tokens = self.prediction
         for end in range(1, len(tokens) + 1):
-            for length in RUNS:
+            for length in NGRAM_LENGTHS:
                 if length <= end:
-                    self.places.setdefault(tokens[end - length : end], []).append(end)
+                    self.positions.setdefault(tokens[end - length : end], []).append(end)
 
     def follow(self, tokens: list[int], start: int) -> None:
-        """Go on with what was written since; the text starts at `start`."""
-        for end in range(start + self.read + 1, len(tokens) + 1):
+        """Follow the tokens that are new; the output starts at index `start`."""
+        for end in range(start + self.num_read + 1, len(tokens) + 1):
             if self._expects(tokens[end - 1]):
-                self.place = self.trusted = (self.place or 0) + 1
-                self.followed += 1
+                self.position = self.trusted = (self.position or 0) + 1
+                self.num_matched += 1
             else:
-                self._seek(tokens[max(start, end - RUNS[0]) : end])
-        self.read = len(tokens) - start
+                self._realign(tokens[max(start, end - NGRAM_LENGTHS[0]) : end])
+        self.num_read = len(tokens) - start
 
     def _expects(self, token: int) -> bool:
-        return self.place is not None and self.place < len(self.prediction) and self.prediction[self.place] == token
+        position = self.position
+        return position is not None and position < len(self.prediction) and self.prediction[position] == token
 
-    def _seek(self, tail: list[int]) -> None:
-        """Find how the text ends in the prediction: the longest run, the nearest place ahead, else behind."""
-        self.place, self.followed = None, 0
-        for length in RUNS[-len(tail) :]:
-            places = self.places.get(tuple(tail[-length:]))
-            if places and self._believes(place := self._nearest(places), length, len(places)):
-                self.place = place
-                if length > 1:  # a comma found by chance must not lead the search astray
-                    self.trusted = place
+    def _realign(self, tail: list[int]) -> None:
+        """Find the last output tokens in the prediction: the longest n-gram, at the nearest position ahead, else
+        behind."""
+        self.position, self.num_matched = None, 0
+        for length in NGRAM_LENGTHS[-len(tail) :]:
+            positions = self.positions.get(tuple(tail[-length:]))
+            if positions and self._is_plausible(position := self._nearest(positions), length, len(positions)):
+                self.position = position
+                if length > 1:  # a comma found by chance must not mislead the search
+                    self.trusted = position
                 return
 
-    def _nearest(self, places: list[int]) -> int:
-        ahead = bisect_right(places, self.trusted)
-        return places[ahead] if ahead < len(places) else places[-1]
+    def _nearest(self, positions: list[int]) -> int:
+        ahead = bisect_right(positions, self.trusted)
+        return positions[ahead] if ahead < len(positions) else positions[-1]
 
-    def _believes(self, place: int, length: int, found: int) -> bool:
-        """The longer a run, the farther it may be found; one that occurs once may be anywhere."""
-        distance = place - self.trusted
-        return found == 1 or (length > 1 or distance > 0) and abs(distance) <= self.reach**length
+    def _is_plausible(self, position: int, length: int, count: int) -> bool:
+        """Return whether a jump is believed: a longer n-gram may be further away, a unique one anywhere."""
+        distance = position - self.trusted
+        return count == 1 or (length > 1 or distance > 0) and abs(distance) <= self.max_jump**length
 
 
 class PredictedOutputDrafter(Drafter):
-    """The request's own prediction as the draft; where the text departs from it, nothing until it is found again."""
+    """Drafts the request's own prediction; where the output departs from it, nothing until it is found again."""
 
     name = "prediction"
-    free = True
-    prior = 0.85  # whoever sends a prediction expects it to come true
+    traits = DrafterTraits(is_free=True, prior_acceptance=0.85)  # a request with a prediction expects it to hold
 
-    def __init__(self, reach: int = 16) -> None:
-        """`reach`: how far ahead a token that occurs more than once may be found; its power for a run of them."""
-        self.reach = reach
+    def __init__(self, max_jump: int = 16) -> None:
+        """`max_jump`: tokens that a repeated token may be away; for an n-gram, this to the power of n."""
+        self.max_jump = max_jump
         self._pointers: dict[int, _Pointer] = {}
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [
-            self._guess(seq, budget.depth) if budget.nodes and seq.request.prediction else Draft()
+            self._draft(seq, budget.depth) if budget.nodes and seq.request.prediction else NO_DRAFT
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
 
-    def _guess(self, seq: Sequence, nodes: int) -> Draft:
+    def _draft(self, seq: Sequence, nodes: int) -> Draft:
         pointer = self._catch_up(seq)
-        if pointer.place is None:
-            return Draft()
-        copied = Draft.chain(pointer.prediction[pointer.place : pointer.place + nodes], self.name)
-        return replace(copied, confidence=(1 - 1 / (1 + pointer.followed),) * len(copied))
+        if pointer.position is None:
+            return NO_DRAFT
+        draft = Draft.chain(pointer.prediction[pointer.position : pointer.position + nodes], self.name)
+        return replace(draft, confidence=(1 - 1 / (1 + pointer.num_matched),) * len(draft))
 
     def _catch_up(self, seq: Sequence) -> _Pointer:
         pointer = self._pointers.get(seq.id)
         if pointer is None:
-            pointer = self._pointers[seq.id] = _Pointer(seq.request.prediction, self.reach)
+            pointer = self._pointers[seq.id] = _Pointer(seq.request.prediction, self.max_jump)
         pointer.follow(seq.tokens, len(seq.request.prompt))
         return pointer
 
@@ -103,4 +103,5 @@ class PredictedOutputDrafter(Drafter):
 
     @property
     def memory(self) -> int:
-        return sum(len(pointer.places) * ENTRY for pointer in self._pointers.values())
+        """Bytes of the indices of all predictions."""
+        return sum(len(pointer.positions) * ENTRY_BYTES for pointer in self._pointers.values())

@@ -1,10 +1,10 @@
-"""Drafters by name: which there are, what they need before they can be made, and how they are made."""
+"""The registry of drafters: names, arguments and constructors; drafters of other packages are found here too."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,16 @@ from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.block import BlockDrafter
-from foretell.draft.heads.distilled import DistilledDrafter
-from foretell.draft.heads.eagle import EagleDrafter
+from foretell.draft.heads.eagle import DistilledDrafter, EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
 from foretell.draft.heads.sampling import DraftTemperature
-from foretell.draft.isolated import isolated
 from foretell.draft.lookahead import LookaheadDrafter
-from foretell.draft.model import MAX_ROWS, ModelDrafter
+from foretell.draft.model import MAX_ROWS, ModelDrafter, SelfDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.predicted_output import PredictedOutputDrafter
-from foretell.draft.self_draft import SelfDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.supervisor import isolate
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder, first_layers
@@ -46,9 +44,9 @@ def head_drafter(
     name: str,
     draft_temperature: DraftTemperature = "fixed",
     min_confidence: float = 0.0,
-    whole: bool | None = None,
+    single_graph: bool | None = None,
 ) -> HeadDrafter:
-    """The drafter of a head whose layers stand in the target's cache from `first` on; `whole`: see `HeadDrafter`."""
+    """Return the drafter of a head whose KV layers begin at layer `first` of the target's cache."""
     pages = HeadPages.of(head, runner.cache, first)
     kind: type[HeadDrafter] = MedusaDrafter
     if isinstance(head, BlockHead):
@@ -57,76 +55,79 @@ def head_drafter(
         kind = EagleDrafter
     elif isinstance(head, DistilledHead):
         kind = DistilledDrafter
-    return kind(runner, head, pages, name, draft_temperature, min_confidence, whole)
+    return kind(runner, head, pages, name, draft_temperature, min_confidence, single_graph)
 
 
-OUTSIDE = "foretell.drafters"  # the entry points under which other packages offer theirs
+ENTRY_POINTS = "foretell.drafters"  # entry-point group in which other packages register drafters
 
 
 @dataclass(frozen=True)
 class LoadedDraftModel:
-    """A draft model, loaded."""
+    """A loaded draft model."""
 
     runner: ModelRunner
     tokenizer: Tokenizer | None = None
-    vocabularies: VocabMap | None = None  # where its tokenizer is not the target's
-    max_rows: int = MAX_ROWS  # of one forward, as memory was planned
+    vocab_map: VocabMap | None = None  # if its tokenizer differs from the target's
+    max_rows: int = MAX_ROWS  # of one forward, by the memory plan
 
 
 @dataclass(frozen=True)
 class PlacedHead:
-    """A head, loaded, whose layers stand in the target's cache from `first` on."""
+    """A loaded head."""
 
     head: DraftHead[Any]
-    first: int
+    first: int  # its first KV layer in the target's cache
 
 
 @dataclass(frozen=True)
 class DrafterParts:
-    """What drafters are made of."""
+    """The parts that drafters are built from."""
 
     config: SpeculationConfig
     target: ModelRunner
     tokenizer: Tokenizer | None = None
-    helpers: Mapping[str, LoadedDraftModel] = field(default_factory=dict)  # draft models by name
-    copies: Mapping[Bits, Decoder] = field(default_factory=dict)  # the target's weights in so many bits
-    heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by the name of their drafter
+    draft_models: Mapping[str, LoadedDraftModel] = field(default_factory=dict)
+    copies: Mapping[Bits, Decoder] = field(default_factory=dict)  # quantized copies of the target, by bits
+    heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by name of their drafter
 
     @property
     def vocab(self) -> int:
+        """Vocabulary size of the target."""
         return self.target.model.config.vocab
 
     @property
-    def sharpening(self) -> DraftTemperature:
+    def draft_temperature(self) -> DraftTemperature:
+        """How drafters choose their temperature."""
         return "entropy" if self.config.draft_temperature == "entropy" else "fixed"
 
 
-Maker = Callable[[DrafterParts, str], Drafter]  # the second is what stands behind the colon of its name
+Maker = Callable[[DrafterParts, str], Drafter]  # from the parts and the argument after the colon of the name
 
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """One way to guess ahead. `argument` shows what stands behind the colon, where something does."""
+    """A kind of drafter."""
 
     name: str
     make: Maker
-    argument: str = ""
-    pattern: str = ".+"
-    heavy: bool = False  # whether it has weights of its own
-    rests: bool = True  # of a heavy one: whether it may give its memory back while nobody uses it
+    argument: str = ""  # placeholder of the argument after the colon, for messages; "" for none
+    pattern: str = ".+"  # regular expression of the argument
+    is_heavy: bool = False  # has weights of its own
+    can_unload: bool = True  # if heavy: its weights may be unloaded while it is idle
 
     @property
-    def shown(self) -> str:
+    def usage(self) -> str:
+        """How the drafter is named on the command line."""
         if not self.argument:
             return self.name
         return f"{self.name}[:{self.argument}]" if re.fullmatch(self.pattern, "") else f"{self.name}:{self.argument}"
 
     def check(self, argument: str) -> None:
-        """Refuse an argument that cannot be right, before anything is loaded."""
+        """Raise if an argument is invalid, before anything is loaded."""
         if not self.argument and argument:
-            raise RequestError("drafter", f"{self.name} takes nothing behind a colon")
+            raise RequestError("drafter", f"{self.name} takes no argument")
         if self.argument and not re.fullmatch(self.pattern, argument):
-            raise RequestError("drafter", f"{self.name} is written {self.shown}, not {self.name}:{argument}")
+            raise RequestError("drafter", f"{self.name} is written {self.usage}, not {self.name}:{argument}")
 
 
 def _draft_model(parts: DrafterParts, name: str) -> Drafter:
@@ -134,55 +135,56 @@ def _draft_model(parts: DrafterParts, name: str) -> Drafter:
 
 
 def _distilled(parts: DrafterParts, folder: str) -> Drafter:
-    name = named("distilled", folder)
+    name = drafter_name("distilled", folder)
     if name in parts.heads:
         drafter = _head("distilled")(parts, folder)
     else:
         drafter = _model_drafter(parts, name, name)
-        drafter.prior = 0.6
-    drafter.cost_share = 0.25
+        drafter.traits = replace(drafter.traits, prior_acceptance=0.6)
+    drafter.traits = replace(drafter.traits, relative_cost=0.25)
     return drafter
 
 
-def _model_drafter(parts: DrafterParts, helper_name: str, name: str) -> Drafter:
-    helper, settings = parts.helpers[helper_name], (name, parts.sharpening, parts.config.min_confidence)
+def _model_drafter(parts: DrafterParts, model_name: str, name: str) -> Drafter:
+    model = parts.draft_models[model_name]
+    settings = (name, parts.draft_temperature, parts.config.min_confidence)
     drafter: ModelDrafter
-    if helper.vocabularies is not None:
-        drafter = CrossTokenizerDrafter(helper.runner, helper.vocabularies, *settings)
+    if model.vocab_map is not None:
+        drafter = CrossTokenizerDrafter(model.runner, model.vocab_map, *settings)
     else:
-        kind = GraphModelDrafter if helper.runner.device.type == "cuda" else ModelDrafter
-        drafter = kind(helper.runner, parts.vocab, *settings)
-    drafter.max_rows = helper.max_rows
+        kind = GraphModelDrafter if model.runner.device.type == "cuda" else ModelDrafter
+        drafter = kind(model.runner, parts.vocab, *settings)
+    drafter.max_rows = model.max_rows
     return drafter
 
 
 def _early_exit(parts: DrafterParts, layers: str) -> Drafter:
-    most = parts.target.model.config.layers - 1
-    if int(layers) > most:
-        raise RequestError("drafter", f"exit:{layers} leaves nothing out; this model can exit after 1 to {most} layers")
+    max_layers = parts.target.model.config.layers - 1
+    if int(layers) > max_layers:
+        raise RequestError("drafter", f"exit:{layers} skips no layer; this model can exit after 1 to {max_layers}")
     runner = parts.target.with_variant(first_layers(parts.target.model, int(layers)))
-    return SelfDrafter(runner, parts.vocab, f"exit:{layers}", parts.sharpening, parts.config.min_confidence)
+    return SelfDrafter(runner, parts.vocab, f"exit:{layers}", parts.draft_temperature, parts.config.min_confidence)
 
 
 def _quantized_self(parts: DrafterParts, form: str) -> Drafter:
     runner = parts.target.with_variant(parts.copies[8 if form == "int8" else 4])
-    drafter = SelfDrafter(runner, parts.vocab, f"self:{form}", parts.sharpening, parts.config.min_confidence)
-    drafter.prior = 0.9
+    drafter = SelfDrafter(runner, parts.vocab, f"self:{form}", parts.draft_temperature, parts.config.min_confidence)
+    drafter.traits = replace(drafter.traits, prior_acceptance=0.9)
     return drafter
 
 
 def _head(kind: str) -> Maker:
     def make_drafter(parts: DrafterParts, folder: str) -> Drafter:
-        name = named(kind, folder)
+        name = drafter_name(kind, folder)
         placed = parts.heads[name]
-        settings = (name, parts.sharpening, parts.config.min_confidence)
+        settings = (name, parts.draft_temperature, parts.config.min_confidence)
         return head_drafter(parts.target, placed.head, placed.first, *settings)
 
     return make_drafter
 
 
-def named(kind: str, argument: str) -> str:
-    """The name of a drafter of a kind."""
+def drafter_name(kind: str, argument: str) -> str:
+    """Return the name of a drafter of a kind."""
     return f"{kind}:{argument}" if argument else kind
 
 
@@ -190,7 +192,7 @@ HEADS = ("eagle", "block", "medusa", "mtp")
 
 
 def is_head(drafter: str) -> bool:
-    """Whether a drafter's weights are a head's. A distilled draft is, unless its folder is a whole model's."""
+    """Return whether a drafter's weights are a head. A distilled draft is one, unless its folder has a full model."""
     kind, _, folder = drafter.partition(":")
     if kind == "distilled":
         return not folder or head_kind(Path(folder)) == kind
@@ -205,31 +207,31 @@ KINDS: dict[str, DrafterKind] = {
         DrafterKind("recycle", lambda parts, _: TokenRecyclingDrafter()),
         DrafterKind("lookahead", lambda parts, _: LookaheadDrafter()),
         DrafterKind("prediction", lambda parts, _: PredictedOutputDrafter()),
-        DrafterKind("model", _draft_model, "NAME", heavy=True),
-        DrafterKind("self", _quantized_self, "int8", "int8|int4", heavy=True),
+        DrafterKind("model", _draft_model, "NAME", is_heavy=True),
+        DrafterKind("self", _quantized_self, "int8", "int8|int4", is_heavy=True),
         DrafterKind("exit", _early_exit, "N", r"[1-9]\d*"),
-        *(DrafterKind(kind, _head(kind), "FOLDER", ".*", heavy=True, rests=False) for kind in HEADS),
-        DrafterKind("distilled", _distilled, "FOLDER", ".*", heavy=True, rests=False),
+        *(DrafterKind(kind, _head(kind), "FOLDER", ".*", is_heavy=True, can_unload=False) for kind in HEADS),
+        DrafterKind("distilled", _distilled, "FOLDER", ".*", is_heavy=True, can_unload=False),
     )
 }
 
 
 def find_kind(name: str) -> DrafterKind:
-    """The kind of that name, ours or another package's."""
+    """Return the kind of this name, built in or of another package."""
     if name in KINDS:
         return KINDS[name]
-    outside = {point.name: point for point in entry_points(group=OUTSIDE)}
+    outside = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in outside:
-        shown = [kind.shown for kind in KINDS.values()]
+        shown = [kind.usage for kind in KINDS.values()]
         raise RequestError("drafter", f"{name!r} is not known; {nearest(name, ['none', 'auto', *shown, *outside])}")
     return DrafterKind(name, outside[name].load(), "...", ".*")
 
 
 def make(parts: DrafterParts, name: str) -> Drafter:
-    """The drafter of that name."""
+    """Build the drafter of this name."""
     kind, _, argument = name.partition(":")
     drafter = find_kind(kind).make(parts, argument)
     if not isinstance(drafter, Drafter):
-        raise RequestError("drafter", f"{name} is offered by another package and is no Drafter, but {drafter!r}")
-    drafter.name = name  # what it is asked for by
-    return isolated(drafter)
+        raise RequestError("drafter", f"{name} of another package must return a Drafter, not {drafter!r}")
+    drafter.name = name  # the name that requests use
+    return isolate(drafter)

@@ -1,119 +1,123 @@
-"""Guesses from what the target itself found likely after the same tokens: what it did not take then may fit now."""
+"""Token recycling: drafts from the target's own top-k candidates after the same tokens (Luo et al. 2024)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heappop, heappush, heapreplace
 
-from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
+from foretell.draft.base import Drafter
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence, StepResult
 
-from .base import Drafter
+NGram = tuple[int, ...]
+Successors = list[tuple[int, float]]  # token and probability, most likely first
+# A candidate node on the heap: negative path probability, a count that breaks ties, parent, the parent's path
+# probability, the parent's successors, which of them it is, and the n-gram before it.
+_Candidate = tuple[float, int, int, float, Successors, int, NGram]
 
-Run = tuple[int, ...]
-Successors = list[tuple[int, float]]  # likeliest first, with their shares
-# What may be added next: its chance, the order that decides between equals, its parent, that one's chance, the
-# parent's successors, which of them it is, and the tokens before it.
-_Bud = tuple[float, int, int, float, Successors, int, Run]
+MAX_CONTEXT = 3  # tokens of an n-gram: three predict better than two, where they are known, and two than one
+NUM_SUCCESSORS = 8  # kept for each n-gram
+ENTRY_BYTES = 260  # of an n-gram: its tuple, its dict entry and its part of a row that up to three n-grams share
+PROMPT_TOKENS = 4096  # last tokens of a prompt that are learned
+LEARNING_RATE = 0.02  # of the probabilities by rank (exponential moving average)
 
-LONGEST = 3  # tokens that tell what follows: where three are known they tell more than two, and two than one
-SUCCESSORS = 8
-ENTRY = 260  # bytes of a run: its tuple, its entry, and its part of a row that up to three runs share
-READ = 4096  # tokens of a prompt, its last ones, that are learnt from
-PACE = 0.02  # of what one case changes in the shares
-
-# How often each successor was right, by the length of the run it was known from: measured, and learnt on from there.
-SHARES = (
+# Probability of each rank by the length of the n-gram: measured once, and learned on from there.
+RANK_PROBABILITIES = (
     (0.22, 0.07, 0.05, 0.04, 0.02, 0.02, 0.01, 0.01),
     (0.36, 0.08, 0.05, 0.04, 0.02, 0.02, 0.01, 0.01),
     (0.66, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01, 0.01),
 )
 
 
-class Table:
-    """One tenant's: for runs of tokens the successors that the target found likeliest, best first."""
+class SuccessorTable:
+    """The most likely successors of n-grams, by the target's own logits, for one tenant."""
 
-    def __init__(self, runs: int) -> None:
-        """At most `runs` are kept, those that were learnt last."""
-        self.runs = runs
-        self.shares = [list(shares) for shares in SHARES]
-        self.ranks = [list(range(SUCCESSORS)) for _ in SHARES]  # by share, the greatest first
-        self._rows: OrderedDict[Run, Run] = OrderedDict()
+    def __init__(self, max_ngrams: int) -> None:
+        """The `max_ngrams` that were learned last are kept."""
+        self.max_ngrams = max_ngrams
+        self.probabilities = [list(each) for each in RANK_PROBABILITIES]  # by n-gram length and rank
+        self.rank_order = [list(range(NUM_SUCCESSORS)) for _ in RANK_PROBABILITIES]  # most likely rank first
+        self._rows: OrderedDict[NGram, NGram] = OrderedDict()
 
     @property
     def memory(self) -> int:
-        return len(self._rows) * ENTRY
+        """Bytes of the table."""
+        return len(self._rows) * ENTRY_BYTES
 
-    def find(self, context: Run) -> tuple[int, Run]:
-        """The length of the longest run that is known and ends `context`, and its successors."""
+    def find(self, context: NGram) -> tuple[int, NGram]:
+        """Return the length of the longest known n-gram that ends `context`, and its successors."""
         for start in range(len(context)):
             row = self._rows.get(context[start:])
             if row is not None:
                 return len(context) - start, row
         return 0, ()
 
-    def successors(self, context: Run) -> Successors:
-        """What may follow, likeliest first, with their shares."""
+    def successors(self, context: NGram) -> Successors:
+        """Return what may follow, most likely first."""
         length, row = self.find(context)
-        shares, size = self.shares[length - 1], len(row)
-        return [(row[rank], shares[rank]) for rank in self.ranks[length - 1] if rank < size]
+        probabilities, size = self.probabilities[length - 1], len(row)
+        return [(row[rank], probabilities[rank]) for rank in self.rank_order[length - 1] if rank < size]
 
-    def learn(self, context: Run, row: Run) -> None:
-        """The text itself ended so, and this is what the target found likeliest."""
+    def learn(self, context: NGram, row: NGram) -> None:
+        """Store the target's top-k after tokens of the sequence."""
         for start in range(len(context)):
             self._put(context[start:], row)
 
-    def suppose(self, context: Run, row: Run) -> None:
-        """A guess ended so. It may have been wrong, so it tells only where nothing is known."""
+    def learn_if_unknown(self, context: NGram, row: NGram) -> None:
+        """Store the target's top-k after draft tokens, which may be wrong, only where nothing is known."""
         for start in range(len(context)):
             if context[start:] not in self._rows:
                 self._put(context[start:], row)
 
-    def read(self, text: Run, first: int = 0) -> None:
-        """These tokens followed one another, from the place `first` on; each comes first among the successors there
-        are. Prompts are long: all in one loop."""
+    def learn_text(self, tokens: NGram, first: int = 0) -> None:
+        """Learn that these tokens follow each other, from index `first` on: each becomes the first successor.
+
+        One loop, because prompts are long.
+        """
         rows, put = self._rows, self._put
-        for place in range(first, len(text)):
-            token = text[place]
-            for start in range(place - LONGEST if place > LONGEST else 0, place):
-                run = text[start:place]
-                old = rows.get(run)
+        for index in range(first, len(tokens)):
+            token = tokens[index]
+            for start in range(index - MAX_CONTEXT if index > MAX_CONTEXT else 0, index):
+                ngram = tokens[start:index]
+                old = rows.get(ngram)
                 if old is None:
-                    put(run, (token,))
+                    put(ngram, (token,))
                 elif old[0] == token:
-                    rows.move_to_end(run)
+                    rows.move_to_end(ngram)
                 else:
-                    put(run, (token, *[other for other in old if other != token])[:SUCCESSORS])
+                    put(ngram, (token, *[other for other in old if other != token])[:NUM_SUCCESSORS])
 
-    def weigh(self, context: Run, token: int) -> None:
-        """Learn how likely successors are from the one that came."""
+    def update_probabilities(self, context: NGram, token: int) -> None:
+        """Update the probabilities by rank with the token that followed."""
         length, row = self.find(context)
-        shares = self.shares[length - 1]
+        probabilities = self.probabilities[length - 1]
         for rank, successor in enumerate(row):
-            shares[rank] += PACE * ((successor == token) - shares[rank])
+            probabilities[rank] += LEARNING_RATE * ((successor == token) - probabilities[rank])
         if row:
-            self.ranks[length - 1].sort(key=shares.__getitem__, reverse=True)
+            self.rank_order[length - 1].sort(key=probabilities.__getitem__, reverse=True)
 
-    def _put(self, run: Run, row: Run) -> None:
-        self._rows[run] = row
-        self._rows.move_to_end(run)
-        if len(self._rows) > self.runs:
+    def _put(self, ngram: NGram, row: NGram) -> None:
+        self._rows[ngram] = row
+        self._rows.move_to_end(ngram)
+        if len(self._rows) > self.max_ngrams:
             self._rows.popitem(last=False)
 
 
-class Tables:
-    """A table for each tenant: what one's texts taught is never shown to another."""
+class TenantTables:
+    """A table for each tenant: what one tenant's requests taught never reaches another's."""
 
-    def __init__(self, runs: int, tenants: int) -> None:
-        self.runs, self.tenants = runs, tenants
-        self._tables: OrderedDict[str, Table] = OrderedDict()  # least recently used first
+    def __init__(self, max_ngrams: int, tenants: int) -> None:
+        self.max_ngrams, self.tenants = max_ngrams, tenants
+        self._tables: OrderedDict[str, SuccessorTable] = OrderedDict()  # least recently used first
 
-    def find(self, tenant: str) -> Table | None:
+    def find(self, tenant: str) -> SuccessorTable | None:
+        """Return the table of a tenant, if there is one."""
         return self._tables.get(tenant)
 
-    def use(self, tenant: str) -> Table:
+    def use(self, tenant: str) -> SuccessorTable:
+        """Return the table of a tenant, created if missing, and mark it as recently used."""
         table = self._tables.get(tenant)
         if table is None:
-            table = self._tables[tenant] = Table(self.runs)
+            table = self._tables[tenant] = SuccessorTable(self.max_ngrams)
         self._tables.move_to_end(tenant)
         if len(self._tables) > self.tenants:
             self._tables.popitem(last=False)
@@ -121,112 +125,114 @@ class Tables:
 
     @property
     def memory(self) -> int:
+        """Bytes of all tables."""
         return sum(table.memory for table in self._tables.values())
 
 
 class TokenRecyclingDrafter(Drafter):
-    """Token recycling: a tree of known successors from the text's end on, the likeliest branch first."""
+    """Drafts a tree of known successors from the end of the sequence on, the most likely node first."""
 
     name = "recycle"
-    free = True
-    prior = 0.3
-    top_k = SUCCESSORS
-    stands_back = True
+    traits = DrafterTraits(is_free=True, prior_acceptance=0.3, top_k=NUM_SUCCESSORS, defers_to_confident=True)
 
-    def __init__(self, runs: int = 16_384, tenants: int = 16) -> None:
-        """So many runs of tokens are known for each of `tenants`."""
-        self.tables = Tables(runs, tenants)
-        self._unread: set[int] = set()  # texts whose prompts are read with their second token
-        self._read: set[int] = set()  # and those that were read before their first one
+    def __init__(self, max_ngrams: int = 16_384, tenants: int = 16) -> None:
+        """`max_ngrams` are kept for each of `tenants`."""
+        self.tables = TenantTables(max_ngrams, tenants)
+        self._prompt_pending: set[int] = set()  # sequences whose prompt is learned with their second token
+        self._prompt_learned: set[int] = set()  # and those whose prompt was learned before their first
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        return [self._guess(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+        return [self._draft(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
 
-    def _guess(self, seq: Sequence, budget: Budget) -> Draft:
+    def _draft(self, seq: Sequence, budget: Budget) -> Draft:
         table = self.tables.find(seq.request.tenant)
         if not budget.nodes or table is None:
             return NO_DRAFT
-        return _likeliest(table, tuple(seq.tokens[-LONGEST:]), budget, self.name)
+        return _best_first_draft(table, tuple(seq.tokens[-MAX_CONTEXT:]), budget, self.name)
 
     def prepare(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
-            if seq.id not in self._read:
-                self._read.add(seq.id)
-                self.tables.use(seq.request.tenant).read(seq.request.prompt[-READ:])
+            if seq.id not in self._prompt_learned:
+                self._prompt_learned.add(seq.id)
+                self.tables.use(seq.request.tenant).learn_text(seq.request.prompt[-PROMPT_TOKENS:])
 
-    def observe(self, outcomes: list[StepResult]) -> None:
-        for outcome in outcomes:
-            if outcome.verify_result is not None:
-                table = self.tables.use(outcome.scheduled.seq.request.tenant)
-                seq = outcome.scheduled.seq
-                if outcome.scheduled.length == len(seq.request.prompt):  # its first token, which waits for nobody
-                    if seq.id not in self._read:
-                        self._unread.add(seq.id)
-                elif seq.id in self._unread:
-                    self._unread.remove(seq.id)
-                    table.read(seq.request.prompt[-READ:])
-                _learn(table, outcome)
+    def observe(self, results: list[StepResult]) -> None:
+        for result in results:
+            if result.verify_result is not None:
+                seq = result.scheduled.seq
+                table = self.tables.use(seq.request.tenant)
+                if result.scheduled.length == len(seq.request.prompt):  # the first token must not wait for the prompt
+                    if seq.id not in self._prompt_learned:
+                        self._prompt_pending.add(seq.id)
+                elif seq.id in self._prompt_pending:
+                    self._prompt_pending.remove(seq.id)
+                    table.learn_text(seq.request.prompt[-PROMPT_TOKENS:])
+                _learn(table, result)
 
     def forget(self, seq: Sequence) -> None:
-        self._unread.discard(seq.id)
-        self._read.discard(seq.id)
+        self._prompt_pending.discard(seq.id)
+        self._prompt_learned.discard(seq.id)
 
     @property
     def memory(self) -> int:
+        """Bytes of all tables."""
         return self.tables.memory
 
 
-def _likeliest(table: Table, start: Run, budget: Budget, source: str) -> Draft:
-    """The tree whose nodes are likeliest to stand, the likeliest first, so that its beginning is the tree for less:
-    what `GrowingTree` makes of `followers`, in one loop, because it runs in every step."""
+def _best_first_draft(table: SuccessorTable, context: NGram, budget: Budget, source: str) -> Draft:
+    """Return the tree of the most likely nodes, most likely first, so that a prefix is the tree of a smaller budget.
+
+    Equal to `BestFirstTree` over `successors`, written as one loop because it runs in every step.
+    """
     tokens: list[int] = []
     parents: list[int] = []
-    sure: list[float] = []
-    buds: list[_Bud] = []
-    offered = 0
-    node, chance, context = -1, 1.0, start
+    confidence: list[float] = []
+    heap: list[_Candidate] = []
+    num_pushed = 0
+    node, path = -1, 1.0
     while True:
-        kids = table.successors(context)
-        if kids:  # the likeliest of them waits to be added; the next takes its place when it is
-            heappush(buds, (-chance * kids[0][1], offered, node, chance, kids, 0, context))
-            offered += 1
-        if not buds or len(tokens) == budget.nodes or -buds[0][0] < budget.min_probability:
-            return Draft(tuple(tokens), tuple(parents), source, None, tuple(sure)) if tokens else NO_DRAFT
-        chance, _, parent, before, kids, at, context = buds[0]
-        token, share = kids[at]
-        if at + 1 < len(kids):
-            heapreplace(buds, (-before * kids[at + 1][1], offered, parent, before, kids, at + 1, context))
-            offered += 1
+        successors = table.successors(context)
+        if successors:  # only the most likely one waits; the next takes over when it is added
+            heappush(heap, (-path * successors[0][1], num_pushed, node, path, successors, 0, context))
+            num_pushed += 1
+        if not heap or len(tokens) == budget.nodes or -heap[0][0] < budget.min_probability:
+            return Draft(tuple(tokens), tuple(parents), source, None, tuple(confidence)) if tokens else NO_DRAFT
+        negative, _, parent, above, successors, rank, context = heap[0]
+        token, probability = successors[rank]
+        if rank + 1 < len(successors):
+            entry = (-above * successors[rank + 1][1], num_pushed, parent, above, successors, rank + 1, context)
+            heapreplace(heap, entry)
+            num_pushed += 1
         else:
-            heappop(buds)
-        node, chance, context = len(tokens), -chance, (*context[1 - LONGEST :], token)
+            heappop(heap)
+        node, path, context = len(tokens), -negative, (*context[1 - MAX_CONTEXT :], token)
         tokens.append(token)
         parents.append(parent)
-        sure.append(share)
+        confidence.append(probability)
 
 
-def extended(context: Run, token: int) -> Run:
-    """The tokens that tell what follows, one token later."""
-    return (*context[1 - LONGEST :], token)
+def extend_context(context: NGram, token: int) -> NGram:
+    """Return the context one token later."""
+    return (*context[1 - MAX_CONTEXT :], token)
 
 
-def _learn(table: Table, outcome: StepResult) -> None:
-    """Every row that was run teaches, accepted or not; what the text itself says stands above what guesses say."""
-    share, draft, verdict = outcome.scheduled, outcome.draft, outcome.verify_result
-    assert verdict is not None, "a step that wrote"
-    context = tuple(share.seq.tokens[max(0, share.length - LONGEST) : share.length])
-    rows = [0, *(node + 1 for node in verdict.accepted_path)]
-    tokens = [*(draft.tokens[node] for node in verdict.accepted_path), verdict.next_token]
-    if not outcome.top_tokens:  # the text is copied: it is read on, and no shares are learnt from what everybody knew
-        table.read((*context, *tokens), len(context))
+def _learn(table: SuccessorTable, result: StepResult) -> None:
+    """Learn from every row of a step, accepted or not; rows of the sequence itself overrule rows of draft tokens."""
+    scheduled, draft, verify_result = result.scheduled, result.draft, result.verify_result
+    assert verify_result is not None, "the step generated a token"
+    context = tuple(scheduled.seq.tokens[max(0, scheduled.length - MAX_CONTEXT) : scheduled.length])
+    rows = [0, *(node + 1 for node in verify_result.accepted_path)]
+    tokens = [*(draft.tokens[node] for node in verify_result.accepted_path), verify_result.next_token]
+    if not result.top_tokens:  # the sequence is being copied: learn its tokens, but no probabilities from them
+        table.learn_text((*context, *tokens), len(context))
         return
     contexts = [context]
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        contexts.append(extended(contexts[parent + 1], token))
+        contexts.append(extend_context(contexts[parent + 1], token))
     for row, token in zip(rows, tokens, strict=True):
-        table.weigh(contexts[row], token)
-    for row, top in enumerate(outcome.top_tokens):
+        table.update_probabilities(contexts[row], token)
+    for row, top in enumerate(result.top_tokens):
         if row not in rows:
-            table.suppose(contexts[row], top[:SUCCESSORS])
+            table.learn_if_unknown(contexts[row], top[:NUM_SUCCESSORS])
     for row in rows:
-        table.learn(contexts[row], outcome.top_tokens[row][:SUCCESSORS])
+        table.learn(contexts[row], result.top_tokens[row][:NUM_SUCCESSORS])

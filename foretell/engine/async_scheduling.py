@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from foretell.control.controller import Controller
-from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.runner.cuda.graphs import TimingGuard, mark_outlier
 from foretell.runner.executor import StepOutput, StepTokens
 from foretell.runner.model_runner import ModelRunner
@@ -160,7 +160,7 @@ class AsyncScheduler:
         scheduled = [_next_token(step.scheduled[row]) for row in rows]
         if not scheduled or not all(self.runner.reserve(each.seq, each.length) for each in scheduled):
             return None
-        top_k = verifier.drafter.drafter.top_k
+        top_k = verifier.drafter.top_k
         if top_k and not any(map(verifier.wants_topk, step.scheduled, step.drafts)):
             top_k = 0
         began_at = perf_counter()
@@ -242,7 +242,7 @@ def _draws(step: InFlightStep) -> SamplingBatch | None:
 
 
 def can_draft_on_device(
-    scheduled: list[ScheduledSequence], budgets: list[Budget], drafter: Drafter, device: str
+    scheduled: list[ScheduledSequence], budgets: list[Budget], drafter: MixDrafter, device: str
 ) -> bool:
     """Return whether a step on `device` can run draft tokens that the host has not seen.
 
@@ -254,7 +254,7 @@ def can_draft_on_device(
         return False
     (name,) = names
     rows = sum(1 + budget.nodes for budget in budgets)
-    return drafter.drafters.get(name, drafter).unseen_on == device and rows <= MAX_DEVICE_DRAFT_ROWS
+    return drafter.drafters.get(name, drafter).traits.draft_device == device and rows <= MAX_DEVICE_DRAFT_ROWS
 
 
 class StepTimer:

@@ -72,7 +72,7 @@ class CostProfiler:
         """Yield the measurements, the most informative first; with `wanted`, only those of these drafters."""
         sizes = STEP_SIZES if wanted is None else ()
         short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CONTEXT, LONG_CONTEXT))
-        paid = [name for name, traits in self.controller.traits.items() if not traits.free]
+        paid = [name for name, traits in self.controller.traits.items() if not traits.is_free]
         drafters = [name for name in paid if wanted is None or name in wanted or name + TREE_SUFFIX in wanted]
         for round_ in range(ROUNDS + 1):
             is_warmup = round_ == 0
@@ -82,7 +82,7 @@ class CostProfiler:
                 for count, depth in DRAFT_SIZES:
                     yield ProfileStep(count, depth, short, drafter, is_warmup)
             for drafter in drafters:
-                if self.controller.traits[drafter].grows and self.controller.settings.max_tree_nodes:
+                if self.controller.traits[drafter].makes_trees and self.controller.settings.max_tree_nodes:
                     for nodes, depth in TREE_SIZES:
                         yield ProfileStep(1, nodes, short, drafter, is_warmup, depth)
         self.save()
@@ -145,7 +145,7 @@ class CostProfiler:
         if not nodes or step.is_warmup:
             return
         depth = step.depth or step.rows
-        if not self.controller.traits[step.drafter].whole:
+        if not self.controller.traits[step.drafter].single_graph:
             depth = max(max(draft.depths(), default=0) for draft in drafts)
         costs = self.controller.draft_latency.costs_of(step.drafter, step.depth > 0)
         costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))

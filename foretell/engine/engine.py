@@ -12,6 +12,7 @@ from time import perf_counter
 
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.errors import CapacityError, is_oom
 from foretell.runner.cuda.graphs import TimingGuard
 from foretell.runner.model_runner import ModelRunner
@@ -22,7 +23,7 @@ from foretell.types import Budget, Delta, Draft, Request, ScheduledSequence, Seq
 
 from .async_scheduling import AsyncScheduler, InFlightStep, can_draft_on_device
 from .detokenizer import Detokenizer
-from .draft_guard import SafeDrafter, constrain
+from .draft_guard import SafeDrafter, apply_grammar
 from .scheduler import OomBackoff, Scheduler
 from .sequence_state import PendingDelta, SequenceState, flush
 from .stats import SpeculationStats, Stats
@@ -216,17 +217,17 @@ class Engine:
         if matcher is None:
             return draft
         try:
-            return constrain(draft, matcher, scheduled.budget)
+            return apply_grammar(draft, matcher, scheduled.budget)
         except GrammarError:  # if more than this draft is wrong, verification reports it
             return Draft()
 
     @property
-    def drafter(self) -> Drafter:
+    def drafter(self) -> MixDrafter:
         return self.safe_drafter.drafter
 
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
-        if drafter.hidden_layers:  # its KV of the running sequences does not exist yet: recompute them
+        if drafter.traits.hidden_layers:  # its KV of the running sequences does not exist yet: recompute them
             self.scheduler.recompute_all()
         self.async_scheduler.discard()  # the next step computes the same tokens again
         self.safe_drafter = SafeDrafter(drafter, self.runner.model.config.vocab)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.errors import RequestError
 from foretell.options import nearest
 from foretell.sampling.noise import derive_seed
@@ -55,7 +55,7 @@ class RequestBuilder:
         self,
         limits: RequestLimits,
         tokenizer: Tokenizer | None,
-        drafter: Drafter,
+        drafter: MixDrafter,
         defaults: SpeculationChoice = SpeculationChoice(rule="match"),
     ) -> None:
         """`defaults` are the speculation settings of a request that has none."""
@@ -135,7 +135,7 @@ class RequestBuilder:
         if rule != AUTO:
             return rule
         # With a seed the tokens must be reproducible; without, use the rule that accepts the most sampled draft tokens.
-        samples = any(self.drafter.drafters[name].draws for name in drafters)
+        samples = any(self.drafter.drafters[name].traits.samples for name in drafters)
         return "block" if params.seed is None and params.temperature > 0 and samples else "match"
 
     def _resolve_thresholds(self, request: Request) -> SpeculationChoice:
@@ -206,7 +206,7 @@ def check_slo(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
             raise RequestError(name, "needs a drafter, and this request has none; leave it out")
 
 
-def resolve_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
+def resolve_drafters(engine: MixDrafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
     """Return the drafters of a request: those it names, or the engine's, and `prediction` if it has one."""
     if choice.drafter == "none" or not choice.enabled or choice.max_draft == 0:
         return replace(choice, enabled=False), ()
@@ -217,21 +217,21 @@ def resolve_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[Specul
         for name in found:
             _check_drafter(name, engine, choice)
     if choice.rule == "confidence":
-        confident = tuple(name for name in found if engine.drafters[name].gives_probability)
+        confident = tuple(name for name in found if engine.drafters[name].traits.gives_probability)
         if found and not confident:
             raise RequestError("rule", f"confidence needs a drafter with probabilities; {', '.join(found)} has none")
         found = confident
     return choice, found
 
 
-def _own_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[str, ...]:
+def _own_drafters(engine: MixDrafter, choice: SpeculationChoice) -> tuple[str, ...]:
     found = engine.default_drafters
     if PREDICTION in engine.drafters and choice.prediction is not None:
         return tuple(dict.fromkeys((PREDICTION, *found)))
     return tuple(name for name in found if name != PREDICTION) if len(found) > 1 else found
 
 
-def _check_drafter(name: str, engine: Drafter, choice: SpeculationChoice) -> None:
+def _check_drafter(name: str, engine: MixDrafter, choice: SpeculationChoice) -> None:
     if name not in engine.drafters:
         has = f"it has {', '.join(engine.drafters)}" if engine.drafters else "it was started without one"
         raise RequestError("drafter", f"this engine has no drafter {name!r}; {has}; start it with --drafter {name}")

@@ -175,7 +175,7 @@ class Verifier:
         """Return the top-k tokens of the rows whose drafters learn from them, and book the time as theirs."""
         began_at = perf_counter()
         pairs = list(zip(step.scheduled, step.drafts, strict=True))
-        found = row_topk(pairs, step.output.logits, ends, self.drafter.drafter.top_k, self.wants_topk)
+        found = row_topk(pairs, step.output.logits, ends, self.drafter.top_k, self.wants_topk)
         step.topk_seconds += perf_counter() - began_at
         return found
 

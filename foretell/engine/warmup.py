@@ -12,9 +12,15 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from foretell.draft.base import Drafter
-from foretell.draft.heads.warmup import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
-from foretell.draft.tree_merge import MergedDrafter
+from foretell.draft.heads.warmup import (
+    CONTEXT,
+    SERVING_DEPTHS,
+    WarmupDraft,
+    warm_up_draft,
+    warmup_chains,
+    warmup_model_chains,
+    warmup_trees,
+)
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.cuda.warmup import DummySequences, DummyStep, dummy_chain, dummy_tree
 from foretell.runner.executor import StepOutput
@@ -104,14 +110,14 @@ class Warmup:
             rows = [_sampled(each) if sampled else each for each in scheduled]
             cases = [VerifyCase(each, draft, output.logits, i * (1 + len(draft))) for i, each in enumerate(rows)]
             self.engine.verifier.sequence_verifier.verify_cases(cases, output.logits, output.argmax)
-        if self.engine.drafter.top_k:
-            topk(output.logits, self.engine.drafter.top_k)
+        if self.engine.safe_drafter.top_k:
+            topk(output.logits, self.engine.safe_drafter.top_k)
 
-    def draft(self, name: str, guessing: Guessing) -> None:
+    def draft(self, name: str, draft: WarmupDraft) -> None:
         """Let the drafter of this name draft, if the engine has one that is loaded."""
-        drafter = self.engine.drafter.drafters.get(name)
-        if drafter is not None and drafter.is_ready:
-            rehearse_guess(drafter, self.dummies, guessing, REPEATS)
+        mix = self.engine.drafter
+        if mix.is_loaded(name):
+            warm_up_draft(mix.drafters[name], self.dummies, draft, REPEATS, mix.kv_update(name))
 
 
 def _sampled(scheduled: ScheduledSequence) -> ScheduledSequence:
@@ -128,13 +134,19 @@ def warmup_tasks(warmup: Warmup, names: Container[str], max_draft: int, max_tree
     and steps with drafts of all sizes; then graphs that serve longer sequences and batches; last, graphs of exact sizes
     that only save time.
     """
-    drafters = warmup.engine.drafter.drafters
-    slow = [name for name, drafter in drafters.items() if name in names and _is_slow(drafter)]
-    growing = [name for name in slow if drafters[name].grows]
-    readers = [name for name in slow if drafters[name].reads]
+    mix = warmup.engine.drafter
+    traits = {name: drafter.traits for name, drafter in mix.drafters.items()}
+    # Free drafters run on the host, and the parts of a merged drafter are warmed up under their own names.
+    slow = [name for name, own in traits.items() if name in names and not own.is_free and name not in mix.merged]
+    growing = [name for name in slow if traits[name].makes_trees]
+    readers = [name for name in slow if traits[name].needs_prefill]
     others = [name for name in slow if name not in readers]
-    shapes = ((chains(max_draft), others), (model_chains(max_draft), readers), (trees(max_tree, max_draft), growing))
-    serving = {*SERVING, max_draft}
+    shapes = (
+        (warmup_chains(max_draft), others),
+        (warmup_model_chains(max_draft), readers),
+        (warmup_trees(max_tree, max_draft), growing),
+    )
+    serving = {*SERVING_DEPTHS, max_draft}
     max_nodes = max(max_draft, max_tree if growing else 0)
     max_num_seqs = warmup.engine.scheduler.max_num_seqs
 
@@ -146,28 +158,28 @@ def warmup_tasks(warmup: Warmup, names: Container[str], max_draft: int, max_tree
     def steps(several: Iterable[DummyStep]) -> Iterator[Callable[[], None]]:
         return (partial(warmup.step, each) for each in several)
 
-    yield from steps((DummyStep(cached=0, num_new_tokens=PROMPT), DummyStep(cached=TEXT)))
+    yield from steps((DummyStep(cached=0, num_new_tokens=PROMPT), DummyStep(cached=CONTEXT)))
     yield from drafts()
-    prefills = [Guessing(Budget(min(2, max_draft)), cached=cached) for cached in PREFILL_LENGTHS]
+    prefills = [WarmupDraft(Budget(min(2, max_draft)), cached=cached) for cached in PREFILL_LENGTHS]
     yield from (partial(warmup.draft, name, each) for each in prefills for name in readers if max_draft)
-    yield from steps(_steps_with_drafts(max_draft, max_nodes, TEXT))
+    yield from steps(_steps_with_drafts(max_draft, max_nodes, CONTEXT))
     yield from drafts(temperature=1.0)
     few_sizes = _steps_with_drafts(max_draft, max_nodes, LONG_CONTEXT, (7,), (15, 30))
     yield from steps((DummyStep(cached=LONG_CONTEXT), *few_sizes))
     for temperature in (0.0, 1.0):
         yield from drafts(serving, cached=LONG_CONTEXT, temperature=temperature)
     if (batch := min(FULL_BATCH, max_num_seqs)) > 1:
-        yield from steps(DummyStep(size, TEXT) for size in SMALL_BATCHES if size <= batch)
+        yield from steps(DummyStep(size, CONTEXT) for size in SMALL_BATCHES if size <= batch)
         shared = (
             (dummy_chain(3), dummy_tree(7), dummy_tree(11), dummy_tree(31)) if max_draft else ()
         )  # 32, 64, 96 and 256 rows in a batch of 8
         yield from steps(DummyStep(batch, LONG_CONTEXT, draft=each) for each in (dummy_chain(0), *shared))
         yield from steps((DummyStep(batch, cached=0, num_new_tokens=PROMPT // batch),))
         for temperature in (0.0, 1.0):
-            yield from drafts(serving, cached=LONG_CONTEXT, texts=batch, temperature=temperature)
+            yield from drafts(serving, cached=LONG_CONTEXT, num_seqs=batch, temperature=temperature)
     yield from steps(DummyStep(cached=0, num_new_tokens=take) for take in SHORTER_PROMPTS)
     large = [size for size in LARGE_BATCHES if size <= max_num_seqs]
-    contexts = (TEXT, *OTHER_CONTEXTS[:1], LONG_CONTEXT)
+    contexts = (CONTEXT, *OTHER_CONTEXTS[:1], LONG_CONTEXT)
     yield from steps(DummyStep(size, cached) for size in large for cached in contexts)
     for cached in (*OTHER_CONTEXTS, LONG_CONTEXT):
         yield from steps((DummyStep(cached=cached), *_steps_with_drafts(max_draft, max_nodes, cached)))
@@ -190,8 +202,3 @@ def _steps_with_drafts(
     yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in tree_sizes if count < max_nodes)
     if max_draft:
         yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in (max_nodes, max_nodes + 1))
-
-
-def _is_slow(drafter: Drafter) -> bool:
-    """Return whether a drafter runs on the device; not a merged one, whose parts are listed under their own names."""
-    return not drafter.free and not isinstance(drafter, MergedDrafter)

@@ -1,1 +1,1 @@
-"""What to expect before hardware is bought: times, memory and prices from sizes alone, and fleets in numbers."""
+"""Planner: predicts step time, speedup, memory and price of models on devices, without weights or torch."""

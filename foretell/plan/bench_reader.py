@@ -1,4 +1,4 @@
-"""What was measured of steps, read from the JSON of a bench run."""
+"""Reads measured steps from the JSON of a bench run, and checks which model and device they are of."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from foretell.errors import RequestError
 from foretell.plan.devices import Device
 from foretell.plan.model_shape import ModelShape, from_hf
 
-WHOLE = 0.9  # of an arm's steps must have had a whole draft; a text's first step never has one
-SHORT_CONTEXT = 512  # where a run does not say how long its texts were
+FULL_DRAFTS = 0.9  # share of steps that must have a full draft; the first step of a request has none
+SHORT_CONTEXT = 512  # tokens, if a run does not state its context length
 KINDS = "foretell bench offline or drafters with --out, bench/grid.py or bench/gpu.py"
-FREE, MODEL, NONE = "oracle", "model", "none"  # who guessed
+FREE, MODEL, NONE = "oracle", "model", "none"  # drafters
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One step as it was timed: on the device alone, or by the wall clock with the host and the drafter."""
+    """A measured step: device time alone, or wall time with host and drafter."""
 
     batch: int
     context: int
-    length: int  # tokens guessed for each text
+    length: int  # draft tokens per sequence
     seconds: float
     wall: bool
     drafter: str = NONE
-    of_draft: bool = False  # whether it is a step of the draft model, not of the target
-    accepted: float = 1.0  # tokens it yielded for a text
+    of_draft: bool = False  # a step of the draft model instead of the target
+    accepted: float = 1.0  # tokens per sequence and step, the target's own included
 
 
 def read_observations(path: Path) -> list[Observation]:
-    """The steps in a bench run's JSON; what holds none is refused."""
+    """Return the measured steps of a bench run; RequestError if there are none."""
     found = list(_all(load_run(path)))
     if not found:
         raise RequestError("calibrate", f"{path} has no timed steps; give the JSON of {KINDS}")
@@ -42,7 +42,7 @@ def read_observations(path: Path) -> list[Observation]:
 
 
 def load_run(path: Path) -> Mapping[str, Any]:
-    """A file of JSON, or the log of a script that prints it last."""
+    """Return the JSON of a file, or the last JSON line of a log."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -76,45 +76,45 @@ def _grid(run: Mapping[str, Any]) -> Iterator[Observation]:
             int(step["texts"]), int(step["context"]), 0, step["device_ms"] / 1e3, wall=False, of_draft=True
         )
     for cell in run["cells"]:
-        place = int(cell["texts"]), int(cell["context"]), int(cell["length"])
+        shape = int(cell["texts"]), int(cell["context"]), int(cell["length"])
         if cell["device_ms"] is not None and cell["drafter"] != MODEL:
-            yield Observation(*place, cell["device_ms"] / 1e3, wall=False)
+            yield Observation(*shape, cell["device_ms"] / 1e3, wall=False)
         accepted = float(cell["accepted_per_step"])
-        yield Observation(*place, cell["wall_ms"] / 1e3, wall=True, drafter=cell["drafter"], accepted=accepted)
+        yield Observation(*shape, cell["wall_ms"] / 1e3, wall=True, drafter=cell["drafter"], accepted=accepted)
 
 
 def _bench(run: Mapping[str, Any]) -> Iterator[Observation]:
-    """One text at a time: plain steps, and those of arms that guess a fixed number of tokens in nearly every step.
+    """Yield steps at batch size 1: plain ones, and those of drafters with a fixed length in nearly every step.
 
-    Drafting is left out of an arm's step; what a drafter of one's own machine takes is not what is asked for here.
+    Draft time is subtracted, since the plan has its own model of that.
     """
     lengths = run.get("drafters", {})
     alone = [cell for cell in run["overall"] if cell.get("batch", 1) == 1]
-    for place, cell in enumerate(alone):
+    for index, cell in enumerate(alone):
         plain, mine = cell["plain_tokens_per_second"], cell["tokens_per_second"]
-        if place == 0 and plain:
+        if index == 0 and plain:
             yield Observation(1, SHORT_CONTEXT, 0, 1 / plain, wall=True)
         length = lengths.get(cell["arm"]) if isinstance(lengths, Mapping) else None
-        if mine and isinstance(length, int) and length > 0 and _drafts_whole(cell, length):
+        if mine and isinstance(length, int) and length > 0 and _has_full_drafts(cell, length):
             seconds = cell["accepted_per_step"] / mine * (1 - cell["time"]["drafting"])
             yield Observation(1, SHORT_CONTEXT, length, seconds, True, FREE, accepted=cell["accepted_per_step"])
 
 
-def _drafts_whole(cell: Mapping[str, Any], length: int) -> bool:
-    """Whether its steps were of that length. A drafter that copies often has no guess, or a shorter one."""
+def _has_full_drafts(cell: Mapping[str, Any], length: int) -> bool:
+    """Return whether nearly all steps had drafts of this length. An n-gram drafter often has a shorter one or none."""
     reached = (cell.get("places") or {}).get("reached") or []
-    return len(reached) >= length and reached[length - 1] >= WHOLE * cell["steps"]
+    return len(reached) >= length and reached[length - 1] >= FULL_DRAFTS * cell["steps"]
 
 
 def _gpu(run: Mapping[str, Any]) -> Iterator[Observation]:
-    """Figures by their names. Those of rows stand for the last context that was measured: the others are lost."""
+    """Yield the figures of bench/gpu.py by name. Those by rows are of the last context that was measured."""
     context = 0
     for name, value in run.items():
         if one := re.fullmatch(r"step, 1 row, context (\d+)", name):
             context = int(one[1])
             yield Observation(1, context, 0, value / 1e3, wall=False)
-        elif texts := re.fullmatch(r"step, (\d+) texts, context (\d+)", name):
-            yield Observation(int(texts[1]), int(texts[2]), 0, value / 1e3, wall=False)
+        elif batch := re.fullmatch(r"step, (\d+) texts, context (\d+)", name):
+            yield Observation(int(batch[1]), int(batch[2]), 0, value / 1e3, wall=False)
         elif rows := re.fullmatch(r"step, (\d+) texts of (\d+) rows", name):
             yield Observation(int(rows[1]), SHORT_CONTEXT, int(rows[2]) - 1, value / 1e3, wall=False)
         elif plain := re.fullmatch(r"plain, batch (\d+): wall a step", name):
@@ -127,16 +127,16 @@ def _gpu(run: Mapping[str, Any]) -> Iterator[Observation]:
             yield Observation(1, context, int(rows[1]) - 1, value * one_row / 1e3, wall=False)
 
 
-NEAR = 0.01  # of a model's weights
+NEAR = 0.01  # relative difference of weights within which two models count as the same
 GPU_WORDS = ("nvidia", "geforce", "radeon", "instinct")
 
 
 @dataclass(frozen=True)
 class BenchProvenance:
-    """What a run tells of itself: a model's name, or its sizes, and the device's name."""
+    """Model and device of a bench run, as far as it states them."""
 
     model: str | None = None
-    sizes: Mapping[str, Any] | None = None
+    sizes: Mapping[str, Any] | None = None  # fields of its config.json
     device: str | None = None
 
     @classmethod
@@ -146,28 +146,28 @@ class BenchProvenance:
         return cls(run.get("model"), sizes if isinstance(sizes, Mapping) else None, device)
 
     def warnings(self, shape: ModelShape, device: Device) -> list[str]:
-        """What a reader must know where it seems to be of something else; names differ, so nothing is refused."""
+        """Return warnings if the run seems to be of another model or device. Names differ, so nothing is rejected."""
         found = []
         if not self._is_of(shape):
             found.append(f"The run is of {self.model or 'a model of other sizes'}, the plan for {shape.name}")
         if not self._is_on(device):
             found.append(f"The run is of {self.device}, the plan for {device.name}")
-        return [f"{each}: what was measured there may not hold here." for each in found]
+        return [f"{each}: its measurements may not apply here." for each in found]
 
     def _is_of(self, shape: ModelShape) -> bool:
         if self.sizes is not None:
             return abs(from_hf("target", self.sizes).weights / shape.weights - 1) < NEAR
-        names = [_letters(name.rstrip("/").rpartition("/")[2]) for name in (self.model or "", shape.name)]
+        names = [_normalized(name.rstrip("/").rpartition("/")[2]) for name in (self.model or "", shape.name)]
         return self.model is None or names[0] in names[1] or names[1] in names[0]
 
     def _is_on(self, device: Device) -> bool:
         if self.device is None:
             return True
-        there = _letters(self.device)
+        name = _normalized(self.device)
         if device.family == "cpu":
-            return not any(word in there for word in GPU_WORDS)
-        return all(part in there for part in device.name.lower().split("-"))
+            return not any(word in name for word in GPU_WORDS)
+        return all(part in name for part in device.name.lower().split("-"))
 
 
-def _letters(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())

@@ -1,4 +1,4 @@
-"""What a user says of models and machines, and what a plan makes of it."""
+"""Options of `foretell plan`, and the deployment they describe."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ DEFAULT_MOST = 16
 @strict
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """Models, devices, and how often guesses stand."""
+    """Models, devices and acceptance."""
 
-    target: str | None = option(None, "a known model, a config.json, its folder, or a .gguf file")
+    target: str | None = option(None, "target model: a known name, a config.json, its folder, or a .gguf file")
     draft: str = option(
-        FREE[0], f"who guesses: a model likewise, {HEAD} (a head), self:int8, self:int4, or {', '.join(FREE[:-1])}"
+        FREE[0], f"drafter: a model as above, {HEAD} (a head), self:int8, self:int4, or {', '.join(FREE[:-1])}"
     )
-    gpu: str = option("h100", "the device by name")
-    count: int = option(1, "how many of them")
+    gpu: str = option("h100", "device name")
+    count: int = option(1, "number of devices")
     tensor_parallel: int | None = option(
-        None, "devices that each have a part of every layer (default: all)", aliases=("--tensor-parallel-size", "-tp")
+        None, "tensor parallel size (default: all devices)", aliases=("--tensor-parallel-size", "-tp")
     )
-    draft_tensor_parallel: int = option(1, "the same for a draft model")
-    acceptance: float = option(0.7, "how often a guess stands where those before it do")
-    length: int | None = option(None, "tokens guessed each step (default: the best)")
-    max_draft: int = option(DEFAULT_MOST, "the most tokens tried")
-    dtype: str = option(AUTO, "of the target's weights", choices=TYPES)
-    draft_dtype: str = option(AUTO, "of the draft model's weights", choices=TYPES)
-    kv_dtype: str = option(AUTO, "of cached keys and values", choices=TYPES)
-    price: float | None = option(None, "dollars an hour for one device (default: a round figure)")
-    bandwidth: float | None = option(None, "GB/s of the device's memory (default: by its data sheet)")
-    tflops: float | None = option(None, "of the device in bfloat16 (default: by its data sheet)")
-    memory: float | None = option(None, "GB of the device (default: by its data sheet)")
-    calibrate: str | None = option(None, "the JSON of a bench run of this target on this device, to learn from")
+    draft_tensor_parallel: int = option(1, "tensor parallel size of a draft model")
+    acceptance: float = option(0.7, "acceptance rate of a draft token, given that those before it were accepted")
+    length: int | None = option(None, "draft tokens per step (default: the best length)")
+    max_draft: int = option(DEFAULT_MOST, "longest draft to consider")
+    dtype: str = option(AUTO, "data type of the target's weights", choices=TYPES)
+    draft_dtype: str = option(AUTO, "data type of the draft model's weights", choices=TYPES)
+    kv_dtype: str = option(AUTO, "data type of the KV cache", choices=TYPES)
+    price: float | None = option(None, "dollars per hour and device (default: a rough figure)")
+    bandwidth: float | None = option(None, "memory bandwidth of the device in GB/s (default: its data sheet)")
+    tflops: float | None = option(None, "bfloat16 TFLOPS of the device (default: its data sheet)")
+    memory: float | None = option(None, "memory of the device in GB (default: its data sheet)")
+    calibrate: str | None = option(None, "JSON of a bench run of this target on this device, to fit the efficiency to")
 
     def __post_init__(self) -> None:
         if self.target is None:
-            raise RequestError("target", "is not named; say --target llama-3.1-8b, or give a config.json")
+            raise RequestError("target", "is missing; use --target llama-3.1-8b or the path of a config.json")
         if self.count < 1:
             raise RequestError("count", f"must be 1 or more, not {self.count}")
         for name in ("tensor_parallel", "draft_tensor_parallel"):
@@ -70,7 +70,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What a plan reckons with."""
+    """Target, drafter and calibration of a plan."""
 
     target: DeployedModel
     drafter: DrafterCost
@@ -78,29 +78,29 @@ class PlanInputs:
 
 
 def resolve_inputs(config: PlanConfig) -> PlanInputs:
-    """The models on the devices, with what was measured there where a file says so."""
+    """Return the deployed models, calibrated if a bench run is given."""
     assert config.target is not None, "checked where the config was made"
     shape, device = find_model_shape(config.target, "target"), device_of(config)
     split = config.tensor_parallel or config.count
     if shape.heads % split:
-        fitting = [n for n in range(1, config.count + 1) if shape.heads % n == 0 and config.count % n == 0]
-        words = f"{shape.heads} heads cannot be split over {split} devices; use {', '.join(map(str, fitting))}"
-        raise RequestError("tensor_parallel", words)
+        valid = [n for n in range(1, config.count + 1) if shape.heads % n == 0 and config.count % n == 0]
+        message = f"{shape.heads} heads cannot be split over {split} devices; use {', '.join(map(str, valid))}"
+        raise RequestError("tensor_parallel", message)
     precision = precision_of(config.dtype, shape, "dtype")
     cached = cache_bytes(config.kv_dtype, device.family)
     target = DeployedModel(shape, precision, cached, device, default_efficiency(device.family), split)
-    guesser = find_drafter(config.draft, target, config.draft_dtype, config.draft_tensor_parallel)
+    drafter = find_drafter(config.draft, target, config.draft_dtype, config.draft_tensor_parallel)
     if config.calibrate is None:
-        return PlanInputs(target, guesser)
-    # A run is of one device; what was learnt there holds for each of several.
+        return PlanInputs(target, drafter)
+    # A bench run is of one device; its efficiency applies to each of several.
     one = replace(target, tensor_parallel=1)
-    alone = guesser if guesser.model is None else replace(guesser, model=replace(guesser.model, tensor_parallel=1))
+    alone = drafter if drafter.model is None else replace(drafter, model=replace(drafter.model, tensor_parallel=1))
     path = Path(config.calibrate)
     found = calibrate(one, alone, read_observations(path))
-    found = replace(found, doubts=tuple(BenchProvenance.from_file(path).warnings(shape, device)))
-    reached = found.efficiency
-    drafts = guesser if guesser.model is None else replace(guesser, model=guesser.model.with_efficiency(reached))
-    return PlanInputs(target.with_efficiency(reached), drafts, found)
+    found = replace(found, warnings=tuple(BenchProvenance.from_file(path).warnings(shape, device)))
+    efficiency = found.efficiency
+    drafts = drafter if drafter.model is None else replace(drafter, model=drafter.model.with_efficiency(efficiency))
+    return PlanInputs(target.with_efficiency(efficiency), drafts, found)
 
 
 def device_of(config: PlanConfig) -> Device:

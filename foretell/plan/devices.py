@@ -1,4 +1,4 @@
-"""What a device can do by its data sheet."""
+"""Devices by their data sheets, and the catalog of known devices and models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretell.options import nearest
 
 @cache
 def catalog() -> Mapping[str, Mapping[str, Any]]:
-    """`gpus` and `models`, each by name."""
+    """Return the data file: `gpus` and `models`, each by name."""
     text = (files("foretell.plan") / "known.json").read_text(encoding="utf-8")
     found: Mapping[str, Mapping[str, Any]] = json.loads(text)
     return found
@@ -28,28 +28,28 @@ Family = Literal["gpu", "cpu"]
 
 @dataclass(frozen=True)
 class Link:
-    """How devices of one machine talk: bytes a second each way, and seconds before the first byte."""
+    """The interconnect of the devices of one machine."""
 
     kind: str
-    bandwidth: float
-    latency: float
+    bandwidth: float  # bytes per second, each way
+    latency: float  # seconds
 
 
 @dataclass(frozen=True)
 class Device:
-    """Bytes of memory, bytes a second, operations a second by the type of the numbers, and the price of an hour."""
+    """A device by its data sheet."""
 
     name: str
     description: str
     family: Family
-    memory: float
-    bandwidth: float
-    operations: Mapping[str, float]
+    memory: float  # bytes
+    bandwidth: float  # bytes per second
+    operations: Mapping[str, float]  # per second, by data type
     link: Link
-    price: float
+    price: float  # dollars per hour
 
     def ops_per_second(self, dtype: str) -> float:
-        """Operations a second for numbers of a type; one the device has no units for runs as bfloat16."""
+        """Return operations per second in a data type; one without hardware support runs as bfloat16."""
         return self.operations.get(dtype, self.operations["bfloat16"])
 
     def with_overrides(
@@ -59,19 +59,19 @@ class Device:
         tflops: float | None = None,
         dollars_per_hour: float | None = None,
     ) -> Device:
-        """With what a user knows better; a rate given scales those of all types."""
-        faster = 1.0 if tflops is None else tflops * TERA / self.operations["bfloat16"]
+        """Return the device with values of the user. `tflops` is for bfloat16 and scales all data types."""
+        scale = 1.0 if tflops is None else tflops * TERA / self.operations["bfloat16"]
         return replace(
             self,
             memory=self.memory if memory_gb is None else memory_gb * GIGA,
             bandwidth=self.bandwidth if bandwidth_gb_s is None else bandwidth_gb_s * GIGA,
-            operations={dtype: rate * faster for dtype, rate in self.operations.items()},
+            operations={dtype: rate * scale for dtype, rate in self.operations.items()},
             price=self.price if dollars_per_hour is None else dollars_per_hour,
         )
 
 
 def find_device(name: str) -> Device:
-    """The device of that name."""
+    """Return a device of the catalog by name."""
     devices = catalog()["gpus"]
     if name.lower() not in devices:
         raise RequestError("gpu", f"{name!r} is not known; {nearest(name.lower(), devices)}")

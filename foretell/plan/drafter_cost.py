@@ -1,4 +1,4 @@
-"""Who guesses, what guesses cost, and what they bring at a known acceptance."""
+"""Drafters in a plan: their cost, and the expected tokens of a step at a given acceptance."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from foretell.utils.speculation_math import break_even_acceptance, expected_toke
 from .model_shape import ModelShape, find_model_shape
 from .steps import AUTO, BITS, DeployedModel, Precision, precision_of
 
-FREE = ("ngram", "suffix", "recycle", "lookahead", "prediction", "auto", "oracle")  # no weights, no steps of their own
+FREE = ("ngram", "suffix", "recycle", "lookahead", "prediction", "auto", "oracle")  # without weights
 HEAD = "eagle"
-HEAD_VOCAB = 32_000  # an EAGLE-3 head scores a part of the vocabulary
+HEAD_VOCAB = 32_000  # draft vocabulary of an EAGLE-3 head
 SELF = "self:"
 
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """What drafts: a model with steps of its own, or something that costs the device nothing."""
+    """A drafter: a model that runs on the device, or one without weights that costs the device nothing."""
 
     name: str
     model: DeployedModel | None = None
-    shares_kv_cache: bool = False  # whether it writes into the target's own pages
-    part_of_target: bool = False  # whether it is split as the target is, for it has the target's own layers
+    shares_kv_cache: bool = False  # writes into the target's own pages
+    part_of_target: bool = False  # is split as the target is, because it consists of the target's layers
 
-    def seconds(self, texts: float, length: int, context: float) -> float:
-        """On the device, for a chain of so many tokens: one behind the other."""
-        return 0.0 if self.model is None else length * self.model.step(texts, 1, context).total
+    def seconds(self, batch: float, length: int, context: float) -> float:
+        """Return the device seconds of a chain, which is drafted token by token."""
+        return 0.0 if self.model is None else length * self.model.step(batch, 1, context).total
 
     def with_target_split(self, split: int) -> DrafterCost:
-        """With a target that is split over so many devices; a model of its own takes no more of them than it did."""
+        """Return the drafter of a target on `split` devices. A draft model is split over no more than before."""
         if self.model is None:
             return self
         own = split if self.part_of_target else min(self.model.tensor_parallel, split)
@@ -46,27 +46,27 @@ class DrafterCost:
 
 
 def find_drafter(spec: str, target: DeployedModel, dtype: str = AUTO, split: int = 1) -> DrafterCost:
-    """Who a user means: a drafter without weights, a head on the target, the target in fewer bits, or a model."""
+    """Return the drafter named by `spec`: one without weights, a head, the target quantized, or a draft model."""
     if spec == "none":
-        raise RequestError("draft", "none is plain decoding, which every plan has beside it; leave it out")
+        raise RequestError("draft", "none is plain decoding, which every plan contains; leave it out")
     if spec in FREE:
         return DrafterCost(spec)
     if spec == HEAD:
         shape = eagle_head_shape(target.shape)
-        head = _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), target.tensor_parallel)
+        head = _deploy_like(target, shape, precision_of(dtype, shape, "draft_dtype"), target.tensor_parallel)
         return DrafterCost(spec, head, part_of_target=True)
     if spec.startswith(SELF):
         bits = spec.removeprefix(SELF)
         if bits not in ("int8", "int4"):
-            raise RequestError("draft", f"self is written self:int8 or self:int4, not {spec}")
-        own = _beside(target, target.shape, Precision(bits, BITS[bits]), target.tensor_parallel)
+            raise RequestError("draft", f"must be self:int8 or self:int4, not {spec}")
+        own = _deploy_like(target, target.shape, Precision(bits, BITS[bits]), target.tensor_parallel)
         return DrafterCost(spec, own, shares_kv_cache=True, part_of_target=True)
     shape = find_model_shape(spec.removeprefix("model:"), "draft")
-    return DrafterCost(spec, _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), split))
+    return DrafterCost(spec, _deploy_like(target, shape, precision_of(dtype, shape, "draft_dtype"), split))
 
 
 def eagle_head_shape(target: ModelShape) -> ModelShape:
-    """A draft head as EAGLE-3's: one layer as wide as the target's, which reads its states and its last token."""
+    """Return the shape of an EAGLE-3 head: one layer of the target's width over its hidden states and last token."""
     return replace(
         target,
         name=HEAD,
@@ -82,19 +82,19 @@ def eagle_head_shape(target: ModelShape) -> ModelShape:
     )
 
 
-def _beside(target: DeployedModel, shape: ModelShape, precision: Precision, split: int) -> DeployedModel:
+def _deploy_like(target: DeployedModel, shape: ModelShape, precision: Precision, split: int) -> DeployedModel:
     return replace(target, shape=shape, precision=precision, tensor_parallel=split)
 
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Seconds of a step by the wall clock, and what it yields."""
+    """Wall-clock seconds of a step, and its expected tokens."""
 
     length: int
     draft_seconds: float
-    verify_seconds: float  # the target's step on the device
+    verify_seconds: float  # target step on the device
     host_seconds: float
-    tokens: float  # of one text
+    tokens: float  # expected, per sequence
 
     @property
     def seconds(self) -> float:
@@ -102,29 +102,29 @@ class StepEstimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second of one text."""
+        """Return the speed of one sequence."""
         return self.tokens / self.seconds
 
 
 def estimate_step(
-    target: DeployedModel, guesser: DrafterCost, texts: float, context: float, length: int, acceptance: float = 0.0
+    target: DeployedModel, drafter: DrafterCost, batch: float, context: float, length: int, acceptance: float = 0.0
 ) -> StepEstimate:
-    """One step with drafts of so many tokens; none is plain decoding."""
+    """Return the estimate of a step with drafts of `length` tokens; 0 is plain decoding."""
     return StepEstimate(
         length=length,
-        draft_seconds=guesser.seconds(texts, length, context),
-        verify_seconds=target.step(texts, length + 1, context).total,
-        host_seconds=target.efficiency.host_seconds(texts, guessed=length > 0),
+        draft_seconds=drafter.seconds(batch, length, context),
+        verify_seconds=target.step(batch, length + 1, context).total,
+        host_seconds=target.efficiency.host_seconds(batch, has_drafts=length > 0),
         tokens=expected_tokens(acceptance, length),
     )
 
 
 def best_step(
-    target: DeployedModel, guesser: DrafterCost, texts: float, context: float, most: int, acceptance: float
+    target: DeployedModel, drafter: DrafterCost, batch: float, context: float, max_length: int, acceptance: float
 ) -> StepEstimate:
-    """The length that writes fastest; 0 where guessing does not pay."""
-    rounds = (estimate_step(target, guesser, texts, context, length, acceptance) for length in range(most + 1))
-    return max(rounds, key=lambda each: each.tokens_per_second)
+    """Return the fastest step over all draft lengths; its length is 0 if speculation does not pay."""
+    steps = (estimate_step(target, drafter, batch, context, length, acceptance) for length in range(max_length + 1))
+    return max(steps, key=lambda each: each.tokens_per_second)
 
 
 def break_even(plain: StepEstimate, speculative: StepEstimate) -> float | None:

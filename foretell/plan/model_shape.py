@@ -1,4 +1,4 @@
-"""What a model costs, told by its sizes: weights, what a step reads of them, cache and operations."""
+"""Model shapes: weights, KV cache and operations from a name, a config.json or a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from foretell.models.config_fields import ConfigFields
 from foretell.options import nearest
 from foretell.plan.devices import catalog
 
-GATED, UNGATED = 3, 2  # matrices of a feed-forward
+GATED, UNGATED = 3, 2  # weight matrices of a feed-forward layer
 
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A mixture: each row goes through `used` feed-forwards of `count`, and through one that all share."""
+    """A mixture of experts: each row uses `used` of `count` experts and the shared one."""
 
     count: int
     used: int
     ffn: int
     shared_ffn: int = 0
-    dense_layers: int = 0  # of the layers, those that have one ordinary feed-forward
+    dense_layers: int = 0  # layers with an ordinary feed-forward
 
     def active_experts(self, rows: float) -> float:
-        """How many of them so many rows need, where each row's choice is as good as drawn at random."""
+        """Return the expected number of experts that `rows` rows use, if each row chooses at random."""
         missed: float = (1 - self.used / self.count) ** rows
         return self.count * (1 - missed)
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Keys and values kept as one small vector a token, as DeepSeek's models do."""
+    """Multi-head latent attention (MLA, DeepSeek): keys and values are cached as one small vector per token."""
 
-    rank: int
-    rope: int
-    plain: int
-    value: int
-    query_rank: int = 0  # 0: queries are made in one product
+    rank: int  # of the compressed keys and values
+    rope: int  # dimensions with RoPE
+    plain: int  # dimensions without
+    value: int  # dimensions of a value head
+    query_rank: int = 0  # of compressed queries; 0 if they are not compressed
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder."""
+    """The sizes of a decoder-only transformer. The field names are the keys of known.json."""
 
     name: str
     vocab: int
@@ -64,11 +64,11 @@ class ModelShape:
     context: int
     tied: bool = False
     matrices: int = GATED
-    window: int | None = None  # tokens that `windowed` of the layers see
+    window: int | None = None  # sliding window of `windowed` of the layers, in tokens
     windowed: int = 0
     experts: ExpertShape | None = None
     latent: LatentAttention | None = None
-    bits: float | None = None  # a weight as the file has it; None leaves it to who plans
+    bits: float | None = None  # bits per weight in the file; None if not stated
 
     @property
     def head_weights(self) -> int:
@@ -76,21 +76,21 @@ class ModelShape:
 
     @property
     def attention_weights(self) -> int:
-        """Of one layer."""
+        """Return the attention weights of one layer."""
         if self.latent is not None:
             return self._latent_weights(self.latent)
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return self.width * (2 * queries + 2 * keys)
 
     def _latent_weights(self, latent: LatentAttention) -> int:
-        """Queries and what is cached are made in two products each, the first of them small."""
+        """Return the weights of latent attention, with low-rank projections of queries, keys and values."""
         query = self.heads * (latent.plain + latent.rope)
         through = latent.query_rank * (self.width + query) if latent.query_rank else self.width * query
         cached = self.width * (latent.rank + latent.rope) + latent.rank * self.heads * (latent.plain + latent.value)
         return through + cached + self.heads * latent.value * self.width
 
     def ffn_weights(self, experts: float) -> float:
-        """Of all layers, where of each mixture so many experts count."""
+        """Return the feed-forward weights of all layers, counting `experts` experts of each mixture."""
         if self.experts is None:
             return float(self.matrices * self.width * self.ffn * self.layers)
         mixed = self.layers - self.experts.dense_layers
@@ -100,17 +100,17 @@ class ModelShape:
 
     @property
     def weights(self) -> float:
-        """All of them."""
+        """Return the number of all weights."""
         embeddings = self.head_weights * (1 if self.tied else 2)
         return self._weights_without_embeddings(self.experts.count if self.experts else 1) + embeddings
 
     @property
     def active_weights(self) -> float:
-        """Those that one row is multiplied with, the head included."""
+        """Return the weights that one row is multiplied with, the LM head included."""
         return self._weights_without_embeddings(self.experts.used if self.experts else 1) + self.head_weights
 
     def weights_read(self, rows: float) -> float:
-        """Those that a step of so many rows reads, the head included."""
+        """Return the weights that a step of `rows` rows reads, the LM head included."""
         return (
             self._weights_without_embeddings(self.experts.active_experts(rows) if self.experts else 1)
             + self.head_weights
@@ -122,34 +122,34 @@ class ModelShape:
 
     @property
     def kv_values_per_layer(self) -> int:
-        """What one layer keeps of a token."""
+        """Return the KV cache values of a token in one layer."""
         if self.latent is not None:
             return self.latent.rank + self.latent.rope
         return 2 * self.kv_heads * self.head_dim
 
     @property
     def kv_values_per_token(self) -> int:
-        """What the cache keeps of a token; our pages keep all of it, windows or not."""
+        """Return the KV cache values of a token in all layers. Our pages keep them all, sliding window or not."""
         return self.layers * self.kv_values_per_layer
 
     def attended_tokens(self, context: float) -> float:
-        """Over all layers, the tokens that a row attends to."""
+        """Return the tokens that a row attends to, summed over layers."""
         if self.window is None:
             return self.layers * context
         return (self.layers - self.windowed) * context + self.windowed * min(context, self.window)
 
     def attended_values(self, context: float) -> float:
-        """What a step reads of the cache for a text of so many tokens."""
+        """Return the KV cache values that a step reads for a sequence of `context` tokens."""
         return self.attended_tokens(context) * self.kv_values_per_layer
 
     def attention_operations(self, context: float) -> float:
-        """Of one row over so many tokens, in all layers."""
+        """Return the operations of attention of one row over `context` tokens, in all layers."""
         each = 2 * self.head_dim if self.latent is None else 2 * self.latent.rank + self.latent.rope
         return 2 * self.heads * each * self.attended_tokens(context)
 
 
 MOST_LAYERS = 10_000
-DEFAULT_CONTEXT = 2048  # where a config is too old to say
+DEFAULT_CONTEXT = 2048  # if a config does not state it
 WIDTH = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -158,20 +158,21 @@ FFN = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_USED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k")
-TIED = r"gemma|gpt2|gpt_neo$|gpt_bigcode|opt$|bloom|falcon|mpt$|cohere"  # where the config does not say
-PLAIN_FFN = r"gpt|opt$|bloom|falcon|mpt$|phi$|starcoder"  # two matrices instead of three
-WRITERS = r"(CausalLM|LMHeadModel|ForConditionalGeneration)$"  # endings of architectures that write text
-OTHERS = r"bert|electra|clip|vit$|whisper|wav2vec|hubert|t5|bart|pegasus|marian"
+# Model types with tied embeddings if the config does not say.
+TIED = r"gemma|gpt2|gpt_neo$|gpt_bigcode|opt$|bloom|falcon|mpt$|cohere"
+PLAIN_FFN = r"gpt|opt$|bloom|falcon|mpt$|phi$|starcoder"  # model types without a gate: two matrices instead of three
+GENERATIVE = r"(CausalLM|LMHeadModel|ForConditionalGeneration)$"  # endings of generative architectures
+NOT_DECODERS = r"bert|electra|clip|vit$|whisper|wav2vec|hubert|t5|bart|pegasus|marian"
 RECURRENT = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
 QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4.25, "bitsandbytes": 8}
-NO_WRITER = "is no language model; give the config.json of a model that writes text"
+NOT_GENERATIVE = "is not a language model; give the config.json of a model that generates text"
 
 
 def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
-    """The sizes in a config.json, or an error that says what is missing."""
+    """Return the shape in a config.json; the error names a missing field."""
     outer = ConfigFields(values)
     config = outer.section("text_config") if isinstance(values.get("text_config"), Mapping) else outer
-    _refuse_others(name, outer, config)
+    _reject_unsupported(name, outer, config)
     kind = str(config.get("model_type", outer.get("model_type", "")))
     width, heads = _count(config, WIDTH), _count(config, HEADS)
     layers = _count(config, LAYERS, most=MOST_LAYERS)
@@ -181,7 +182,7 @@ def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
         width=width,
         layers=layers,
         heads=heads,
-        kv_heads=1 if _one_key_head(config) else _count(config, KEY_HEADS, heads),
+        kv_heads=1 if _is_multi_query(config) else _count(config, KEY_HEADS, heads),
         head_dim=config.integer("head_dim", max(1, width // heads)),
         ffn=_count(config, FFN, 4 * width),
         context=_count(config, CONTEXT, DEFAULT_CONTEXT),
@@ -195,26 +196,26 @@ def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _refuse_others(name: str, outer: ConfigFields, config: ConfigFields) -> None:
-    """What writes no text, and what is not made of attention layers alone."""
+def _reject_unsupported(name: str, outer: ConfigFields, config: ConfigFields) -> None:
+    """Raise for models that are not generative or have other layers than attention."""
     stated, kind = outer.strings("architectures"), str(outer.get("model_type", ""))
-    writes = any(re.search(WRITERS, architecture) for architecture in stated)
-    if outer.get("is_encoder_decoder") is True or (not writes and (stated or re.search(OTHERS, kind))):
-        raise UnsupportedModelError(f"{name}: {', '.join(stated) or kind or 'this'} {NO_WRITER}")
+    is_generative = any(re.search(GENERATIVE, architecture) for architecture in stated)
+    if outer.get("is_encoder_decoder") is True or (not is_generative and (stated or re.search(NOT_DECODERS, kind))):
+        raise UnsupportedModelError(f"{name}: {', '.join(stated) or kind or 'this'} {NOT_GENERATIVE}")
     if all(config.get(each) is None for each in (*WIDTH, *LAYERS)):
-        raise UnsupportedModelError(f"{name}: this {NO_WRITER}")
+        raise UnsupportedModelError(f"{name}: this {NOT_GENERATIVE}")
     if any(layer in RECURRENT for layer in config.strings("layer_types")) or config.get("ssm_cfg") is not None:
-        raise UnsupportedModelError(f"{name}: has recurrent layers, whose cost is not known here")
+        raise UnsupportedModelError(f"{name}: has recurrent layers, which the planner does not model")
 
 
 def _count(config: ConfigFields, names: tuple[str, ...], default: int | None = None, most: int = 2**31) -> int:
-    """A whole number by the first of its names that is there."""
+    """Return an integer field under the first of its names that is present."""
     found = next((name for name in names if config.get(name) is not None), names[0])
     return config.integer(found, default, most=most)
 
 
-def _one_key_head(config: ConfigFields) -> bool:
-    """Whether all heads share one, which older configs say with a word of their own."""
+def _is_multi_query(config: ConfigFields) -> bool:
+    """Return whether the config uses the older flag of multi-query attention."""
     return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
 
 
@@ -245,7 +246,7 @@ def _latent(config: ConfigFields) -> LatentAttention | None:
 
 
 def _window(config: ConfigFields, kind: str, layers: int) -> tuple[int, int] | None:
-    """How far layers see that do not see everything, and how many there are."""
+    """Return the sliding window and the number of layers that have one."""
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return None
     window = config.integer("sliding_window")
@@ -262,27 +263,27 @@ def _window(config: ConfigFields, kind: str, layers: int) -> tuple[int, int] | N
 
 
 def _bits(outer: ConfigFields) -> float | None:
-    """Of a weight, where the file says that they were rounded."""
-    rounding = outer.section("quantization_config")
-    if not rounding.values:
+    """Return the bits per weight of a quantized model."""
+    quantization = outer.section("quantization_config")
+    if not quantization.values:
         return None
-    method = str(rounding.get("quant_method", ""))
-    if rounding.get("load_in_4bit") is True:
+    method = str(quantization.get("quant_method", ""))
+    if quantization.get("load_in_4bit") is True:
         return 4.5
-    bits = rounding.get("bits", QUANTIZED_BITS.get(method, 8))
+    bits = quantization.get("bits", QUANTIZED_BITS.get(method, 8))
     if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 32:
         raise ModelError(f"the model's config says quantization_config.bits is {bits!r}; it must be from 1 to 32")
     return float(bits)
 
 
 def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> ModelShape:
-    """The sizes in a GGUF file's keys; `size` is how many bytes all its tensors take."""
+    """Return the shape in the metadata of a GGUF file. `size` is the bytes of all tensors."""
     kind = ConfigFields(metadata, "general.").string("architecture")
     config = ConfigFields(metadata, f"{kind}.")
     width, heads = config.integer("embedding_length"), config.integer("attention.head_count")
     layers, context = config.integer("block_count", most=MOST_LAYERS), config.integer("context_length")
     if "token_embd.weight" not in shapes:
-        raise UnsupportedModelError(f"{name}: has no token_embd.weight; give a GGUF file of a whole language model")
+        raise UnsupportedModelError(f"{name}: has no token_embd.weight; give a GGUF file of a complete language model")
     experts = None
     if config.get("expert_count"):
         ffn = config.integer("expert_feed_forward_length", config.integer("feed_forward_length"))
@@ -308,19 +309,19 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
 
 
 FORMS = "a model is a known name, a config.json, the folder of one, or a .gguf file"
-OUR_NAMES = {"gemma3-270m": "gemma-3-270m"}  # built-in models that the table has under their makers' names
+OUR_NAMES = {"gemma3-270m": "gemma-3-270m"}  # built-in models that the catalog has under another name
 ENDINGS = re.compile(r"-(instruct|it|chat|base|hf|pt|text|v\d(\.\d)?|\d{4})$")
 CONFIG = "config.json"
 
 
 def find_model_shape(spec: str, field: str) -> ModelShape:
-    """The sizes of what a user named in `field`."""
+    """Return the shape of a model given by name or path. `field` is the option to name in errors."""
     if not spec.strip():
         raise RequestError(field, f"is empty; {FORMS}")
     models = catalog()["models"]
     if spec.lower() in models or spec in BUILTINS:
         name = OUR_NAMES.get(spec, spec.lower())
-        return _from_table(name, models[name])
+        return _from_catalog(name, models[name])
     path = Path(os.path.expanduser(spec))
     if os.path.isdir(path):
         return _from_config(path / CONFIG)
@@ -330,12 +331,12 @@ def find_model_shape(spec: str, field: str) -> ModelShape:
         raise RequestError(field, f"there is no {spec}; {FORMS}")
     name = plain_name(spec)
     if name in models:
-        return _from_table(name, models[name])
+        return _from_catalog(name, models[name])
     raise UnknownModelError(f"{field}: {spec!r} is not known; {nearest(name, models)} {FORMS}")
 
 
 def plain_name(spec: str) -> str:
-    """A Hugging Face id as the table would have it: without owner, and without what does not change sizes."""
+    """Return a Hugging Face id as a name of the catalog: without owner and suffixes such as -instruct."""
     name = spec.rsplit("/", 1)[-1].lower().removeprefix("meta-")
     while True:
         shorter = ENDINGS.sub("", name)
@@ -344,7 +345,7 @@ def plain_name(spec: str) -> str:
         name = shorter
 
 
-def _from_table(name: str, entry: Mapping[str, Any]) -> ModelShape:
+def _from_catalog(name: str, entry: Mapping[str, Any]) -> ModelShape:
     sizes = dict(entry)
     if "experts" in sizes:
         sizes["experts"] = ExpertShape(**sizes["experts"])
@@ -363,7 +364,7 @@ def _from_config(path: Path) -> ModelShape:
     except json.JSONDecodeError as error:
         raise ModelError(f"{path} is not JSON: {error.msg} in line {error.lineno}; {FORMS}") from None
     if not isinstance(values, dict):
-        raise ModelError(f"{path} is no model's config: it must be a JSON object with hidden_size and its like")
+        raise ModelError(f"{path} is not a model config; it must be a JSON object with fields such as hidden_size")
     return from_hf(str(path), values)
 
 

@@ -1,4 +1,4 @@
-"""A plan as a drawing, or as a page that needs nothing but itself."""
+"""A plan as SVG charts, or as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from foretell.plan.table import (
 
 WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 44, 88, 38, 44
-LABEL = 14  # pixels between two labels at the ends of lines
+LABEL = 14  # least distance of two labels in pixels
 STYLE = """
 :root { --ink: #1f2933; --faint: #d5dbe1; --soft: #6b7785; --paper: #ffffff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6eaee; --faint: #39424d; --soft: #98a4b0; --paper: #14181d; } }
@@ -36,13 +36,13 @@ svg .even { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 4 3; }
 svg .curve { fill: none; stroke-width: 2; }
 svg .paper { fill: var(--paper); }
 """.strip()
-COLOURS = ("#4477aa", "#ccbb44", "#228833", "#aa3377", "#66ccee", "#bbbbbb")  # told apart with any eyes
+COLOURS = ("#4477aa", "#ccbb44", "#228833", "#aa3377", "#66ccee", "#bbbbbb")  # distinguishable with colour blindness
 BEST_COLOUR = "#ee6677"
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Where values lie on the paper; heights begin at 0."""
+    """Maps values to pixels. The vertical axis starts at 0."""
 
     left: float
     right: float
@@ -66,7 +66,7 @@ class Axes:
 def chart(
     title: str, across: str, curves: Mapping[str, Curve], best: str = "", logarithmic: bool = False, shift: float = 0
 ) -> str:
-    """One panel, `shift` pixels down: lines with their names at their ends."""
+    """Return one chart, `shift` pixels down, with the name of each curve at its end."""
     points = [point for curve in curves.values() for point in curve]
     top = max(1.2, 1.08 * max(y for _, y in points))
     axes = Axes(min(x for x, _ in points), max(x for x, _ in points), top, logarithmic)
@@ -98,7 +98,7 @@ def _grid(axes: Axes, marks: list[float], across: str) -> list[str]:
 
 
 def _spread(marks: list[float], most: int = 8) -> list[float]:
-    """So few of them that their labels do not meet, the ends among them."""
+    """Return at most `most` of the tick values, the first and last included."""
     every = math.ceil(max(1, len(marks) - 1) / (most - 1))
     return marks[::every] if (len(marks) - 1) % every == 0 else [*marks[:-1:every], marks[-1]]
 
@@ -112,14 +112,14 @@ def _lines(axes: Axes, curves: Mapping[str, Curve], best: str) -> list[str]:
     ends = sorted((axes.y(curve[-1][1]), name) for name, curve in curves.items())
     last = -math.inf
     for y, name in ends:
-        last = max(y, last + LABEL)  # names that would meet make way downwards
+        last = max(y, last + LABEL)  # move labels down that would overlap
         x = WIDTH - RIGHT + 8
         parts.append(f'<text x="{x}" y="{last + 4:.1f}" style="fill:{coloured[name]}">{escape(name)}</text>')
     return parts
 
 
 def drawing(panels: list[str]) -> str:
-    """A whole SVG file of panels that were made with shifts of `HEIGHT`."""
+    """Return an SVG file of charts, which were made with shifts of `HEIGHT`."""
     height = HEIGHT * len(panels)
     return "\n".join(
         [
@@ -148,19 +148,19 @@ pre { overflow-x: auto; font-size: .8rem; }
 
 
 def panels(found: PlanResult, apart: bool) -> list[str]:
-    """The ratio by batch and by acceptance; `apart` for drawings of their own."""
+    """Return the charts of the speedup by batch and by acceptance; `apart` for separate drawings."""
     context = found.query.contexts[0]
     return [
         chart(
-            f"Ratio to plain decoding, {context} tokens",
-            "texts at once",
+            f"Speedup over plain decoding, {context} tokens",
+            "batch size",
             batch_curves(found),
             BEST,
             logarithmic=True,
         ),
         chart(
-            "Ratio of the best length",
-            "share of guesses that stand",
+            "Speedup of the best length",
+            "acceptance rate",
             rate_curves(found),
             shift=0 if apart else HEIGHT,
         ),
@@ -172,9 +172,9 @@ def svg(found: PlanResult) -> str:
 
 
 def html(found: PlanResult) -> str:
-    """Table, drawings, and every figure behind a click."""
-    drawn = "\n".join(f'<div class="wide">{drawing([panel])}</div>' for panel in panels(found, apart=True))
-    said = "\n".join(f"<p>{escape(line)}</p>" for line in remarks(found))
+    """Return the page: charts, tables, and all figures as JSON in a fold."""
+    charts = "\n".join(f'<div class="wide">{drawing([panel])}</div>' for panel in panels(found, apart=True))
+    notes = "\n".join(f"<p>{escape(line)}</p>" for line in remarks(found))
     figures = escape(json.dumps(found.as_json(), indent=2))
     return f"""<!doctype html>
 <html lang="en">
@@ -186,15 +186,15 @@ def html(found: PlanResult) -> str:
 </head>
 <body>
 <main>
-<h1>What to expect of {escape(found.query.target.shape.name)}</h1>
+<h1>Plan for {escape(found.query.target.shape.name)}</h1>
 <p>{escape(title(found))}</p>
 <div class="charts">
-{drawn}
+{charts}
 </div>
-<h2>Batch by batch</h2>
+<h2>By batch size and context</h2>
 <div class="wide">{_table(HEAD, cells(found))}</div>
 {_splits(found)}
-{said}
+{notes}
 <details><summary>All figures and assumptions, as JSON</summary><pre>{figures}</pre></details>
 </main>
 </body>

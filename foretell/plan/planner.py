@@ -1,4 +1,4 @@
-"""A whole plan: every batch and context that was asked for, what guessing gains there, what it takes and costs."""
+"""Planner: step time, speedup, memory and price for each batch size and context length of a query."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from foretell.plan.steps import DeployedModel
 
 @dataclass(frozen=True)
 class PlanQuery:
-    """What a plan is asked: how much is written at once, how long texts are, and how often guesses stand."""
+    """Deployment, batch sizes, context lengths and acceptance that a plan is for."""
 
     target: DeployedModel
     drafter: DrafterCost
     devices: int
     acceptance: float
-    batch_sizes: Sequence[int]  # at once, on all devices
+    batch_sizes: Sequence[int]  # over all devices
     contexts: Sequence[int]
-    max_length: int  # the longest draft that is tried
-    length: int | None = None  # the one to take, where it is not to be the best
+    max_length: int  # longest draft to consider
+    length: int | None = None  # fixed draft length; None takes the best one
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
@@ -35,7 +35,7 @@ class PlanQuery:
             raise RequestError("context", "must be 1 or more, such as 512, 8k or 1k,8k")
         if max(self.contexts) > self.target.shape.context:
             most, name = self.target.shape.context, self.target.shape.name
-            raise RequestError("context", f"{max(self.contexts)} is more than the {most} of {name}")
+            raise RequestError("context", f"{max(self.contexts)} exceeds the context length of {name}, {most}")
         if self.devices % self.target.tensor_parallel:
             raise RequestError(
                 "tensor_parallel", f"{self.target.tensor_parallel} must divide the count, {self.devices}"
@@ -43,28 +43,28 @@ class PlanQuery:
 
     @property
     def replicas(self) -> int:
-        """How often the whole model is there."""
+        """Return the number of copies of the model."""
         return self.devices // self.target.tensor_parallel
 
     @property
     def dollars_per_hour(self) -> float:
         return self.devices * self.target.device.price
 
-    def plain_step(self, texts: int, context: int) -> StepEstimate:
-        """A step without guesses, where texts are shared out over the copies."""
-        return self.step(texts, context, 0)
+    def plain_step(self, batch: int, context: int) -> StepEstimate:
+        """Return the estimate of a step without drafts."""
+        return self.step(batch, context, 0)
 
-    def step(self, texts: int, context: int, length: int) -> StepEstimate:
-        """A step with drafts of so many tokens."""
-        return estimate_step(self.target, self.drafter, self.per_replica(texts), context, length, self.acceptance)
+    def step(self, batch: int, context: int, length: int) -> StepEstimate:
+        """Return the estimate of a step with drafts of `length` tokens."""
+        return estimate_step(self.target, self.drafter, self.per_replica(batch), context, length, self.acceptance)
 
-    def best_step(self, texts: int, context: int, acceptance: float) -> StepEstimate:
-        """A step with drafts of the best length at this acceptance."""
-        return best_step(self.target, self.drafter, self.per_replica(texts), context, self.max_length, acceptance)
+    def best_step(self, batch: int, context: int, acceptance: float) -> StepEstimate:
+        """Return the estimate of a step with the best draft length at this acceptance."""
+        return best_step(self.target, self.drafter, self.per_replica(batch), context, self.max_length, acceptance)
 
-    def per_replica(self, texts: int) -> float:
-        """Texts on one copy."""
-        return max(1.0, texts / self.replicas)
+    def per_replica(self, batch: int) -> float:
+        """Return the sequences on one replica."""
+        return max(1.0, batch / self.replicas)
 
 
 MILLION, HOUR = 1e6, 3600.0
@@ -72,13 +72,13 @@ MILLION, HOUR = 1e6, 3600.0
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One batch at one context."""
+    """The plan for one batch size at one context length."""
 
     batch: int
     context: int
     plain: StepEstimate
     speculative: StepEstimate
-    break_even: float | None  # of the length taken; of the shortest where none pays
+    break_even: float | None  # acceptance at which the chosen length pays, or a length of 1 if none pays
     memory: PlannedMemory
     replicas: int
     dollars_per_hour: float
@@ -87,13 +87,13 @@ class PlanRow:
     def speedup(self) -> float:
         return self.speculative.tokens_per_second / self.plain.tokens_per_second
 
-    def tokens_per_second(self, one: StepEstimate) -> float:
-        """Of all texts."""
-        return self.batch * one.tokens_per_second
+    def tokens_per_second(self, step: StepEstimate) -> float:
+        """Return the throughput of the whole batch."""
+        return self.batch * step.tokens_per_second
 
-    def dollars(self, one: StepEstimate) -> float:
-        """For a million tokens, while so many texts are always being written."""
-        return self.dollars_per_hour / HOUR / self.tokens_per_second(one) * MILLION
+    def dollars(self, step: StepEstimate) -> float:
+        """Return the price of a million tokens at this batch size."""
+        return self.dollars_per_hour / HOUR / self.tokens_per_second(step) * MILLION
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -119,46 +119,55 @@ class PlanRow:
         }
 
 
-def plan_row(question: PlanQuery, texts: int, context: int) -> PlanRow:
-    """One batch, shared out over the copies of the model."""
-    plain = question.plain_step(texts, context)
-    if question.length is None:
-        guessed = question.best_step(texts, context, question.acceptance)
+def plan_row(query: PlanQuery, batch: int, context: int) -> PlanRow:
+    """Return the plan for one batch, split evenly over the replicas."""
+    plain = query.plain_step(batch, context)
+    if query.length is None:
+        speculative = query.best_step(batch, context, query.acceptance)
     else:
-        guessed = question.step(texts, context, question.length)
-    even = break_even(plain, guessed if guessed.length else question.step(texts, context, 1))
-    memory = plan_memory(question.target, question.drafter, -(-texts // question.replicas), context, guessed.length)
-    return PlanRow(texts, context, plain, guessed, even, memory, question.replicas, question.dollars_per_hour)
+        speculative = query.step(batch, context, query.length)
+    compared = speculative if speculative.length else query.step(batch, context, 1)
+    memory = plan_memory(query.target, query.drafter, -(-batch // query.replicas), context, speculative.length)
+    return PlanRow(
+        batch=batch,
+        context=context,
+        plain=plain,
+        speculative=speculative,
+        break_even=break_even(plain, compared),
+        memory=memory,
+        replicas=query.replicas,
+        dollars_per_hour=query.dollars_per_hour,
+    )
 
 
-DRAWN_LENGTHS = (1, 2, 4, 8)
-DRAWN_RATES = tuple(rate / 20 for rate in range(6, 20))
+PLOT_LENGTHS = (1, 2, 4, 8)
+PLOT_RATES = tuple(rate / 20 for rate in range(6, 20))
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """All that a plan says."""
+    """A plan: its rows, and the curves to plot."""
 
     query: PlanQuery
     rows: tuple[PlanRow, ...]
-    splits: tuple[tuple[int, PlanRow], ...]  # devices a copy is split over, and the largest batch that way
-    by_length: dict[int, dict[int, float]]  # batch, then length: the ratio at the first context
-    by_acceptance: dict[int, dict[float, float]]  # batch, then acceptance: the ratio of the best length there
+    splits: tuple[tuple[int, PlanRow], ...]  # tensor parallel size, and the row of the largest batch
+    by_length: dict[int, dict[int, float]]  # speedup by batch and draft length at the first context
+    by_acceptance: dict[int, dict[float, float]]  # speedup of the best length by batch and acceptance
     calibration: EfficiencyFit | None = None
 
     def as_json(self) -> dict[str, Any]:
-        asked, target = self.query, self.query.target
+        query, target = self.query, self.query.target
         return {
             "plan": "steps",
             "target": {"name": target.shape.name, "weights": target.shape.weights, "dtype": target.precision.name},
-            "draft": asked.drafter.name,
+            "draft": query.drafter.name,
             "gpu": target.device.name,
-            "count": asked.devices,
+            "count": query.devices,
             "tensor_parallel": target.tensor_parallel,
-            "acceptance": asked.acceptance,
-            "dollars_per_hour": asked.dollars_per_hour,
-            "efficiency": asdict(target.efficiency),
-            "calibration": None if self.calibration is None else asdict(self.calibration),
+            "acceptance": query.acceptance,
+            "dollars_per_hour": query.dollars_per_hour,
+            "efficiency": target.efficiency.as_json(),
+            "calibration": None if self.calibration is None else self.calibration.as_json(),
             "rows": [row.as_json() for row in self.rows],
             "tensor_parallel_rows": [{"tensor_parallel": n, **row.as_json()} for n, row in self.splits],
             "step_parts_ms": {
@@ -169,68 +178,67 @@ class PlanResult:
         }
 
 
-def make_plan(question: PlanQuery, calibration: EfficiencyFit | None = None) -> PlanResult:
-    """Everything that was asked, and the curves that go with it."""
-    rows = tuple(plan_row(question, texts, context) for context in question.contexts for texts in question.batch_sizes)
-    context = question.contexts[0]
-    by_length = {texts: _by_length(question, texts, context) for texts in question.batch_sizes}
-    drawn = dict.fromkeys((question.batch_sizes[0], question.batch_sizes[-1]))
-    by_acceptance = {texts: _by_acceptance(question, texts, context) for texts in drawn}
-    return PlanResult(question, rows, tuple(_splits(question)), by_length, by_acceptance, calibration)
+def make_plan(query: PlanQuery, calibration: EfficiencyFit | None = None) -> PlanResult:
+    """Return the plan of a query. A `calibration` is quoted in the remarks."""
+    rows = tuple(plan_row(query, batch, context) for context in query.contexts for batch in query.batch_sizes)
+    context = query.contexts[0]
+    by_length = {batch: _by_length(query, batch, context) for batch in query.batch_sizes}
+    plotted = dict.fromkeys((query.batch_sizes[0], query.batch_sizes[-1]))
+    by_acceptance = {batch: _by_acceptance(query, batch, context) for batch in plotted}
+    return PlanResult(query, rows, tuple(_splits(query)), by_length, by_acceptance, calibration)
 
 
-def _by_length(question: PlanQuery, texts: int, context: int) -> dict[int, float]:
-    plain = question.plain_step(texts, context)
-    lengths = [length for length in DRAWN_LENGTHS if length <= max(question.max_length, 1)]
+def _by_length(query: PlanQuery, batch: int, context: int) -> dict[int, float]:
+    plain = query.plain_step(batch, context)
+    lengths = [length for length in PLOT_LENGTHS if length <= max(query.max_length, 1)]
     return {
-        length: question.step(texts, context, length).tokens_per_second / plain.tokens_per_second for length in lengths
+        length: query.step(batch, context, length).tokens_per_second / plain.tokens_per_second for length in lengths
     }
 
 
-def _by_acceptance(question: PlanQuery, texts: int, context: int) -> dict[float, float]:
-    plain = question.plain_step(texts, context)
+def _by_acceptance(query: PlanQuery, batch: int, context: int) -> dict[float, float]:
+    plain = query.plain_step(batch, context)
     return {
-        rate: question.best_step(texts, context, rate).tokens_per_second / plain.tokens_per_second
-        for rate in DRAWN_RATES
+        rate: query.best_step(batch, context, rate).tokens_per_second / plain.tokens_per_second for rate in PLOT_RATES
     }
 
 
-def _splits(question: PlanQuery) -> list[tuple[int, PlanRow]]:
-    """The largest batch with a copy of the model on each device, on every two, and so on."""
+def _splits(query: PlanQuery) -> list[tuple[int, PlanRow]]:
+    """Return the row of the largest batch for every tensor parallel size that divides the devices."""
     found = []
-    for split in range(1, question.devices + 1):
-        if question.devices % split or question.target.shape.heads % split:
+    for split in range(1, query.devices + 1):
+        if query.devices % split or query.target.shape.heads % split:
             continue
-        target, guesser = replace(question.target, tensor_parallel=split), question.drafter.with_target_split(split)
-        there = replace(question, target=target, drafter=guesser)
-        found.append((split, plan_row(there, question.batch_sizes[-1], question.contexts[0])))
+        target, drafter = replace(query.target, tensor_parallel=split), query.drafter.with_target_split(split)
+        other = replace(query, target=target, drafter=drafter)
+        found.append((split, plan_row(other, query.batch_sizes[-1], query.contexts[0])))
     return found if len(found) > 1 else []
 
 
 def remarks(found: PlanResult) -> list[str]:
-    """What a reader of the table must know."""
-    lines, asked = [], found.query
+    """Return notes on memory, break-even and calibration."""
+    lines = []
     tight = [row for row in found.rows if not row.memory.fits]
     if tight:
-        lines.append(_memory_words(asked, tight[0]))
+        lines.append(_memory_remark(found.query, tight[0]))
     never = [row for row in found.rows if row.speculative.length == 0]
     if never:
         least = never[0].break_even
         needed = "no acceptance is enough" if least is None else f"one token pays from an acceptance of {least:.2f} on"
-        lines.append(f"At batch {never[0].batch} and {never[0].context} tokens guessing does not pay: {needed}.")
+        lines.append(f"At batch {never[0].batch} and {never[0].context} tokens speculation does not pay: {needed}.")
     if found.calibration is None:
         lines.append("Not calibrated: engine constants are those of one H200 or CPU; see --calibrate.")
     else:
         fit = found.calibration
         lines.append(
-            f"Calibrated on {fit.steps} measured steps, which it gives back within {fit.worst_error:.1%} "
+            f"Calibrated on {fit.steps} measured steps, reproduced within {fit.worst_error:.1%} "
             f"(mean {fit.mean_error:.1%})."
         )
-        lines += fit.doubts
+        lines += fit.warnings
     return lines
 
 
-def _memory_words(asked: PlanQuery, row: PlanRow) -> str:
+def _memory_remark(query: PlanQuery, row: PlanRow) -> str:
     memory, usable = row.memory, row.memory.usable / GIB
     if memory.max_batch == 0:
         need = (memory.weights + memory.draft) / GIB
@@ -240,6 +248,6 @@ def _memory_words(asked: PlanQuery, row: PlanRow) -> str:
         )
     return (
         f"Batch {row.batch} of {row.context} tokens does not fit: there is room for "
-        f"{memory.max_batch * asked.replicas} texts; take more devices (--count), a shorter context or fewer bits "
+        f"{memory.max_batch * query.replicas} sequences; take more devices (--count), a shorter context or fewer bits "
         "(--kv-dtype fp8)."
     )

@@ -1,4 +1,4 @@
-"""A plan for people, as Markdown and plots for a terminal."""
+"""A plan as Markdown tables and terminal plots."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from foretell.plan.planner import PlanResult, PlanRow, remarks
 Curve = Sequence[tuple[float, float]]
 
 PLOT_COLUMNS, PLOT_LINES = 60, 14
-MARKS = "ox+#@%"  # one a curve; the best is drawn last and over the others
+MARKS = "ox+#@%"  # one per curve
 BEST_MARK = "*"
 
 
 def text_plot(title: str, curves: Mapping[str, Curve], best: str, logarithmic: bool = False) -> str:
-    """Points of several curves over one pair of axes; the curve named `best` is marked with a star."""
+    """Return several curves in one plot. The curve named `best` is marked with a star and plotted last."""
     marks = {name: BEST_MARK if name == best else MARKS[i % len(MARKS)] for i, name in enumerate(curves)}
     points = [point for curve in curves.values() for point in curve]
     left, right = min(x for x, _ in points), max(x for x, _ in points)
@@ -58,10 +58,10 @@ HEAD = (
     "plain step, ms",
     "length",
     "step, ms",
-    "drafting / checking / host",
+    "draft / verify / host, ms",
     "accepted per step",
-    "ratio to plain",
-    "pays from",
+    "speedup",
+    "break-even",
     "tokens/s, plain",
     "tokens/s",
     "$/M tokens, plain",
@@ -69,12 +69,12 @@ HEAD = (
     "memory, GiB",
 )
 SPLIT_HEAD = (
-    "devices a copy",
-    "copies",
-    "sums over devices, ms",
+    "tensor parallel",
+    "replicas",
+    "all-reduce, ms",
     "plain step, ms",
     "length",
-    "ratio to plain",
+    "speedup",
     "tokens/s",
     "$/M tokens",
     "memory, GiB",
@@ -83,7 +83,7 @@ BEST = "best length"
 
 
 def markdown(found: PlanResult) -> str:
-    """What was asked, a row for each batch and context, and how splitting changes the last of them."""
+    """Return the title, a row for each batch and context, and the tensor parallel sizes of the largest batch."""
     blocks = [title(found), _table(HEAD, cells(found))]
     if found.splits:
         blocks += [f"{split_title(found)}:", _table(SPLIT_HEAD, split_cells(found))]
@@ -91,34 +91,34 @@ def markdown(found: PlanResult) -> str:
 
 
 def cells(found: PlanResult) -> list[list[str]]:
-    """The rows of the table, below `HEAD`."""
+    """Return the rows of the table under `HEAD`."""
     return [_columns(row) for row in found.rows]
 
 
 def title(found: PlanResult) -> str:
-    """One line that says what was asked."""
-    asked, target = found.query, found.query.target
-    split = "" if asked.devices == 1 else f" x {asked.devices}, split over {target.tensor_parallel}"
+    """Return one line that describes the query."""
+    query, target = found.query, found.query.target
+    split = "" if query.devices == 1 else f" x {query.devices}, tensor parallel {target.tensor_parallel}"
     return (
         f"{target.shape.name} ({target.shape.weights / 1e9:.3g} billion weights, {target.precision.name}) on "
-        f"{target.device.description}{split}; guesses by {asked.drafter.name}, of which {asked.acceptance:.0%} stand; "
-        f"${asked.dollars_per_hour:.2f} an hour."
+        f"{target.device.description}{split}; drafter {query.drafter.name}, acceptance {query.acceptance:.0%}; "
+        f"${query.dollars_per_hour:.2f} an hour."
     )
 
 
 def plots(found: PlanResult) -> str:
-    """The ratio by batch and by acceptance."""
+    """Return the plots of the speedup by batch and by acceptance."""
     context = found.query.contexts[0]
-    by_batch = text_plot(f"Ratio to plain by batch, {context} tokens", batch_curves(found), BEST, logarithmic=True)
-    by_rate = text_plot("Ratio to plain by acceptance, best length", rate_curves(found), best="")
+    by_batch = text_plot(f"Speedup by batch, {context} tokens", batch_curves(found), BEST, logarithmic=True)
+    by_rate = text_plot("Speedup by acceptance, best length", rate_curves(found), best="")
     return f"{by_batch}\n\n{by_rate}"
 
 
 def batch_curves(found: PlanResult) -> dict[str, Curve]:
-    """By length, and the best one's."""
+    """Return the speedup by batch, one curve per draft length and one for the best."""
     lengths = list(next(iter(found.by_length.values())))
     curves: dict[str, Curve] = {
-        f"{length} token{'s' * (length > 1)}": [(texts, ratios[length]) for texts, ratios in found.by_length.items()]
+        f"{length} token{'s' * (length > 1)}": [(batch, ratios[length]) for batch, ratios in found.by_length.items()]
         for length in lengths
     }
     context = found.query.contexts[0]
@@ -127,7 +127,7 @@ def batch_curves(found: PlanResult) -> dict[str, Curve]:
 
 
 def rate_curves(found: PlanResult) -> dict[str, Curve]:
-    return {f"batch {texts}": list(ratios.items()) for texts, ratios in found.by_acceptance.items()}
+    return {f"batch {batch}": list(ratios.items()) for batch, ratios in found.by_acceptance.items()}
 
 
 def _columns(row: PlanRow) -> list[str]:
@@ -155,11 +155,11 @@ def _columns(row: PlanRow) -> list[str]:
 
 def split_title(found: PlanResult) -> str:
     row = found.splits[0][1]
-    return f"Split in other ways, batch {row.batch}, {row.context} tokens"
+    return f"Other tensor parallel sizes, batch {row.batch}, {row.context} tokens"
 
 
 def split_cells(found: PlanResult) -> list[list[str]]:
-    """The rows of the table of splits, below `SPLIT_HEAD`."""
+    """Return the rows of the table under `SPLIT_HEAD`."""
     return [[str(split), *_split_columns(found, split, row)] for split, row in found.splits]
 
 
@@ -180,11 +180,11 @@ def _split_columns(found: PlanResult, split: int, row: PlanRow) -> list[str]:
 
 def _memory(row: PlanRow) -> str:
     size = f"{row.memory.total / GIB:.1f}"
-    return size if row.memory.fits else f"{size}, TOO MUCH"
+    return size if row.memory.fits else f"{size}, DOES NOT FIT"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown whose columns line up in a terminal as well."""
+    """Return a Markdown table with aligned columns."""
     widths = [max(len(head[i]), 4, *(len(row[i]) for row in rows)) for i in range(len(head))]
     lines = [" | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     rule = " | ".join("-" * (width - 1) + ":" for width in widths)

@@ -60,7 +60,7 @@ class GenerationJob:
 
     requests: list[Request]
     grammar: GrammarSpec | None = None
-    prompts: list[str] = field(default_factory=list)  # prompt texts to echo; empty without echo
+    prompts: list[str] = field(default_factory=list)  # prompts to echo, as strings; empty without echo
     prompt_only: bool = False  # max_tokens=0 with echo: the one generated token is not returned
     starts_in_reasoning: bool | None = None  # whether the prompt ends inside <think>; None: reasoning is not parsed
     tool_parser: str | None = None  # name of the parser in TOOL_PARSERS; None: tool calls are not parsed
@@ -248,7 +248,7 @@ def _with_prompt_seed(
 
 
 def _prompt_list(body: CompletionRequest) -> list[Any]:
-    """Return OpenAI's four shapes of `prompt` (text, texts, token ids, lists of token ids) as a list of prompts."""
+    """Return OpenAI's four shapes of `prompt` (string, strings, token ids, lists of token ids) as a list of prompts."""
     prompt: Any = body.prompt
     return [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
 

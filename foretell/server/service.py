@@ -111,7 +111,7 @@ class Service:
         self.engine.check_open(len(job.requests))
         grammar = None if job.grammar is None else await self._compile_grammar(job.grammar)
         timeout = max(deadline - asyncio.get_running_loop().time(), 0.0)
-        return job, self.engine.submit(job.requests, grammar, timeout, not body.stream)
+        return job, self.engine.submit(job.requests, grammar, timeout, wants_deltas=bool(body.stream))
 
     async def run_in_worker(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking function in a worker thread; raise QueueFull if too many requests wait for one."""

@@ -13,7 +13,7 @@ from foretell.tokenizer.hf_files import read_files
 from foretell.tokenizer.piece_decoding import PieceText, piece_decoding
 from foretell.tokenizer.spec import TokenizerSpec, library_error
 
-BATCH_ENCODE_CHARS = 4096  # longer texts are encoded by `encode_batch_fast`, which releases the GIL
+BATCH_ENCODE_CHARS = 4096  # longer input is encoded by `encode_batch_fast`, which releases the GIL
 MAX_NORMALIZED = 4  # characters that a normalizer may merge into one; Unicode normalization stays below
 
 

@@ -1,1 +1,1 @@
-"""Finding the settings that suit a machine, a model and a workload: many are tried, the better ones for longer."""
+"""Tuning: find the drafter and draft length for a machine, a model and a workload by successive halving."""

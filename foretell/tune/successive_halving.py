@@ -1,4 +1,7 @@
-"""Successive halving: all arms for a short while, then the better third of them for longer, to the end of the time."""
+"""Successive halving (Jamieson and Talwalkar 2016): all variants briefly, then the best third for longer.
+
+The time budget is split evenly over the rungs. The result is a config file with its evidence.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import ALL, PairGroup, TaskCell, group_pairs, task_cell
 from foretell.tune.search_space import AUTO, DEFAULT_RULE, serve_settings
 
-KEPT = 3  # of so many arms one goes on
-FINALISTS = 2
-FIRST_TEXTS = 2  # of a rung's first pass; each pass has twice as many
+KEEP_ONE_IN = 3  # variants of a rung that go on to the next: 1 in 3
+FINALISTS = 2  # variants of the last rung
+FIRST_PROMPTS = 2  # of the first pass of a rung; each further pass has twice as many
 
 
 class OutOfTime(Exception):
-    """A rung's time is over; no fault of anybody's."""
+    """Raised when the time of a rung is over."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """The arms that took part, what each wrote, and for how long."""
+    """One round of successive halving: its variants and their samples."""
 
     variants: tuple[Variant, ...]
     samples: tuple[Sample, ...]
@@ -37,18 +40,18 @@ class Rung:
 
     @property
     def num_prompts(self) -> int:
-        """Texts that plain decoding wrote, which it does for all."""
+        """Return the number of prompts, each of which plain decoding has run."""
         return sum(sample.variant == PLAIN.name for sample in self.samples)
 
     @cached_property
     def cells(self) -> dict[str, TaskCell]:
-        """What is seen of each arm here alone; those that went on were chosen by what was seen before."""
+        """Return the results of this rung alone, since earlier ones are biased by the selection."""
         return cells_by_variant(self.samples, self.variants)
 
 
 @dataclass
 class SuccessiveHalving:
-    """Arms that are tried within a time. `rungs` grows, so that one that is stopped leaves what it has."""
+    """A search within a time budget. `rungs` grows, so that an interrupted search keeps its results."""
 
     backend: BenchBackend
     variants: Sequence[Variant]
@@ -57,109 +60,114 @@ class SuccessiveHalving:
     budget: float  # seconds
     clock: Callable[[], float]
     watch: ProgressCallback
-    after: Callable[[], object] = lambda: None  # called when a rung is done
+    after: Callable[[], object] = lambda: None  # called after each rung
     rungs: list[Rung] = field(default_factory=list)
     _passes: int = 0
-    _begun: int = 0  # texts that were taken up, so that the next are others
+    _num_prompts: int = 0  # prompts used so far, so that the next pass uses others
 
     def run(self) -> None:
-        """To the end of the time."""
+        """Run all rungs within the budget."""
         end = self.clock() + self.budget
-        arms, left = list(self.variants), num_rungs(len(self.variants))
+        variants, left = list(self.variants), num_rungs(len(self.variants))
         while left:
-            self._climb(arms, self.clock() + (end - self.clock()) / left)
+            self._run_rung(variants, self.clock() + (end - self.clock()) / left)
             self.after()
             left -= 1
-            arms = self._better()[: max(FINALISTS, math.ceil(len(arms) / KEPT))]
+            variants = self._best_variants()[: max(FINALISTS, math.ceil(len(variants) / KEEP_ONE_IN))]
 
-    def _climb(self, arms: Sequence[Variant], until: float) -> None:
-        """One rung: passes over more and more texts until its time is over; one text is always written."""
+    def _run_rung(self, variants: Sequence[Variant], until: float) -> None:
+        """Run passes over more and more prompts until the time is over; at least one prompt."""
         began, number, samples = self.clock(), 0, list[Sample]()
         try:
             while number == 0 or self.clock() < until:
-                self._pass(arms, min(len(self.prompts), FIRST_TEXTS << number), until, samples)
+                self._run_pass(variants, min(len(self.prompts), FIRST_PROMPTS << number), until, samples)
                 number += 1
         except OutOfTime:
             pass
         finally:
             if samples:
-                self.rungs.append(Rung(tuple(arms), tuple(samples), self.clock() - began))
+                self.rungs.append(Rung(tuple(variants), tuple(samples), self.clock() - began))
 
-    def _pass(self, arms: Sequence[Variant], texts: int, until: float, samples: list[Sample]) -> None:
-        """Every arm writes the next texts, plain decoding among them, each time in another order."""
+    def _run_pass(self, variants: Sequence[Variant], num_prompts: int, until: float, samples: list[Sample]) -> None:
+        """Run the next prompts with plain decoding and every variant, in a new order."""
         new: list[Sample] = []
-        everybody = [PLAIN, *arms]
-        random.Random(self._passes).shuffle(everybody)
-        items = [self.prompts[i % len(self.prompts)] for i in range(self._begun, self._begun + texts)]
+        in_order = [PLAIN, *variants]
+        random.Random(self._passes).shuffle(in_order)
+        items = [self.prompts[i % len(self.prompts)] for i in range(self._num_prompts, self._num_prompts + num_prompts)]
 
-        def look(done: int, total: int, what: str) -> None:
+        def check_time(done: int, total: int, what: str) -> None:
             if done and self.clock() >= until:
                 raise OutOfTime
-            self._begun += done < total
-            self.watch(done, total, f"{len(arms)} arms, {what.partition(',')[0]}")
+            self._num_prompts += done < total
+            self.watch(done, total, f"{len(variants)} variants, {what.partition(',')[0]}")
 
         try:
-            measure(self.backend, everybody, items, replace(self.plan, rounds=1), new, look)
+            measure(self.backend, in_order, items, replace(self.plan, rounds=1), new, check_time)
         finally:
             samples += [replace(sample, round=self._passes) for sample in new]
             self._passes += 1
 
-    def _better(self) -> list[Variant]:
-        """The arms of the last rung, the faster ones first by all that was seen of them in any."""
+    def _best_variants(self) -> list[Variant]:
+        """Return the variants of the last rung, fastest first by their samples in all rungs."""
         seen = {name: cell.speedup for name, cell in self._all_cells().items()}
         last = self.rungs[-1].variants if self.rungs else ()
-        timed = [(speedup, arm) for arm in last if (speedup := seen.get(arm.name)) is not None]
-        return [arm for _, arm in sorted(timed, key=lambda pair: -pair[0])]
+        timed = [(speedup, variant) for variant in last if (speedup := seen.get(variant.name)) is not None]
+        return [variant for _, variant in sorted(timed, key=lambda pair: -pair[0])]
 
     def _all_cells(self) -> dict[str, TaskCell]:
         samples = [sample for rung in self.rungs for sample in rung.samples]
         return cells_by_variant(samples, self.variants)
 
     def ranking(self) -> list[tuple[Variant, TaskCell]]:
-        """Every arm that was timed, as its last rung saw it: who came farther first, then who is faster.
+        """Return every measured variant with the results of its last rung, later rungs first, then fastest first.
 
-        A rung of one text tells no interval; then what was seen before counts as well.
+        A rung with a single prompt has no confidence interval; then all rungs count.
         """
         found: dict[str, tuple[Variant, TaskCell]] = {}
-        whole = self._all_cells()
+        overall = self._all_cells()
         for rung in reversed(self.rungs):
             timed = [
-                (cell.speedup, arm) for arm in rung.variants if (cell := rung.cells.get(arm.name)) and cell.speedup
+                (cell.speedup, variant)
+                for variant in rung.variants
+                if (cell := rung.cells.get(variant.name)) and cell.speedup
             ]
-            for _, arm in sorted(timed, key=lambda pair: -pair[0]):
-                cell = rung.cells[arm.name]
-                found.setdefault(arm.name, (arm, cell if cell.speedup_interval else whole[arm.name]))
+            for _, variant in sorted(timed, key=lambda pair: -pair[0]):
+                cell = rung.cells[variant.name]
+                found.setdefault(variant.name, (variant, cell if cell.speedup_interval else overall[variant.name]))
         return list(found.values())
 
 
-def cells_by_variant(samples: Sequence[Sample], arms: Sequence[Variant]) -> dict[str, TaskCell]:
-    """Each arm over all texts alike; by task, as a bench has it, a task of one text would leave no interval."""
+def cells_by_variant(samples: Sequence[Sample], variants: Sequence[Variant]) -> dict[str, TaskCell]:
+    """Return the results of each variant over all prompts.
+
+    A bench groups them by task, where a task with one prompt has no confidence interval.
+    """
     groups: dict[str, list[PairGroup]] = {}
-    for group in group_pairs(samples, [arm.name for arm in arms]):
+    for group in group_pairs(samples, [variant.name for variant in variants]):
         groups.setdefault(group.variant, []).append(group)
     return {
-        name: task_cell(replace(some[0], task=ALL, pairs=[pair for group in some for pair in group.pairs]))
-        for name, some in groups.items()
+        name: task_cell(replace(own[0], task=ALL, pairs=[pair for group in own for pair in group.pairs]))
+        for name, own in groups.items()
     }
 
 
-def num_rungs(arms: int) -> int:
-    """How often arms can be thinned out before the finalists have had their turn."""
+def num_rungs(num_variants: int) -> int:
+    """Return the number of rungs until the finalists have run."""
     count = 1
-    while arms > FINALISTS:
-        arms = max(FINALISTS, math.ceil(arms / KEPT))
+    while num_variants > FINALISTS:
+        num_variants = max(FINALISTS, math.ceil(num_variants / KEEP_ONE_IN))
         count += 1
     return count
 
 
-def evidence(standing: Sequence[tuple[Variant, TaskCell]]) -> list[dict[str, Any]]:
-    """What is known of each arm."""
+def evidence(ranking: Sequence[tuple[Variant, TaskCell]]) -> list[dict[str, Any]]:
+    """Return the results of each variant as JSON."""
     return [
         {
-            "arm": arm.name,
-            "drafter": arm.speculation.drafter,
-            "num_speculative_tokens": arm.speculation.num_speculative_tokens,
-            "rule": arm.speculation.rule,
+            "arm": variant.name,
+            "drafter": variant.speculation.drafter,
+            "num_speculative_tokens": variant.speculation.num_speculative_tokens,
+            "rule": variant.speculation.rule,
             "speedup": cell.speedup,
             "speedup_interval": cell.speedup_interval,
             "accepted_per_step": cell.accepted_per_step,
@@ -167,72 +175,75 @@ def evidence(standing: Sequence[tuple[Variant, TaskCell]]) -> list[dict[str, Any
             "texts": cell.sequences,
             "tokens": cell.tokens,
         }
-        for arm, cell in standing
+        for variant, cell in ranking
     ]
 
 
-Standing = Sequence[tuple[Variant, TaskCell]]
+Ranking = Sequence[tuple[Variant, TaskCell]]
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """The arm to serve with, and why."""
+    """The variant to serve with, and why."""
 
     variant: Variant
     cell: TaskCell | None
     summary: str
 
 
-def choose_variant(standing: Standing) -> TuneResult:
-    """The first that is surely faster than plain decoding, of those that came farther and are faster first."""
-    # A text that differs where it must not is a fault that a bench shows; such an arm is never served.
-    able = [(arm, cell) for arm, cell in standing if cell.same_text is not False and cell.speedup is not None]
-    for arm, cell in able:
+def choose_variant(ranking: Ranking) -> TuneResult:
+    """Return the first ranked variant whose 95% interval is faster than plain decoding, or else plain decoding."""
+    # A variant whose output differs from plain decoding where it must not is faulty and never chosen.
+    valid = [(variant, cell) for variant, cell in ranking if cell.same_text is not False and cell.speedup is not None]
+    for variant, cell in valid:
         if cell.speedup_interval is not None and cell.speedup_interval[0] > 1:
             ratio = shown(cell.speedup, cell.speedup_interval)
-            return TuneResult(arm, cell, f"{arm.name}: {ratio} times as fast as plain decoding")
-    if not able:
-        return TuneResult(PLAIN, None, "plain decoding: nothing else was timed to the end; raise --budget")
-    best, cell = able[0]
+            return TuneResult(variant, cell, f"{variant.name}: {ratio} times the speed of plain decoding")
+    if not valid:
+        return TuneResult(PLAIN, None, "plain decoding: no variant was measured completely; raise --budget")
+    best, cell = valid[0]
     ratio = shown(cell.speedup, cell.speedup_interval)
-    words = f"plain decoding: the best, {best.name}, is not surely faster, {ratio}; a larger --budget may tell"
-    return TuneResult(PLAIN, cell, words)
+    summary = f"plain decoding: the best variant, {best.name}, is not significantly faster, {ratio}; raise --budget"
+    return TuneResult(PLAIN, cell, summary)
 
 
-def config_text(verdict: TuneResult, standing: Standing, engine: dict[str, Any], conditions: dict[str, Any]) -> str:
-    """YAML for `foretell serve --config`, with what it rests on as comments."""
+def config_text(result: TuneResult, ranking: Ranking, engine: dict[str, Any], conditions: dict[str, Any]) -> str:
+    """Return YAML for `foretell serve --config`, with the evidence as comments."""
     import yaml
 
     machine = conditions.get("machine", {})
     lines = [
-        f"# {verdict.summary}.",
+        f"# {result.summary}.",
         f"# Found by foretell tune {conditions.get('version', '')} on {machine.get('device', 'this machine')}, "
         f"workload {conditions.get('workload')}, {conditions.get('seconds', 0):.0f} s"
-        + ("." if conditions.get("complete", True) else "; stopped before the end."),
-        "# Ratio to plain decoding with a 95% interval, accepted per step, texts:",
+        + ("." if conditions.get("complete", True) else "; interrupted."),
+        "# Speedup over plain decoding with its 95% interval, accepted tokens per step, prompts:",
     ]
-    for arm, cell in standing:
+    for variant, cell in ranking:
         ratio = shown(cell.speedup, cell.speedup_interval)
-        lines.append(f"#   {arm.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.sequences}")
-    found = serve_settings(verdict.variant, engine, conditions.get("rule", DEFAULT_RULE))
+        lines.append(f"#   {variant.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.sequences}")
+    found = serve_settings(result.variant, engine, conditions.get("rule", DEFAULT_RULE))
     if found.get("rule") == AUTO:
-        lines.append("# The rule auto is block for requests without a seed; those with one get the same text as ever.")
+        lines.append("# The rule auto is block for requests without a seed; those with one keep their output.")
     return "\n".join([*lines, yaml.safe_dump(found, sort_keys=False).strip(), ""])
 
 
-def table(standing: Standing, most: int = 12) -> str:
-    """The arms that came farthest, as Markdown."""
-    head = "| drafter | ratio to plain | accepted per step | texts | same text |\n| --- | ---: | ---: | ---: | --- |"
+SAME_OUTPUT = {True: "yes", False: "NO", None: "not guaranteed"}
+
+
+def table(ranking: Ranking, most: int = 12) -> str:
+    """Return the top of the ranking as a Markdown table."""
+    head = "| drafter | speedup | accepted per step | prompts | same output |\n| --- | ---: | ---: | ---: | --- |"
     rows = [
-        f"| {arm.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} "
-        f"| {cell.sequences} | {'NO' if cell.same_text is False else 'yes' if cell.same_text else 'not promised'} |"
-        for arm, cell in standing[:most]
+        f"| {variant.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} "
+        f"| {cell.sequences} | {SAME_OUTPUT[cell.same_text]} |"
+        for variant, cell in ranking[:most]
     ]
     return "\n".join([head, *rows])
 
 
 def evidence_path(config: Path) -> Path:
-    """Where the evidence of a config lies."""
+    """Return the path of the evidence of a config file."""
     return config.with_suffix(".json") if config.suffix != ".json" else config.with_suffix(".evidence.json")
 
 

@@ -126,7 +126,7 @@ def load_costs(path: Path) -> None:
     controller = AdaptiveController({})
     profiler = CostProfiler.__new__(CostProfiler)
     profiler.controller, profiler.file = controller, path
-    profiler._pieces = lambda wanted=None: iter(())  # type: ignore[method-assign,assignment]
+    profiler._all_steps = lambda wanted=None: iter(())  # type: ignore[method-assign,assignment]
     profiler.load()
     seconds = controller.costs.seconds(4, 100, 100)
     assert 0 <= seconds < 1e6, seconds

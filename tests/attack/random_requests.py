@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.predicted_output import PredictedOutputDrafter
 from foretell.draft.scripted import ScriptedDrafter
@@ -122,9 +122,9 @@ def heads_and_others(truth: Truth) -> MixDrafter:
     return MixDrafter([*heads, SuffixDrafter(), oracle(truth, 0.3)])
 
 
-KNOWING = ("oracle", "oracle that errs", "always wrong", "tree around the text")  # need other arguments here
+KNOWING = ("oracle", "oracle that errs", "always wrong", "tree around the output")  # need other arguments here
 DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
-    "none": lambda truth: NoDrafter(),
+    "none": lambda truth: MixDrafter([]),
     "prediction": lambda truth: PredictedOutputDrafter(),
     "oracle": lambda truth: oracle(truth, 0.0),
     "oracle that errs": lambda truth: oracle(truth, 0.3),

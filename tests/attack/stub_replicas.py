@@ -81,7 +81,7 @@ class StubReplicas:
     def names(self) -> Sequence[str]:
         return list(self.behaviours)
 
-    async def ask(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def call(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         self.asked.append(call)
         if not self.behaviours:
             await asyncio.Event().wait()  # as Ray Serve: until one runs

@@ -15,15 +15,13 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.settings import DrafterTraits
-from foretell.draft.backoff import Supervisor
 from foretell.draft.base import Drafter
-from foretell.draft.isolated import isolated
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
+from foretell.draft.supervisor import Supervisor, isolate
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, Sequence, StepResult
+from foretell.types import Budget, Draft, DrafterTraits, Sequence, StepResult
 from tests.server.test_async_engine import alone, requests
 from tests.tiny import PROMPTS, VOCAB, World, add, generate
 
@@ -107,7 +105,8 @@ class Scripted(Drafter):
     name = "faulty"
 
     def __init__(self, script: Script, free: bool = False) -> None:
-        self.script, self.free, self.calls = script, free, 0
+        self.script, self.calls = script, 0
+        self.traits = DrafterTraits(is_free=free)
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         self.calls += 1
@@ -116,10 +115,8 @@ class Scripted(Drafter):
 
 def engine_with(drafter: Drafter, mixed: bool) -> Engine:
     supervisor = Supervisor(lambda: 0.0)
-    if mixed:
-        return World().engine(MixDrafter([NGramDrafter(1, 3), drafter], supervisor=supervisor))
-    drafter.supervisor = supervisor
-    return World().engine(drafter)
+    drafters = [NGramDrafter(1, 3), drafter] if mixed else [drafter]
+    return World().engine(MixDrafter(drafters, supervisor=supervisor))
 
 
 def texts(engine: Engine, rule: str) -> list[list[int]]:
@@ -238,7 +235,7 @@ class Vandal(Scripted):
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in a mix"])
 def test_a_drafter_of_another_package_cannot_change_a_sequence(mixed: bool) -> None:
-    engine = engine_with(isolated(Vandal()), mixed)
+    engine = engine_with(isolate(Vandal()), mixed)
     assert texts(engine, "match") == plain("match")
     assert engine.safe_drafter.failures == 0 and engine.stats.speculation.by_drafter["faulty"].drafted > 0
 
@@ -256,8 +253,8 @@ def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> N
 
     drafter = Scripted(hang)
     engine = World().engine(drafter)
-    traits = {"faulty": DrafterTraits(False, False, 0.3, 0.9)}
-    engine.controller = AdaptiveController(traits, clock=lambda: now[0], loader=drafter)
+    traits = {"faulty": DrafterTraits(prior_acceptance=0.9)}
+    engine.controller = AdaptiveController(traits, clock=lambda: now[0], loader=engine.drafter)
     forward = engine.runner.forward
 
     def slow(*values: Any) -> Any:

@@ -163,7 +163,7 @@ def fetched(hub: Hub, home: Path, *arguments: str) -> bytes:
     return (Path(out.strip()) / "model.safetensors").read_bytes()
 
 
-def test_a_killed_download_is_taken_up_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     hub.stall.set()
     child = start(hub, tmp_path)
     wait_for(hub.stalled.is_set)

@@ -35,14 +35,14 @@ def fuzz(kinds: str, seed: int, count: int, folder: Path, tmp_path: Path) -> Non
     assert done.returncode == 0 and lines == ["done"], (lines, done.stderr[-2000:])
 
 
-def test_damaged_files_are_refused_or_read(tiny_folder: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_rejected_or_read(tiny_folder: Path, tmp_path: Path) -> None:
     fuzz(",".join(KINDS), 1, 30, tiny_folder, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 6))
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_damaged_files_are_refused_or_read(kind: str, seed: int, tiny_folder: Path, tmp_path: Path) -> None:
+def test_many_damaged_files_are_rejected_or_read(kind: str, seed: int, tiny_folder: Path, tmp_path: Path) -> None:
     fuzz(kind, seed, 1000, tiny_folder, tmp_path)
 
 
@@ -180,7 +180,7 @@ KNOWN_PIPELINES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", KNOWN_PIPELINES)
-def test_pipelines_of_known_models_are_taken(name: str) -> None:
+def test_pipelines_of_known_models_are_accepted(name: str) -> None:
     tokenizer = with_parts(**KNOWN_PIPELINES[name])
     assert tokenizer.encode("a world  of 12 wörds")
 
@@ -223,11 +223,11 @@ KNOWN = (
 
 
 @pytest.mark.parametrize("pattern", KNOWN)
-def test_patterns_of_known_models_are_taken(pattern: str) -> None:
+def test_patterns_of_known_models_are_accepted(pattern: str) -> None:
     assert with_parts(pre_tokenizer=splitting(pattern)) is not None
 
 
-def test_a_refused_pattern_says_what_works() -> None:
+def test_a_rejected_pattern_error_says_what_works() -> None:
     with pytest.raises(ModelError, match=r"may take exponential time: '\(a\+\)\+'; rewrite it with a possessive"):
         with_parts(pre_tokenizer=splitting("(a+)+"))
     with pytest.raises(ModelError, match="exponential"):

@@ -111,7 +111,7 @@ def test_the_limit_of_all_values_is_named() -> None:
         render("{% for i in range(100) %}{{ 'x' * 10**7 }}{% endfor %}")
 
 
-def test_formats_with_percent_signs_are_taken() -> None:
+def test_formats_with_percent_signs_are_accepted() -> None:
     assert render("{{ '%(a)s (b) 12345 %% %(c(d))05.1f' % {'a': 1, 'c(d)': 2} }}") == "1 (b) 12345 % 002.0"
     assert render("{{ '%s%%5000d %ld' % (1, 2) }}") == "1%5000d 2"
 

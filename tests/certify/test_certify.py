@@ -221,9 +221,9 @@ def test_outputs_beyond_the_context_are_refused_before_anything_runs(
     (tmp_path / "long.txt").write_text("word " * 3000)
     words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--quick"]
     for more, told in (
-        (["--tokens", "100000"], "tokens: shared out over 2 prompts they are 25000 a text"),
-        (["--max-tokens", "5000"], "max_tokens: behind a prompt of"),
-        (["--max-tokens", "60", "--max-model-len", "120"], "a text of 120 has room for"),
+        (["--tokens", "100000"], "tokens: are 25000 per output over 2 prompts"),
+        (["--max-tokens", "5000"], "max_tokens: after a prompt of"),
+        (["--max-tokens", "60", "--max-model-len", "120"], "a context of 120 leaves"),
         (["--prompts", str(tmp_path / "long.txt")], "give shorter ones"),
     ):
         assert main([*words, *more]) == 2

@@ -16,13 +16,13 @@ needs_ray = pytest.mark.skipif(
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that can chat, call and think."""
+    """Create a tiny model with a chat template for tools and reasoning."""
     return write_server_folder(tmp_path_factory.mktemp("models") / "server")
 
 
 @pytest.fixture(scope="package")  # Ray must not run alongside the tests that follow
 def server(folder: Path) -> Iterator[ServerProcess]:
-    """Two replicas."""
+    """Start a server with two replicas."""
     with ServerProcess(folder, "--replicas", "2", "--health-check-period", "1") as process:
         yield process
 

@@ -1,4 +1,4 @@
-"""Callers who keep asking while replicas come and go, and what became of each request."""
+"""Clients in a closed loop while replicas are killed and updated, with the outcome of each request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK = b"foretell.tensor_parallel.worker"
 
 @dataclass
 class Load:
-    """Some callers at once, every other request as a stream; each asks again as soon as it is answered."""
+    """Concurrent closed-loop clients; every other request is a stream."""
 
     url: str
     callers: int = 4
@@ -92,24 +92,24 @@ class Load:
 
 
 def replica_pids(under: int, name: str = "foretell") -> list[int]:
-    """The processes of an application's replicas that the process `under` has started."""
+    """Return the processes of an application's replicas below the process `under`."""
     return [pid for pid, words in command_lines(under) if words.startswith(REPLICA % name.encode())]
 
 
 def rank_pids(under: int) -> list[int]:
-    """Those of its ranks other than the first."""
+    """Return the worker processes of a replica's tensor-parallel group."""
     return [pid for pid, words in command_lines(under) if RANK in words]
 
 
 def command_lines(under: int) -> Iterator[tuple[int, bytes]]:
-    """Of all that a process has started."""
+    """Return the matching processes below a process."""
     for pid in sorted(family(under)):
         with suppress(OSError):
             yield pid, Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def family(pid: int) -> set[int]:
-    """A process and all it started, directly or not."""
+    """Return a process and all its descendants."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -124,7 +124,7 @@ def family(pid: int) -> set[int]:
 
 
 def wait_for(what: Any, seconds: float = 60.0) -> float:
-    """Until `what()` holds; the seconds that took."""
+    """Wait until `what()` holds; return the seconds it took."""
     began = time.monotonic()
     while not what():
         assert time.monotonic() - began < seconds, "it did not come about in time"

@@ -1,4 +1,4 @@
-"""Where requests go: to whoever has read their beginning, unless that one is much busier."""
+"""Prefix routing: requests go to the replica with the longest cached prefix, unless it is much busier."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ IDLE = {"a": 0, "b": 0, "c": 0}
 SYSTEM, TALK, FURTHER = b"system", b"talk", b"further"
 
 
-def test_a_conversation_stays_where_it_was_read() -> None:
+def test_a_conversation_stays_on_its_replica() -> None:
     affinity = PrefixAffinity()
     affinity.remember([SYSTEM, TALK], "b")
     for name in ("a", "c", "a"):
@@ -24,7 +24,7 @@ def test_the_longest_beginning_decides() -> None:
     assert affinity.rank([SYSTEM, TALK], IDLE)[0] == "a"
 
 
-def test_of_several_readers_the_least_loaded() -> None:
+def test_of_several_holders_the_least_loaded_is_chosen() -> None:
     affinity = PrefixAffinity()
     for name in ("a", "c"):
         affinity.remember([SYSTEM], name)
@@ -32,7 +32,7 @@ def test_of_several_readers_the_least_loaded() -> None:
     assert affinity.rank([SYSTEM], {"a": 3, "b": 0, "c": 2})[0] == "c"
 
 
-def test_a_busy_reader_is_left_for_the_least_loaded() -> None:
+def test_a_busy_holder_is_skipped_for_the_least_loaded() -> None:
     affinity = PrefixAffinity(slack=2)
     affinity.remember([SYSTEM, TALK], "a")
     assert affinity.rank([SYSTEM, TALK], {"a": 2, "b": 0})[0] == "a"
@@ -40,7 +40,7 @@ def test_a_busy_reader_is_left_for_the_least_loaded() -> None:
     assert affinity.rank([SYSTEM, TALK], {"a": 9, "b": 8})[0] == "a", "only the difference counts"
 
 
-def test_a_busy_reader_is_left_for_one_that_has_read_less() -> None:
+def test_a_busy_holder_is_skipped_for_one_with_a_shorter_prefix() -> None:
     affinity = PrefixAffinity(slack=2)
     affinity.remember([SYSTEM], "c")
     affinity.remember([SYSTEM, TALK], "a")
@@ -57,7 +57,7 @@ def test_unknown_prompts_go_to_the_least_loaded_and_equals_take_turns() -> None:
     assert sorted(gone_to[:3]) == sorted(gone_to[3:]) == ["a", "b", "c"]
 
 
-def test_who_has_gone_or_refused_is_not_first() -> None:
+def test_removed_and_avoided_replicas_are_not_first() -> None:
     affinity = PrefixAffinity()
     affinity.remember([SYSTEM], "a")
     assert affinity.rank([SYSTEM], {"b": 7}) == ["b"]
@@ -78,7 +78,7 @@ def test_memory_is_bounded_and_what_is_used_stays() -> None:
     assert sum(f"replica {i}" in affinity._holders[SYSTEM] for i in range(10)) == MAX_HOLDERS
 
 
-def test_other_routings_ignore_what_was_read() -> None:
+def test_other_routings_ignore_the_prefix_cache() -> None:
     for routing in ("least_loaded", "random"):
         affinity = PrefixAffinity(routing)
         affinity.remember([SYSTEM], "a")

@@ -1,4 +1,4 @@
-"""What may be said of replicas, and what is said of mistakes."""
+"""Replica settings and their error messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_replicas_or_autoscaling() -> None:
     scaled = ClusterConfig(autoscaling=json.dumps({"min_replicas": 2, "max_replicas": 5, "target_ongoing_requests": 3}))
     assert (scaled.enabled, scaled.min_replicas, scaled.max_replicas) == (True, 2, 5)
     assert scaled.scaling is not None
-    told = scaled.scaling.ray_options()
-    assert told["target_ongoing_requests"] == 3 and "upscaling_factor" not in told
+    options = scaled.scaling.ray_options()
+    assert options["target_ongoing_requests"] == 3 and "upscaling_factor" not in options
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -43,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "words"), WRONG)
-def test_mistakes_are_told_in_words(given: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_explained(given: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         ClusterConfig(**given)
 
@@ -67,13 +67,13 @@ def test_each_replica_gets_its_share_of_the_cores() -> None:
 
 
 def test_more_replicas_than_cores_or_gpus() -> None:
-    with pytest.raises(CapacityError, match="3 replicas of 1 core need 3; there are 2"):
+    with pytest.raises(CapacityError, match="3 replicas of 1 core need 3; 2 are available"):
         plan_resources(ClusterConfig(replicas=3), on("auto"), {"CPU": 2})
-    with pytest.raises(CapacityError, match="2 replicas of 2 cores need 4; there are 2"):
+    with pytest.raises(CapacityError, match="2 replicas of 2 cores need 4; 2 are available"):
         plan_resources(ClusterConfig(replicas=2, replica_cpus=2.0), on("auto"), {"CPU": 2})
-    with pytest.raises(CapacityError, match="4 replicas of 1 GPU need 4; there are 2"):
+    with pytest.raises(CapacityError, match="4 replicas of 1 GPU need 4; 2 are available"):
         plan_resources(ClusterConfig(replicas=4), on("auto"), {"CPU": 64, "GPU": 2})
-    with pytest.raises(CapacityError, match="1 replica of 1 GPU needs 1; there are 0"):
+    with pytest.raises(CapacityError, match="1 replica of 1 GPU needs 1; 0 are available"):
         plan_resources(ClusterConfig(replicas=1), on("cuda"), {"CPU": 64})
     scaled = ClusterConfig(autoscaling='{"min_replicas": 1, "max_replicas": 2}')
     with pytest.raises(CapacityError, match="lower replicas"):
@@ -92,7 +92,7 @@ def test_each_rank_of_a_replica_gets_a_gpu() -> None:
     )
     assert plan_resources(two, on("cuda", 1, "cuda:1"), there) == ReplicaResources(1, 2)
     assert plan_resources(two, on("cpu", 1, "cuda"), there) == ReplicaResources(1, 1)
-    with pytest.raises(CapacityError, match="4 replicas of 4 GPUs need 16; there are 8"):
+    with pytest.raises(CapacityError, match="4 replicas of 4 GPUs need 16; 8 are available"):
         plan_resources(ClusterConfig(replicas=4), on("auto", ranks=4), there)
     with pytest.raises(RequestError, match="each of the 4 ranks needs one"):
         plan_resources(ClusterConfig(replicas=2, replica_gpus=1.0), on("auto", ranks=4), there)

@@ -69,14 +69,14 @@ def test_metrics_of_both_together_and_each(server: ServerProcess) -> None:
     assert merged["foretell:replicas"] == 2
 
 
-def test_who_it_is_made_of(server: ServerProcess) -> None:
+def test_status_endpoints_cover_all_replicas(server: ServerProcess) -> None:
     info = server.http.get("/server_info").json()
     assert info["replicas"] == living(server)
     assert [state["replica"] for state in info["internal_states"]] == info["replicas"]
     assert all(part in server.greeting for part in ("2 replicas of 1 core", "routing by prefix", "logs: "))
 
 
-def test_a_caller_who_leaves_frees_the_pages(server: ServerProcess) -> None:
+def test_a_disconnected_client_frees_its_pages(server: ServerProcess) -> None:
     body = {"prompt": LONG, "max_tokens": 700, "stream": True, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body) as reply:
         parts = reply.iter_bytes()  # kept: with it the connection would go
@@ -87,10 +87,10 @@ def test_a_caller_who_leaves_frees_the_pages(server: ServerProcess) -> None:
 
 
 def test_only_what_ray_serve_opens_itself_can_be_reached_from_elsewhere(server: ServerProcess) -> None:
-    """As the kernel tells. Ray Serve opens one port a replica on all interfaces, which asks for Ray's token."""
+    """Ray Serve opens one port per replica on all interfaces, which requires Ray's token."""
     ours = family(server.process.pid)
-    told = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True).stdout.splitlines()
-    lines = [line for line in told if ours & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}]
+    answered = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True).stdout.splitlines()
+    lines = [line for line in answered if ours & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}]
     assert lines, "ss should say whose ports are open"
     far = [line for line in lines if not line.split()[3].startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:"))]
     assert all("ray::ServeRepli" in line for line in far) and len(far) == 3, "two replicas and the front"
@@ -145,20 +145,20 @@ def test_an_update_costs_no_request(server: ServerProcess, folder: Path, tmp_pat
         words = [sys.executable, "-m", "foretell", "deploy", str(app)]
         done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=150)
         assert done.returncode == 0, done.stderr
-        told = sum(load.outcomes.values())
-        wait_for(lambda: sum(load.outcomes.values()) >= told + 10)
+        answered = sum(load.outcomes.values())
+        wait_for(lambda: sum(load.outcomes.values()) >= answered + 10)
     assert not load.wrong and set(load.outcomes) == {"whole", "streamed"}, load.wrong
     assert not set(before) & set(living(server)) and len(living(server)) == 2
     assert server.http.get("/server_info").json()["max_draft"] == 3
 
 
-def test_what_is_not_there_cannot_be_taken_down(server: ServerProcess, tmp_path: Path) -> None:
+def test_an_unknown_application_cannot_be_removed(server: ServerProcess, tmp_path: Path) -> None:
     found = RAY.search(server.greeting)
     assert found is not None
     (tmp_path / "app.yaml").write_text(f"address: {found[1]}\napp_name: other\n")
     words = [sys.executable, "-m", "foretell", "deploy", str(tmp_path / "app.yaml"), "--remove"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=60)
-    assert done.returncode == 2 and "app_name: other is not on this Ray; what is: foretell" in done.stderr
+    assert done.returncode == 2 and "app_name: other is not deployed on this Ray; deployed: foretell" in done.stderr
 
 
 def test_more_replicas_than_cores(server: ServerProcess, folder: Path) -> None:
@@ -171,7 +171,7 @@ def test_more_replicas_than_cores(server: ServerProcess, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_stops_when_told(folder: Path) -> None:
+def test_it_stops_on_a_signal(folder: Path) -> None:
     with ServerProcess(folder, "--replicas", "1") as process:
         began = time.monotonic()
         assert process.http.get("/ready").status_code == 200

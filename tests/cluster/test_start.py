@@ -1,4 +1,4 @@
-"""What is ours around Ray, without Ray: what is said where it is missing, how one is found, why one failed."""
+"""Ray start-up code without Ray: the error if it is missing, finding a running one, failure reasons."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.parametrize("words", [["serve", "--replicas", "2"], ["deploy", "app.yaml"]])
-def test_without_ray_it_is_said_what_to_install(
+def test_without_ray_the_error_says_what_to_install(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_without_ray_it_is_said_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "report"),
     [
         ("replcas: 2", "did you mean 'replicas'?"),
         ("autoscaling: {max_replica: 2}", "did you mean 'max_replicas'?"),
@@ -57,16 +57,16 @@ def test_without_ray_it_is_said_what_to_install(
         ("replicas: 2\nautoscaling: {max_replicas: 3}", "give one"),
         ("- replicas", "must have lines such as"),
         ("routing: nearest", "invalid choice"),
-        ("", "is empty; say at least what to serve"),
+        ("", "is empty; give at least a model"),
         ("# model: smollm2-135m\nmodel:\n", "is empty"),
     ],
 )
-def test_mistakes_in_a_file(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_config_files(text: str, report: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "app.yaml"
     file.write_text(text)
     assert main(["deploy", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert told in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert report in output and output.count("\n") == 1
 
 
 def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp
         ray.listen()
         assert running_here() == address
         assert is_loopback_only(address) and not is_loopback_only("10.1.2.3:6379")
-        monkeypatch.setattr(ray_start, "_outward", lambda: "127.0.0.1")
+        monkeypatch.setattr(ray_start, "_external_address", lambda: "127.0.0.1")
         assert not is_loopback_only(address), "others can reach it"
 
 
 def note_of(folder: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the file in which Ray notes the address of the cluster that was started last."""
+    """Write the file in which Ray stores the address of the last started cluster."""
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     note = folder / "ray" / "ray_current_cluster"
     note.parent.mkdir()
@@ -146,10 +146,10 @@ def test_nothing_is_started_to_take_nothing_down(
     monkeypatch.setattr("foretell.cluster.run.connect", lambda *given, **more: pytest.fail("it was connected to"))
     (tmp_path / "app.yaml").write_text("replicas: 2\n")
     assert main(["deploy", str(tmp_path / "app.yaml"), "--remove"]) == 1
-    assert "nothing to take down" in capsys.readouterr().err
+    assert "nothing to remove" in capsys.readouterr().err
 
 
-def test_a_signal_ends_a_start_and_later_lets_texts_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_aborts_a_start_and_later_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     waiting = Signals()
@@ -164,10 +164,10 @@ def test_a_signal_ends_a_start_and_later_lets_texts_finish(monkeypatch: pytest.M
 
 
 def test_why_replicas_did_not_start() -> None:
-    told = (
+    report = (
         "Deploying app failed.\nTraceback\n  File x\nforetell.errors.ModelError: there is no model x\nSee the logs.\n"
     )
-    assert failure_reason(told) == "there is no model x"
+    assert failure_reason(report) == "there is no model x"
     assert failure_reason("Traceback\nValueError: 3 is odd\nSee the logs.") == "ValueError: 3 is odd"
     assert failure_reason("it failed") == "it failed"
 
@@ -182,14 +182,14 @@ def test_the_greeting() -> None:
     )
 
 
-def test_threads_are_the_cores_of_a_replica_unless_asked_for() -> None:
+def test_threads_are_the_cores_of_a_replica_unless_set() -> None:
     assert SERVED.with_threads(3).engine.threads == 3
     asked = ReplicaSpec(SERVED.server, EngineConfig(threads=2), SERVED.speculation)
     assert asked.with_threads(3).engine.threads == 2
 
 
 class Sick:
-    problem: str | None = None
+    unhealthy_reason: str | None = None
 
 
 def test_a_replica_is_as_well_as_its_engine() -> None:
@@ -197,13 +197,13 @@ def test_a_replica_is_as_well_as_its_engine() -> None:
         service = Sick()
 
     asyncio.run(ReplicaServer.check_health(Body()))  # type: ignore[arg-type]
-    Body.service.problem = "a step has taken 200 seconds"
+    Body.service.unhealthy_reason = "a step has taken 200 seconds"
     with pytest.raises(RuntimeError, match="200 seconds"):
         asyncio.run(ReplicaServer.check_health(Body()))  # type: ignore[arg-type]
 
 
 class RayRouter:
-    """As much of Ray's class as ours needs."""
+    """The parts of Ray's router class that ours uses."""
 
     def update_replicas(self, replicas: list[Any]) -> None: ...
     def on_send_request(self, replica_id: Any) -> None: ...
@@ -237,9 +237,9 @@ def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.Monke
     router.on_request_routed(
         types.SimpleNamespace(args=(ReplicaCall("POST", "/", prefix_hashes=(b"m",)),)), ids["a"], None
     )
-    assert order(marks=(b"m",)) == ["a", "b"], "within the slack"
+    assert order(prefix_hashes=(b"m",)) == ["a", "b"], "within the slack"
     router.on_send_request(ids["a"])
-    assert order(marks=(b"m",)) == ["b", "a"], "beyond it"
+    assert order(prefix_hashes=(b"m",)) == ["b", "a"], "beyond it"
     for _ in range(5):
         router.on_request_completed(ids["a"], "x")
     router.on_send_request(ids["a"])

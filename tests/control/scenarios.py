@@ -7,7 +7,8 @@ from itertools import count
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
+from foretell.types import DrafterTraits
 from tests.control.simulation import AcceptanceFn, Machine, Scenario, SimulatedDrafter, SimulationResult, Simulator
 
 GPU = Machine(base=0.01, row=0.01 * 0.08 / 63, token=1e-8)  # 64 rows cost 1.08 times one
@@ -122,7 +123,12 @@ def adaptive(
 ) -> AdaptiveController:
     """Return a controller whose polls take 0.1 ms each on a simulated clock."""
     traits = {  # simulated drafters draft all levels that were asked for
-        each.name: DrafterTraits(each.free, not each.free and not each.others, grows=bool(each.others), whole=True)
+        each.name: DrafterTraits(
+            is_free=each.free,
+            needs_prefill=not each.free and not each.others,
+            makes_trees=bool(each.others),
+            single_graph=True,
+        )
         for each in scenario.drafters
     }
     costs = StepCosts(sizes=scenario.machine.sizes if knows_sizes else ())

@@ -12,7 +12,7 @@ import pytest
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -23,6 +23,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import (
     Budget,
     Draft,
+    DrafterTraits,
     Request,
     ScheduledSequence,
     Sequence,
@@ -39,11 +40,17 @@ def ticking() -> Callable[[], float]:
     return partial(next, count(0.0, 1e-4))
 
 
+def basic_traits(drafter: Drafter) -> DrafterTraits:
+    """Return the traits of a drafter without its acceptance prior, its trees and its single graph."""
+    own = drafter.traits
+    return DrafterTraits(is_free=own.is_free, needs_prefill=own.needs_prefill, relative_cost=own.relative_cost)
+
+
 def adaptive_engine(
     drafter: Drafter, settings: ControllerSettings = ControllerSettings(), world: World = World()
 ) -> Engine:
     engine = world.engine(drafter)
-    traits = {name: DrafterTraits(each.free, each.reads, each.cost_share) for name, each in drafter.drafters.items()}
+    traits = {name: basic_traits(each) for name, each in engine.drafter.drafters.items()}
     engine.controller = AdaptiveController(traits, settings, clock=ticking())
     return engine
 
@@ -147,7 +154,7 @@ class Clock:
         return StepResult(scheduled, draft, VerifyResult(path, new_tokens[-1]), new_tokens=new_tokens)
 
 
-FREE = {"free": DrafterTraits(free=True)}
+FREE = {"free": DrafterTraits(is_free=True)}
 DRAFTS = {"free": Draft.chain([5, 5, 5, 5], "free")}
 
 
@@ -273,7 +280,7 @@ def test_step_costs_are_learned_from_a_large_batch() -> None:
 
 
 def test_an_outlier_step_does_not_update_the_costs() -> None:
-    controller = AdaptiveController({"timed": DrafterTraits(reads=True)}, clock=ticking())
+    controller = AdaptiveController({"timed": DrafterTraits(needs_prefill=True)}, clock=ticking())
     seq = Clock({"timed": DrafterTraits()}).sequence()
 
     def observe(times: StepTimes, nodes: int = 0) -> None:
@@ -293,7 +300,7 @@ def test_an_outlier_step_does_not_update_the_costs() -> None:
 
 
 def test_a_long_prompt_is_not_prefilled_for_a_new_drafter() -> None:
-    clock = Clock({"timed": DrafterTraits(reads=True)})
+    clock = Clock({"timed": DrafterTraits(needs_prefill=True)})
     short, long = clock.sequence(500), clock.sequence(500)
     clock.step([short], {"timed": Draft.chain([5] * 16, "timed")}, 0.001, accepted=0)
     long.tokens, long.cached = [1] * 20_000, 19_999
@@ -327,7 +334,7 @@ def test_fixed_lengths_are_used_in_every_step() -> None:
 
 
 def test_decisions_are_counted_by_drafter_and_reason() -> None:
-    clock = Clock({"free": DrafterTraits(free=True), "silent": DrafterTraits(free=True)})
+    clock = Clock({"free": DrafterTraits(is_free=True), "silent": DrafterTraits(is_free=True)})
     seq = clock.sequence(10_000)
     for _ in range(400):
         clock.step([seq], DRAFTS, 0.02, accepted=0)

@@ -9,17 +9,19 @@ import pytest
 
 from foretell.control.latency_model import StepCostView
 from foretell.control.length_optimizer import DrafterOption, best_plan
-from foretell.control.settings import DrafterTraits
 from foretell.draft.base import Drafter
 from foretell.draft.idle_unload import Background, UnloadableDrafter
+from foretell.draft.mix import MergedDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.model_graph import GraphModelDrafter
-from foretell.draft.tree_merge import MergedDrafter
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
+from foretell.types import Budget, Draft, DrafterTraits, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 from tests.control.test_adaptive import Clock
 
-STEPWISE, SINGLE_GRAPH = DrafterTraits(reads=True), DrafterTraits(reads=True, whole=True, draws_whole=False)
+STEPWISE, SINGLE_GRAPH = (
+    DrafterTraits(needs_prefill=True),
+    DrafterTraits(needs_prefill=True, single_graph=True, samples_single_graph=False),
+)
 
 
 def cost_view(num_decoding: int = 1, row: float = 0.001) -> StepCostView:
@@ -81,8 +83,8 @@ def test_a_single_graph_chain_costs_all_its_levels_unless_it_is_sampled(temperat
 class GraphDrafter(Drafter):
     """A drafter with the traits of a single-graph draft model."""
 
-    name, reads = "graph", True
-    whole, draws_whole = GraphModelDrafter.whole, GraphModelDrafter.draws_whole
+    name = "graph"
+    traits = GraphModelDrafter.traits
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [Draft()] * len(seqs)
@@ -96,8 +98,9 @@ class NoBackground(Background):
 
 
 def test_wrappers_of_a_drafter_keep_its_traits() -> None:
-    assert (GraphModelDrafter.whole, GraphModelDrafter.draws_whole) == (True, False) and not ModelDrafter.whole
+    graph = GraphModelDrafter.traits
+    assert graph.single_graph and not graph.samples_single_graph and not ModelDrafter.traits.single_graph
     drafter = GraphDrafter()
-    assert DrafterTraits.of(UnloadableDrafter(drafter, GraphDrafter, 60.0, NoBackground())) == DrafterTraits.of(drafter)
-    merged = DrafterTraits.of(MergedDrafter("graph+graph", (drafter, drafter)))
-    assert merged.whole and not merged.draws_whole
+    assert UnloadableDrafter(drafter, GraphDrafter, 60.0, NoBackground()).traits == drafter.traits
+    merged = MergedDrafter("graph+graph", (drafter, drafter)).traits
+    assert merged.single_graph and not merged.samples_single_graph

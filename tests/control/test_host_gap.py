@@ -9,14 +9,14 @@ import pytest
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import CostPrior, HostGap, StepCosts, StepCostView
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, allocate, best_plan
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
-from tests.control.test_adaptive import Clock, generate_all, ticking
+from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
+from tests.control.test_adaptive import Clock, basic_traits, generate_all, ticking
 from tests.outruns import Outruns
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
 
@@ -97,7 +97,7 @@ def test_drafts_made_on_the_device_hide_part_of_the_gap() -> None:
 
 @pytest.mark.parametrize("num_decoding", [1, 4])
 def test_a_draft_pays_for_the_gap_less_its_hidden_part(num_decoding: int) -> None:
-    traits = {"model": DrafterTraits(reads=True, whole=True)}
+    traits = {"model": DrafterTraits(needs_prefill=True, single_graph=True)}
     clock, curve = Clock(traits), [3.4e-3] * 64
     latency, optimizer = clock.controller.draft_latency, clock.controller.optimizer
     full = StepCostView(num_decoding, num_decoding, curve, host_gap=6e-4)
@@ -111,7 +111,7 @@ def test_a_draft_pays_for_the_gap_less_its_hidden_part(num_decoding: int) -> Non
 
 
 def test_the_gap_is_hidden_once_whatever_the_number_of_drafters() -> None:
-    optimizer = Clock({name: DrafterTraits(whole=True) for name in ("model", "eagle")}).controller.optimizer
+    optimizer = Clock({name: DrafterTraits(single_graph=True) for name in ("model", "eagle")}).controller.optimizer
     none, some = (StepCostView(2, 2, [3.4e-3] * 64, host_gap=1.5e-3, hidden_gap=hidden) for hidden in (0.0, 1.4e-3))
     plans = [DraftPlan(drafter, 2, 1.5, (0.8, 0.6)) for drafter in ("model", "eagle")]
     seconds = [optimizer._batch_draft_seconds(view, plans) for view in (none, some)]
@@ -120,7 +120,7 @@ def test_the_gap_is_hidden_once_whatever_the_number_of_drafters() -> None:
 
 
 def test_gaps_before_timed_drafts_are_measured_apart() -> None:
-    controller = AdaptiveController({"model": DrafterTraits(reads=True), "ngram": DrafterTraits(free=True)})
+    controller = AdaptiveController({"model": DrafterTraits(needs_prefill=True), "ngram": DrafterTraits(is_free=True)})
     (state, *_) = add(World().engine(None), "0", PROMPTS[0])
     for drafter, seconds in (("", 6e-4), ("ngram", 6e-4), ("model", 4e-4)):
         result = StepResult(ScheduledSequence.of(state.seq, 1, Budget(2 if drafter else 0, drafter)))
@@ -144,7 +144,7 @@ class FixedTimes(AdaptiveController):
 def async_engine(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, Outruns, FixedTimes]:
     engine = World().engine(drafter)
     executor = engine.runner.executor = Outruns(engine.runner.executor)
-    traits = {name: DrafterTraits(each.free, each.reads, each.cost_share) for name, each in drafter.drafters.items()}
+    traits = {name: basic_traits(each) for name, each in engine.drafter.drafters.items()}
     costs = StepCosts(CostPrior(row=0.002))
     controller = engine.controller = FixedTimes(traits, ControllerSettings(), costs, clock=ticking())
     return engine, executor, controller

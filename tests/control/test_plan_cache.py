@@ -10,9 +10,9 @@ from foretell.control.acceptance_model import cell
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCostView
 from foretell.control.length_optimizer import DrafterOption
-from foretell.control.settings import AcceptanceTuning, DrafterTraits, LengthTuning
+from foretell.control.settings import AcceptanceTuning, LengthTuning
 from foretell.sampling_params import SamplingParams
-from foretell.types import Request, Sequence
+from foretell.types import DrafterTraits, Request, Sequence
 
 VIEW = StepCostView(1, 1, [0.03 + 0.001 * rows for rows in range(64)])
 REUSE, FAMILIAR = LengthTuning().plan_reuse, int(AcceptanceTuning().familiar)
@@ -22,7 +22,9 @@ class PlanCounter:
     """A controller with one timed and one free drafter for one sequence; counts the plans it makes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, trials: int, remaining: int = 100) -> None:
-        self.controller = AdaptiveController({"timed": DrafterTraits(share=0.05), "free": DrafterTraits(free=True)})
+        self.controller = AdaptiveController(
+            {"timed": DrafterTraits(relative_cost=0.05), "free": DrafterTraits(is_free=True)}
+        )
         request = Request("0", (1,), SamplingParams(), 0, remaining + 1, drafters=("timed", "free"))
         self.seq, self.plans, self.view = Sequence(0, request, [1, 2], cached=1), 0, VIEW
         acceptance = self.controller.tracker.request(self.seq)

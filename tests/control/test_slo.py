@@ -11,11 +11,11 @@ import pytest
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCostView
 from foretell.control.length_optimizer import DraftPlan, allocate_with_priority
-from foretell.control.settings import ControllerSettings, DrafterTraits, SloTuning
+from foretell.control.settings import ControllerSettings, SloTuning
 from foretell.control.slo import SloTracker
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
-from foretell.types import Request, Sequence, SpeculationChoice
+from foretell.types import DrafterTraits, Request, Sequence, SpeculationChoice
 from tests import tiny
 from tests.control.scenarios import adaptive, free, model, steady
 from tests.control.simulation import Machine, Scenario, SimulationResult, Simulator
@@ -160,7 +160,7 @@ def test_an_slo_out_of_reach_costs_others_nothing() -> None:
 @pytest.mark.parametrize(("prefill_seconds", "is_late"), [(0.0, False), (4.0, True)])
 def test_a_deadline_counts_from_admission(prefill_seconds: float, is_late: bool) -> None:
     now = [0.0]
-    controller = AdaptiveController({"free": DrafterTraits(True)}, ControllerSettings(), clock=lambda: now[0])
+    controller = AdaptiveController({"free": DrafterTraits(is_free=True)}, ControllerSettings(), clock=lambda: now[0])
     controller.costs.observe(1, 0, 0.1)
     asked = SpeculationChoice(deadline=12.0)
     request = Request("0", (1,) * 50, SamplingParams(), 0, 100, drafters=("free",), speculation=asked)
@@ -184,7 +184,7 @@ def test_an_invalid_slo_is_rejected(name: str, value: object) -> None:
 @pytest.mark.parametrize("choice", [SpeculationChoice(enabled=False), SpeculationChoice(max_draft=0)])
 def test_an_slo_without_drafts_is_rejected(choice: SpeculationChoice) -> None:
     engine = tiny.World().engine(tiny.model_drafter())
-    with pytest.raises(RequestError, match="nobody guesses"):
+    with pytest.raises(RequestError, match="needs a drafter"):
         tiny.add(engine, "0", [1, 2], replace(choice, deadline=3.0))
 
 

@@ -13,9 +13,18 @@ from foretell.control.acceptance_tracker import OpenDraft
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts, StepCostView
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, TreeOptions, allocate, best_plan
-from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings, CountDecay, DrafterTraits
+from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings, CountDecay
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes, VerifyResult
+from foretell.types import (
+    Budget,
+    Draft,
+    DrafterTraits,
+    ScheduledSequence,
+    Sequence,
+    StepResult,
+    StepTimes,
+    VerifyResult,
+)
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adaptive, head, run_adaptive, steady
 from tests.control.simulation import FixedDrafterController, Machine, Scenario, Simulator, best_fixed, best_tree
 from tests.control.test_acceptance_model import Tracked
@@ -175,7 +184,7 @@ def test_nodes_that_fill_a_padded_step_are_planned() -> None:
 
 def test_max_draft_limits_the_nodes_that_fill_a_padded_step() -> None:
     clock = Clock(
-        {"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
+        {"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
     )
     optimizer, plan = clock.controller.optimizer, DraftPlan("head", 20, 2.0, (0.5,) * 20, 5)
     alone, seq = replace(cost_view(), padded_sizes=CAPTURE_ROWS), clock.sequence(max_draft=24)
@@ -194,7 +203,7 @@ def test_max_draft_limits_the_nodes_that_fill_a_padded_step() -> None:
 
 def test_only_the_step_of_a_single_sequence_counts_on_padding() -> None:
     clock = Clock(
-        {"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
+        {"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
     )
     clock.controller.costs.observe(1, 10, 0.01, 0)
     alone, prompt = clock.sequence(), clock.sequence()
@@ -208,7 +217,7 @@ def test_only_the_step_of_a_single_sequence_counts_on_padding() -> None:
 @pytest.mark.parametrize("most", [1, 64])
 @pytest.mark.parametrize("sizes", [(), CAPTURE_ROWS])
 def test_a_tree_with_one_level_more_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=max(most, shape[0])))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=max(most, shape[0])))
     plan, view = DraftPlan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(cost_view(), padded_sizes=sizes)
     found = clock.controller.optimizer.budget(view, clock.sequence(), plan, shape[0], 1)
     assert found.is_tree and shape[0] <= found.nodes <= max(most, shape[0])
@@ -289,7 +298,7 @@ def test_a_branch_that_ends_before_its_depth_counts_as_a_miss() -> None:
 
 
 def test_max_draft_and_batch_size_limit_trees() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=64))
     settings = clock.controller.settings
     assert settings.max_nodes(clock.sequence(), 1) == 64
     assert settings.max_nodes(clock.sequence(), 64) == MAX_TREE_ROWS // 64
@@ -297,7 +306,7 @@ def test_max_draft_and_batch_size_limit_trees() -> None:
 
 
 def test_a_fixed_length_can_be_the_depth_of_a_tree() -> None:
-    traits = {"head": DrafterTraits(grows=True), "model": DrafterTraits()}
+    traits = {"head": DrafterTraits(makes_trees=True), "model": DrafterTraits()}
     clock = Clock(traits, ControllerSettings(fixed_length=lambda batch: 4, max_tree_nodes=20))
     seq = clock.sequence(drafter="head")
     object.__setattr__(seq.request, "drafters", ("head",))
@@ -309,7 +318,7 @@ def test_a_fixed_length_can_be_the_depth_of_a_tree() -> None:
 
 
 def test_trees_and_chains_have_separate_prices() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=64))
     latency = clock.controller.draft_latency
     seq: Sequence = clock.sequence(10_000)
 
@@ -338,7 +347,9 @@ def test_cpu_costs_lead_to_chains() -> None:
 @pytest.mark.parametrize("single_graph", [True, False])
 def test_a_single_graph_draft_costs_all_budgeted_levels(single_graph: bool) -> None:
     """Seven budgeted levels of which two are kept cost seven in a single graph, and two otherwise."""
-    clock = Clock({"head": DrafterTraits(grows=True, whole=single_graph)}, ControllerSettings(max_tree_nodes=64))
+    clock = Clock(
+        {"head": DrafterTraits(makes_trees=True, single_graph=single_graph)}, ControllerSettings(max_tree_nodes=64)
+    )
     latency, seq = clock.controller.draft_latency, clock.sequence(10_000)
     shallow = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head")
     for budgeted in (7, 3, 5, 2) * 20:

@@ -11,7 +11,7 @@ import pytest
 
 from foretell.draft import lookahead
 from foretell.draft.heads.tree import BestFirstTree
-from foretell.draft.lookahead import LookaheadDrafter, Pool, State, TokenPositions, Window
+from foretell.draft.lookahead import DraftState, JacobiWindow, LookaheadDrafter, NGramPool, TokenPositions
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 
@@ -54,15 +54,15 @@ def ancestors(draft: Draft, node: int) -> list[int]:
     return path
 
 
-def window_of(levels: list[list[int]]) -> Window:
-    window = Window(len(levels[0]), len(levels))
+def window_of(levels: list[list[int]]) -> JacobiWindow:
+    window = JacobiWindow(len(levels[0]), len(levels))
     window.levels = levels
     return window
 
 
-def planted(window: Window) -> Draft:
-    tree: BestFirstTree[State] = BestFirstTree(State(0, [], []), lambda state: iter(()))
-    for _ in window.plant(tree):
+def planted(window: JacobiWindow) -> Draft:
+    tree: BestFirstTree[DraftState] = BestFirstTree(DraftState(0, [], []), lambda state: iter(()))
+    for _ in window.add_to_tree(tree):
         pass
     return tree.draft("window")
 
@@ -83,9 +83,9 @@ def test_equal_tokens_under_one_parent_are_one_node() -> None:
     window = window_of([[7, 7, 8], [7, 9, 9]])
     draft = planted(window)
     assert [ancestors(draft, node) for node in range(len(draft))] == [[7], [7, 7], [7, 7, 9], [7, 7, 8], [7, 7, 8, 9]]
-    assert window.ends(draft) == [1, 2, 4], "a column may end in the first level of the next"
-    assert window.ends(Draft((7, 7, 1), (-1, 0, 1))) == [1, None, None], "in anybody's draft, as far as it goes"
-    assert window.ends(Draft((8, 7, 9), (-1, 0, 1))) == [None, None, None]
+    assert window.last_nodes(draft) == [1, 2, 4], "a column may end in the first level of the next"
+    assert window.last_nodes(Draft((7, 7, 1), (-1, 0, 1))) == [1, None, None], "in anybody's draft, as far as it goes"
+    assert window.last_nodes(Draft((8, 7, 9), (-1, 0, 1))) == [None, None, None]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -93,14 +93,14 @@ def test_equal_tokens_under_one_parent_are_one_node() -> None:
 def test_a_window_stays_where_it_belongs(depth: int, seed: int) -> None:
     """The target says 1000 + place whatever is before it: what it said must stand at its place ever after."""
     rng, last, invented = random.Random(seed), 50, 0
-    window = Window(6, depth)
+    window = JacobiWindow(6, depth)
     window.pad(-1, lambda token, salt: -1)
     for _ in range(40):
         asked = rng.randrange(7) if rng.random() < 0.8 else 0
         behind = last + len(window.levels)  # the place of what follows the first column
         found = [1000 + behind + column + 1 if column < asked else None for column in range(6)]
         grown = rng.choice((1, 1, 2, 4, 9))
-        window.move(found, grown, lambda token, salt: -1)
+        window.advance(found, grown, lambda token, salt: -1)
         last += grown
         window.pad(-1, lambda token, salt: -1)
         assert len(window.levels) <= depth and {len(level) for level in window.levels} == {6}
@@ -126,19 +126,19 @@ def test_n_grams_go_as_far_as_they_were_said() -> None:
     for ngram, wanted in ((2, {(60,)}), (3, {(51, 61), (60,)}), (4, {(51, 52, 62), (51, 61), (60,)})):
         drafter, seq = LookaheadDrafter(ngram, columns=2), sequence(0, [1, 2, 3])
         step(drafter, seq, Draft((50, 51, 52), (-1, 0, 1)), (4, 60, 61, 62))
-        assert set(drafter._known[0].pool.after(50)) == wanted
+        assert set(drafter._states[0].pool.after(50)) == wanted
 
 
 def test_what_the_text_itself_says_is_the_latest() -> None:
     drafter, seq = LookaheadDrafter(), sequence(0, [1])
     step(drafter, seq, Draft((5, 6, 5), (-1, -1, 1)), (5, 70, 71, 72))
-    assert drafter._known[0].pool.after(5) == ((70,), (72,))
+    assert drafter._states[0].pool.after(5) == ((70,), (72,))
 
 
 def test_probes_are_some_of_every_budget_and_none_of_a_small_one() -> None:
     drafter, seq = LookaheadDrafter(), sequence(0, [*range(10, 80), *range(10, 20)])
     step(drafter, seq, Draft(), (20,))
-    window = drafter._known[0].window
+    window = drafter._states[0].window
     assert window is not None
     window.levels = [list(range(500, 512))]
     for nodes in range(1, 40):
@@ -167,7 +167,7 @@ def test_the_longest_match_comes_first_and_goes_on() -> None:
     draft = guess(LookaheadDrafter(), sequence(0, text), 48)
     assert draft.tokens[:3] == (60, 61, 62)
     assert {draft.tokens[node] for node in draft.children(-1)} == {60, 70, 80}
-    assert draft.confidence is not None and draft.confidence[0] == lookahead.COPIED[4]
+    assert draft.confidence is not None and draft.confidence[0] == lookahead.COPY_PROBABILITY[4]
     assert guess(LookaheadDrafter(), sequence(0, [4, 5, 6] * 3), 5).tokens == (4, 5, 6, 4, 5)
     assert guess(LookaheadDrafter(), sequence(0, [1, 2, 3]), 5).tokens == ()
     assert len(guess(LookaheadDrafter(), sequence(0, text), 6, floor=0.5)) == 3, "what does not pay is left out"
@@ -176,25 +176,25 @@ def test_the_longest_match_comes_first_and_goes_on() -> None:
 def test_where_the_target_does_not_tell_nothing_is_probed() -> None:
     drafter, seq = LookaheadDrafter(), sequence(0, [4, 5, 6] * 3)
     step(drafter, seq, Draft((7, 8), (-1, 0)), (), ((4, 1), (20, 1), (21, 1)))
-    assert drafter._known[0].pool.after(7) == ((20,),), "its likeliest token will do"
-    assert drafter._known[0].window is not None
+    assert drafter._states[0].pool.after(7) == ((20,),), "its likeliest token will do"
+    assert drafter._states[0].window is not None
     step(drafter, seq, Draft(), ())
-    assert drafter._known[0].window is None
+    assert drafter._states[0].window is None
     seq.tokens += [4, 5, 6]
     draft = guess(drafter, seq)
     assert (draft.tokens[0], len(draft)) == (4, 8), "and the text itself is still there to guess from"
 
 
 def test_it_stays_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "TOKENS", 50)
-    rng, drafter, seq = random.Random(0), LookaheadDrafter(each=3), sequence(0, [1, 2, 3])
+    monkeypatch.setattr(lookahead, "POOL_TOKENS", 50)
+    rng, drafter, seq = random.Random(0), LookaheadDrafter(per_token=3), sequence(0, [1, 2, 3])
     for _ in range(200):
         draft = guess(drafter, seq)
         step(drafter, seq, draft, tuple(rng.choices(range(90), k=len(draft) + 1)))
-    known = drafter._known[0]
+    known = drafter._states[0]
     assert sum(bool(known.pool.after(token)) for token in range(90)) == 50
     assert max(len(known.pool.after(token)) for token in range(90)) == 3
-    assert max(len(known.text.after(token)) for token in range(90)) == lookahead.PLACES
+    assert max(len(known.positions.after(token)) for token in range(90)) == lookahead.MAX_POSITIONS
     assert drafter.memory > 0
     drafter.forget(seq)
     assert drafter.memory == 0
@@ -204,7 +204,7 @@ def test_memory_is_told_honestly() -> None:
     rng = random.Random(0)
     words = [int(2 ** (rng.random() * 13)) + 300 for _ in range(8000)]
     tracemalloc.start()
-    text, pool = TokenPositions(), Pool(4)
+    text, pool = TokenPositions(), NGramPool(4)
     text.catch_up(words, len(words))
     for i in range(4000):
         pool.push(int(2 ** (rng.random() * 13)) + 300, (int(2 ** (rng.random() * 13)) + 300 + i,))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.draft.backoff import TOLERATED, Supervisor
 from foretell.draft.base import Drafter
-from foretell.draft.mix import SURE, MixDrafter
+from foretell.draft.mix import CONFIDENT, MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.types import Budget, Draft, Sequence, SpeculationChoice, StepResult
+from foretell.draft.supervisor import TOLERATED, Supervisor
+from foretell.types import Budget, Draft, DrafterTraits, Sequence, SpeculationChoice, StepResult
 from tests.tiny import PROMPTS, World, add, generate, run
 
 
@@ -17,7 +17,7 @@ class Broken(Drafter):
     """Fails wherever it is told to."""
 
     name = "broken"
-    free = True
+    traits = DrafterTraits(is_free=True)
 
     def __init__(self, where: str) -> None:
         self.where, self.calls = where, 0
@@ -71,7 +71,7 @@ def test_guesses_that_were_shown_are_not_made_twice_and_never_for_another_text()
         return Draft.chain([7] * budget.nodes, "scripted")
 
     scripted = ScriptedDrafter(guess)
-    scripted.free, scripted.name = True, "scripted"
+    scripted.traits, scripted.name = DrafterTraits(is_free=True), "scripted"
     mix = MixDrafter([scripted])
     engine = World().engine(mix)
     (track,) = add(engine, "0", PROMPTS[0])
@@ -88,17 +88,17 @@ def test_guesses_that_were_shown_are_not_made_twice_and_never_for_another_text()
 class Saying(Drafter):
     """Guesses one token and says how sure it is."""
 
-    free = True
-
-    def __init__(self, name: str, sure: float, stands_back: bool = False) -> None:
-        self.name, self.sure, self.stands_back = name, sure, stands_back
+    def __init__(self, name: str, confidence: float, defers: bool = False) -> None:
+        self.name, self.confidence = name, confidence
+        self.traits = DrafterTraits(is_free=True, defers_to_confident=defers)
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        return [Draft((5,), (-1,), self.name, confidence=(self.sure,)) for _ in seqs]
+        return [Draft((5,), (-1,), self.name, confidence=(self.confidence,)) for _ in seqs]
 
 
 @pytest.mark.parametrize(
-    ("sure", "shown"), [(SURE, {"copy"}), (1.0, {"copy"}), (SURE - 0.01, {"copy", "modest"}), (0.0, {"copy", "modest"})]
+    ("sure", "shown"),
+    [(CONFIDENT, {"copy"}), (1.0, {"copy"}), (CONFIDENT - 0.01, {"copy", "modest"}), (0.0, {"copy", "modest"})],
 )
 def test_who_stands_back_is_not_asked_where_another_is_sure(sure: float, shown: set[str]) -> None:
     engine = World().engine(MixDrafter([Saying("modest", 0.99, True), Saying("copy", sure)]))
@@ -113,7 +113,7 @@ def test_guesses_drawn_at_random_are_not_shown() -> None:
     """To choose a length with them in sight would be a bias."""
 
     class Drawn(Drafter):
-        name, free, draws = "drawn", True, True
+        name, traits = "drawn", DrafterTraits(is_free=True, samples=True)
 
         def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
             return [Draft((1,), (-1,), "drawn", (True,))] * len(seqs)
@@ -121,5 +121,4 @@ def test_guesses_drawn_at_random_are_not_shown() -> None:
     engine = World().engine(MixDrafter([Drawn()]))
     (track,) = add(engine, "0", PROMPTS[0])
     assert engine.drafter.free_drafts([track.seq], 2) == [{}]
-    assert Drawn().free_drafts([track.seq], 2) == [{}]
     run(World().engine())

@@ -11,7 +11,10 @@ import pytest
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.config import SpeculationConfig
-from foretell.draft import arms, copies_wanted, defaults, models_wanted
+from foretell.draft import copies_wanted, default_drafters, drafter_names, models_wanted
+from foretell.draft.mix import MixDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.supervisor import isolate
 from foretell.errors import RequestError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_drafter"
@@ -19,7 +22,7 @@ PROMPT = "one two three four one two three four one two three four one two"
 
 
 def named(drafter: str) -> tuple[str, ...]:
-    return arms(SpeculationConfig(drafter=drafter))
+    return drafter_names(SpeculationConfig(drafter=drafter))
 
 
 def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> None:
@@ -28,10 +31,10 @@ def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> No
     assert named("auto, model:x,exit:3") == ("ngram", "suffix", "recycle", "model:x", "exit:3")
     assert named("ngram,ngram") == ("ngram",)
     config = SpeculationConfig(drafter="auto")
-    assert defaults(config) == ("suffix", "recycle"), "ngram waits for requests that name it"
-    assert defaults(replace(config, drafter="ngram,auto")) == named("auto")
+    assert default_drafters(config) == ("suffix", "recycle"), "ngram waits for requests that name it"
+    assert default_drafters(replace(config, drafter="ngram,auto")) == named("auto")
     assert named("none") == ()
-    assert arms(SpeculationConfig(drafter="ngram", max_draft=0)) == ()
+    assert drafter_names(SpeculationConfig(drafter="ngram", max_draft=0)) == ()
     config = SpeculationConfig(drafter="self:int8,model:a/b,self:int4")
     assert (models_wanted(config), copies_wanted(config)) == (("a/b",), (8, 4))
 
@@ -40,10 +43,10 @@ def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> No
     ("wrong", "words"),
     [
         ("ngramm", "did you mean 'ngram'"),
-        ("ngram:3", "takes nothing behind a colon"),
+        ("ngram:3", "takes no argument"),
         ("self:int5", "self is written self:int8"),
         ("exit:", "exit is written exit:N"),
-        ("none,ngram", "none stands alone"),
+        ("none,ngram", "none cannot be combined"),
         ("ngram,", "is not known"),
     ],
 )
@@ -121,3 +124,13 @@ def test_another_packages_drafter_is_found_by_its_entry_point(
     assert output.speculation.by_drafter["periodic:4"].drafted > 0
     with pytest.raises(RequestError, match="did you mean 'periodic'"):
         named("periodik:4")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("free", "is_free"), ("cost_share", "relative_cost"), ("taps", "hidden_layers")]
+)
+def test_an_attribute_of_earlier_versions_is_refused_with_the_new_name(old: str, new: str) -> None:
+    kind = type("OldDrafter", (NGramDrafter,), {old: True, "__module__": "elsewhere"})
+    for make in (isolate, MixDrafter.of):
+        with pytest.raises(RequestError, match=f"OldDrafter sets `{old}`; set `traits = DrafterTraits.{new}=...."):
+            make(kind())

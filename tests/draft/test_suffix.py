@@ -8,8 +8,8 @@ import tracemalloc
 
 import pytest
 
-from foretell.draft.ngram_index import END, LONG, SEEN, WINDOW, NGramIndex
-from foretell.draft.suffix import DOUBT, RETURN, SuffixDrafter
+from foretell.draft.ngram import LONG_NGRAM, MAX_MATCH, MAX_POSITIONS, SEPARATOR, NGramIndex
+from foretell.draft.suffix import RESUME_CONFIDENCE, RESUME_MATCH, SuffixDrafter
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, FinishReason, Request, ScheduledSequence, Sequence, StepResult
 
@@ -38,7 +38,7 @@ def finish(
 
 def agreeing(text: list[int], place: int, end: int) -> int:
     """The definition: how many tokens before a place are those that end text[:end]."""
-    most = min(WINDOW, place, end)
+    most = min(MAX_MATCH, place, end)
     return next((n for n in range(most) if text[place - 1 - n] != text[end - 1 - n]), most)
 
 
@@ -47,26 +47,28 @@ def test_every_earlier_place_is_found_with_all_that_agrees(letters: int) -> None
     rng = random.Random(letters)
     text: list[int] = []
     known = NGramIndex(text)
-    for _ in range(SEEN):
+    for _ in range(MAX_POSITIONS):
         text += [rng.randrange(letters) for _ in range(rng.choice((1, 1, 3)))]
         known.catch_up()
         end = len(text)
         places = [place for place in range(end - 1, 0, -1) if agreeing(text, place, end)]
-        assert known.after(text[-1]) == places[:SEEN]
-        wanted = [(agreeing(text, place, end), place) for place in places if agreeing(text, place, end) > 1][:SEEN]
-        full = next((n for n, (length, _) in enumerate(wanted, 1) if length == WINDOW), len(wanted))
+        assert known.after(text[-1]) == places[:MAX_POSITIONS]
+        wanted = [(agreeing(text, place, end), place) for place in places if agreeing(text, place, end) > 1][
+            :MAX_POSITIONS
+        ]
+        full = next((n for n, (length, _) in enumerate(wanted, 1) if length == MAX_MATCH), len(wanted))
         assert known.matches(text, end) == wanted[:full]
 
 
 def test_a_long_match_is_found_however_often_its_end_occurred_since() -> None:
     source = list(range(100, 120))
-    text = [*source, 7, *[118, 119, 8] * (2 * SEEN), *source]
+    text = [*source, 7, *[118, 119, 8] * (2 * MAX_POSITIONS), *source]
     known = NGramIndex(text)
     known.catch_up()
     assert known.matches(text, len(text))[-1] == (len(source), len(source))
-    assert len(known.matches(text, len(text))) == SEEN + 1
+    assert len(known.matches(text, len(text))) == MAX_POSITIONS + 1
     assert guess(SuffixDrafter(), text, 1).tokens == (7,)
-    assert len(source) > LONG
+    assert len(source) > LONG_NGRAM
 
 
 def test_the_most_frequent_continuation_wins_then_the_most_recent() -> None:
@@ -102,10 +104,10 @@ def test_a_repetition_goes_on_with_itself() -> None:
 
 def test_a_copy_goes_on_behind_a_token_that_differs() -> None:
     source = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    copied = source[:RETURN]
+    copied = source[:RESUME_MATCH]
     draft = guess(SuffixDrafter(), [*source, *copied, 99], 2)
-    assert draft.tokens == tuple(source[RETURN + 1 : RETURN + 3])
-    assert draft.confidence == pytest.approx((DOUBT * RETURN / (RETURN + 1),) * 2)
+    assert draft.tokens == tuple(source[RESUME_MATCH + 1 : RESUME_MATCH + 3])
+    assert draft.confidence == pytest.approx((RESUME_CONFIDENCE * RESUME_MATCH / (RESUME_MATCH + 1),) * 2)
     assert guess(SuffixDrafter(), [*source, *copied[1:], 99]).tokens == (), "too short a copy to be believed"
     assert guess(SuffixDrafter(), [*range(50), *range(45), 99], 3).tokens == (46, 47, 48)
     assert guess(SuffixDrafter(), [*source, *source, 99]).tokens == (2, 3, 4, 5, 6, 7, 8, 9)
@@ -146,7 +148,7 @@ def test_the_store_stays_within_its_bounds(tokens: int) -> None:
     for i in range(2000):
         tenant = f"t{rng.randrange(6)}"
         finish(drafter, [rng.randrange(50) for _ in range(rng.randrange(1, 60))], tenant)
-        kept = [sum(map(len, drafter.store.texts(f"t{n}"))) for n in range(6)]
+        kept = [sum(map(len, drafter.store.indices(f"t{n}"))) for n in range(6)]
         assert max(kept) <= tokens
         assert sum(map(bool, kept)) <= 3
         most = max(most, drafter.memory)
@@ -253,7 +255,7 @@ def test_a_match_longer_than_the_window_is_the_same_kept_and_fresh() -> None:
         (draft,) = kept.propose([seq], [BUDGET])
         assert draft == guess(fresh, seq.tokens)
     assert draft.tokens == (201, 202), "what the first token would tell lies too far back"
-    assert draft.confidence == pytest.approx((WINDOW / (WINDOW + 1),) * 2)
+    assert draft.confidence == pytest.approx((MAX_MATCH / (MAX_MATCH + 1),) * 2)
 
 
 def test_a_token_costs_microseconds() -> None:
@@ -284,7 +286,7 @@ def test_texts_that_repeat_earlier_ones_take_few_steps() -> None:
     while len(seq.tokens) <= len(text):
         rest = text[len(seq.tokens) - 1 :]
         draft = drafter.propose([seq], [BUDGET])[0].tokens
-        assert END not in draft
+        assert SEPARATOR not in draft
         right = next((i for i, token in enumerate(draft) if i >= len(rest) or token != rest[i]), len(draft))
         seq.tokens += rest[: right + 1]
         steps += 1

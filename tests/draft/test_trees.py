@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
 from foretell.draft.lookahead import LookaheadDrafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import SpeculationChoice
@@ -36,7 +37,7 @@ def preempt_some(engine: Engine) -> None:
 @trees
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_text_is_the_same(temperature: float, name: str) -> None:
-    plain = generate(NoDrafter(), temperature=temperature)
+    plain = generate(MixDrafter([]), temperature=temperature)
     for world in WORLDS:
         assert generate(TREES[name](), world, preempt_some, temperature=temperature) == plain
 

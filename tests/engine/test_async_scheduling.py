@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.draft.heads.wiring_check import write
+from foretell.draft.heads.wiring_check import generate_samples
 from foretell.engine import async_scheduling
 from foretell.engine.async_scheduling import MAX_DEVICE_DRAFT_ROWS, InFlightStep, StepTimer, can_draft_on_device
 from foretell.runner.cuda.graphs import mark_outlier
@@ -32,7 +32,7 @@ def test_other_work_on_the_device_between_two_steps_changes_no_output(batch_size
         engine.step()
     before = executor.sent
     with torch.inference_mode():
-        write(engine.runner, [[3, 1, 4, 1, 5]])
+        generate_samples(engine.runner, [[3, 1, 4, 1, 5]])
     run(engine)
     assert before
     assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth[:batch_size]

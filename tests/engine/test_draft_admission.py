@@ -8,7 +8,7 @@ import torch
 from foretell.certify.toy import Context, ToyDraftBuilder, bias, toy_language
 from foretell.certify.toy import ToyLanguage as Toy
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.engine.draft_guard import admitted, distinct
+from foretell.engine.draft_guard import deduplicate, validate_draft
 from foretell.types import Budget, Draft, Sequence
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
@@ -18,16 +18,16 @@ from tests.tiny import PROMPTS, VOCAB, World, add, run
 
 def test_children_of_a_duplicate_node_move_to_the_first_one() -> None:
     duplicated = Draft((5, 6, 5, 6, 7, 8), (-1, 0, -1, 2, 2, 3), "tree", confidence=(0.9, 0.8, 0.7, 0.6, 0.5, 0.4))
-    found = admitted(duplicated, Budget(9), VOCAB)
+    found = validate_draft(duplicated, Budget(9), VOCAB)
     assert (found.tokens, found.parents) == ((5, 6, 7, 8), (-1, 0, 0, 1))
     assert found.confidence == (0.9, 0.8, 0.5, 0.4)
     unique = Draft((5, 6, 7), (-1, -1, 0), "tree")
-    assert distinct(unique) is unique
+    assert deduplicate(unique) is unique
 
 
 def test_a_sampled_duplicate_keeps_its_row() -> None:
     rows = torch.full((4, 9), 1 / 9)
-    found = distinct(Draft((5, 5, 5, 6), (-1, -1, -1, 2), "tree", (True, True, False, False), None, rows))
+    found = deduplicate(Draft((5, 5, 5, 6), (-1, -1, -1, 2), "tree", (True, True, False, False), None, rows))
     assert (found.tokens, found.parents, found.sampled) == ((5, 5, 6), (-1, -1, 0), (True, True, False))
     assert found.probs is not None and len(found.probs) == 3
 
@@ -47,7 +47,7 @@ def test_merging_duplicates_keeps_the_output_distribution(rule: Rule, seed: int)
             row = here.draft[builder.context(parent)]
             builder.add(parent, chance.sample(row) if is_sampled else int(row.argmax()), row if is_sampled else None)
         full = builder.finish()
-        found = distinct(full)
+        found = deduplicate(full)
         num_merged += len(found) < len(full)
         return found
 

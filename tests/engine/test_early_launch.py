@@ -209,7 +209,7 @@ def test_preparing_changes_no_draft(make: Any) -> None:
         run(engine)
         learns = isinstance(drafter, TokenRecyclingDrafter)  # from all sequences, in the order in which it sees them
         results.append((outputs_of(states), 0 if learns else engine.stats.speculation.drafted))
-        kept = (getattr(drafter, name, {}) for name in ("_kept", "_read", "_unread"))
+        kept = (getattr(drafter, name, {}) for name in ("_indices", "_prompt_learned", "_prompt_pending"))
         assert not any(kept)
     assert results[0] == results[1]
 

@@ -11,9 +11,9 @@ from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.engine.draft_guard import admitted
+from foretell.engine.draft_guard import validate_draft
 from foretell.engine.verifier import row_topk
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, SpeculationChoice, StepResult
+from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, SpeculationChoice, StepResult
 from tests.tiny import PROMPTS, VOCAB, World, add, run
 
 OFF = SpeculationChoice(enabled=False)
@@ -23,7 +23,7 @@ class TopKDrafter(Drafter):
     """Records what it observes."""
 
     name = "topk"
-    top_k = 3
+    traits = DrafterTraits(top_k=3)
 
     def __init__(self) -> None:
         self.forgotten: set[str] = set()
@@ -113,9 +113,11 @@ def test_the_topk_is_of_the_last_token_and_the_draft() -> None:
 )
 def test_a_draft_that_cannot_be_verified_is_rejected(draft: Draft) -> None:
     with pytest.raises(ValueError, match="loose"):
-        admitted(draft, Budget(4, "loose"), VOCAB)
+        validate_draft(draft, Budget(4, "loose"), VOCAB)
 
 
 def test_a_draft_is_cut_to_its_budget_and_named_after_its_drafter() -> None:
-    assert admitted(Draft.chain([1, 2, 3], "other"), Budget(2, "drafter"), VOCAB) == Draft.chain([1, 2], "drafter")
-    assert admitted(Draft.chain([VOCAB + 1], "other"), Budget(0, "drafter"), VOCAB) == Draft()
+    assert validate_draft(Draft.chain([1, 2, 3], "other"), Budget(2, "drafter"), VOCAB) == Draft.chain(
+        [1, 2], "drafter"
+    )
+    assert validate_draft(Draft.chain([VOCAB + 1], "other"), Budget(0, "drafter"), VOCAB) == Draft()

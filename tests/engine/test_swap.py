@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
 from foretell.kv import swap as module
 from foretell.kv.cache import slots_of
@@ -23,7 +24,7 @@ LONG = [[(7 * i + 3 * n) % 31 + 1 for i in range(66 + n)] for n in range(8)]
 PARAMS: dict[str, object] = {"ignore_eos": True, "max_tokens": 60}
 
 DRAFTERS: dict[str, Callable[[str], Drafter]] = {
-    "none": lambda device: NoDrafter(),
+    "none": lambda device: MixDrafter([]),
     "model": lambda device: model_drafter(seed=5, device=device),
     "eagle": lambda device: OwnHead(HEADS["eagle"]),
     "block": lambda device: OwnHead(HEADS["block"]),

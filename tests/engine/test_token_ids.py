@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.errors import RequestError
@@ -32,7 +33,7 @@ class LargerTokenizer:
 
 
 def made(tokenizer: Any = None, **params: Any) -> Request:
-    maker = RequestBuilder(RequestLimits(CONTEXT, ENDS, VOCAB), tokenizer, NGramDrafter())
+    maker = RequestBuilder(RequestLimits(CONTEXT, ENDS, VOCAB), tokenizer, MixDrafter([NGramDrafter()]))
     (request,) = maker.make("0", [1, 2, 3], SamplingParams(max_tokens=24, seed=0, **params))
     return request
 

@@ -16,7 +16,7 @@ import torch
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.warmup import chains, model_chains
+from foretell.draft.heads.warmup import warmup_chains, warmup_model_chains
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
@@ -54,16 +54,16 @@ def long_engine(drafter: Drafter, device: str = "cpu") -> Engine:
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_the_warmup_changes_no_output(config: HeadConfig) -> None:
     world = World(pages=128)
-    truth = generate(OwnHead(config, whole=True), world)
-    engine = world.engine(drafter := OwnHead(config, whole=True))
-    drafter.grows = True
+    truth = generate(OwnHead(config, single_graph=True), world)
+    engine = world.engine(drafter := OwnHead(config, single_graph=True))
+    drafter.traits = replace(drafter.traits, makes_trees=True)
     some = partial(tasks, names=(drafter.name,))
     warmup = Warmup(engine, lambda warmup: islice(some(warmup), 0, None, 9))  # one of each kind
     while warmup.run_one():
         pass
     head = drafter.inner
     assert warmup.num_done and engine.runner.pool.num_held == engine.stats.forwards == 0
-    assert isinstance(head, HeadDrafter) and head._whole_reader is not None and not head._trails
+    assert isinstance(head, HeadDrafter) and head._graph_prefill is not None and not head._pending
     states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
     assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
@@ -71,16 +71,16 @@ def test_the_warmup_changes_no_output(config: HeadConfig) -> None:
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_drafts_of_all_depths_and_prefills_of_a_head_are_captured(config: HeadConfig) -> None:
-    engine = World(pages=128).engine(drafter := OwnHead(config, whole=True))
+    engine = World(pages=128).engine(drafter := OwnHead(config, single_graph=True))
     head = drafter.inner
-    assert isinstance(head, HeadDrafter) and head._whole_reader is not None
-    drafter.grows = True
+    assert isinstance(head, HeadDrafter) and head._graph_prefill is not None
+    drafter.traits = replace(drafter.traits, makes_trees=True)
     engine.runner.executor = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
     play(engine, head)
     drafts, prefills = (recorder.graphs for recorder in make_up(head, VOCAB))
     Warmup(engine, partial(tasks, names=(drafter.name,))).run(60)
     assert None not in [*drafts.values(), *prefills.values()]
-    depths = {min(each.budget.depth, head.deepest) for each in chains(NODES)}
+    depths = {min(each.budget.depth, head.max_depth) for each in warmup_chains(NODES)}
     for sampled in (False, True):
         assert {each.depth for each in drafts if each.sampled == sampled and not each.width} >= depths
         assert any(each.width for each in drafts if each.sampled == sampled)
@@ -115,7 +115,9 @@ def test_a_draft_model_has_chains_of_all_depths_greedy_and_sampled() -> None:
     greedy, sampled = (
         {replace(each, sampled=False) for each in executor.asked if each.sampled is mode} for mode in (False, True)
     )
-    assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and sampled == greedy
+    assert {each.steps for each in greedy} == {
+        each.budget.depth for each in warmup_model_chains(NODES)
+    } and sampled == greedy
     assert draft_runner.pool.num_held == 0
 
 

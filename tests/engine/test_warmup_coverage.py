@@ -13,7 +13,7 @@ from foretell.control.acceptance_model import WIDTHS
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings, DrafterTraits
+from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
@@ -22,7 +22,7 @@ from foretell.models.draft_heads import TargetWeights
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Sequence, StepResult, StepTimes
+from foretell.types import Budget, DrafterTraits, Sequence, StepResult, StepTimes
 from tests.recordings import MadeUpSteps, Tape, make_up, play
 from tests.tiny import CONFIG, HEADS, VOCAB, OwnHead, run, tiny_decoder
 
@@ -72,7 +72,7 @@ class Priced(AdaptiveController):
 
 
 def adaptive() -> Priced:
-    drafters = {"eagle": DrafterTraits(share=0.1, prior=0.9, grows=True)}
+    drafters = {"eagle": DrafterTraits(relative_cost=0.1, prior_acceptance=0.9, makes_trees=True)}
     found = Priced(
         drafters,
         ControllerSettings(max_draft_tokens=LONGEST, max_tree_nodes=NODES),
@@ -85,8 +85,8 @@ def adaptive() -> Priced:
 @pytest.fixture(scope="module")
 def warmed_up() -> tuple[Engine, Tape]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
-    drafter, lender = OwnHead(HEADS["eagle"], whole=True), TargetWeights.of(model)
-    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.hidden_layers, drafter.head_layer_shapes)
+    drafter, lender = OwnHead(HEADS["eagle"], single_graph=True), TargetWeights.of(model)
+    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.traits.hidden_layers, drafter.head_layer_shapes)
     drafter.bind(runner, lender, CONFIG.layers)
     head: Any = drafter.inner
     head.head.prepare(CONTEXT)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.draft.base import NoDrafter
-from foretell.draft.heads.graph_draft import text_of
+from foretell.draft.heads.graph_draft import draft_row
+from foretell.draft.mix import MixDrafter
 from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_a_head_never_changes_the_text(config: HeadConfig, packed: bool) -> None:
     world = World(device="cuda")
     for temperature in (0.0, 1.0):
-        truth = generate(NoDrafter(), world, temperature=temperature)
+        truth = generate(MixDrafter([]), world, temperature=temperature)
         for levels in (0, 3):
             drafter = OwnHead(config, packed=packed)
             assert generate(drafter, replace(world, levels=levels, budget=9), temperature=temperature) == truth
@@ -30,7 +30,7 @@ def test_a_head_never_changes_the_text(config: HeadConfig, packed: bool) -> None
 
 def waiting(config: HeadConfig, whole: bool, temperature: float) -> tuple[Any, list[Sequence]]:
     """Texts that could be guessed for now."""
-    engine = World(device="cuda", budget=2).engine(drafter := OwnHead(config, whole=whole))
+    engine = World(device="cuda", budget=2).engine(drafter := OwnHead(config, single_graph=whole))
     prompts = enumerate(PROMPTS)
     seqs = [add(engine, str(i), each, temperature=temperature, ignore_eos=True)[0].seq for i, each in prompts]
     for _ in range(4):
@@ -50,9 +50,9 @@ def test_a_replayed_draft_is_its_first_run_and_the_definition(config: HeadConfig
     (drafter, mine), (defined, theirs) = (waiting(config, whole, temperature) for whole in (True, False))
     for budget in (Budget(4), Budget(14, max_depth=3)):
         budgets = [budget] * len(mine)
-        drafter._whole.graphs.graphs.clear()
+        drafter._graph.graphs.graphs.clear()
         runs = [drafter.propose(mine, budgets) for _ in range(4)]  # plain, recorded, replayed twice
-        assert all(each is not None for each in drafter._whole.graphs.graphs.values())
+        assert all(each is not None for each in drafter._graph.graphs.graphs.values())
         for run in runs[1:]:
             assert all(map(same, run, runs[0]))
         for draft, truth in zip(runs[-1], defined.propose(theirs, budgets), strict=True):
@@ -74,7 +74,7 @@ def test_a_recording_serves_other_texts(config: HeadConfig) -> None:
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_reading_is_recorded_and_gives_what_the_definition_keeps(config: HeadConfig) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
-    assert any(each is not None for each in drafter._whole_reader.graphs.graphs.values())
+    assert any(each is not None for each in drafter._graph_prefill.graphs.graphs.values())
     for seq, other in zip(mine, theirs, strict=True):
         own, slots = (drafter.pages.slots(seq, 1, seq.cached - 1), defined.pages.slots(other, 1, other.cached - 1))
         for kept, truth in zip(tensors(drafter), tensors(defined), strict=True):
@@ -93,9 +93,9 @@ def test_what_was_told_is_never_written_over(name: str) -> None:
     chain, tree = [], []
     for _ in range(2):
         for seq in seqs[:3]:
-            texts = [text_of(drafter.pages, seq, 3, 2)]
-            chain.append(drafter._whole.chain(texts, 3))
-            tree.append(drafter._whole.tree(texts, 3))
+            texts = [draft_row(drafter.pages, seq, 3, 2)]
+            chain.append(drafter._graph.chain(texts, 3))
+            tree.append(drafter._graph.tree(texts, 3))
     for first, again in zip(range(3), range(3, 6), strict=True):
         assert chain[first].readback.is_cpu and chain[first].tokens == chain[again].tokens
         assert tree[first].shares == pytest.approx(tree[again].shares, rel=1e-3)

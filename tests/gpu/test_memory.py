@@ -16,7 +16,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from foretell import LLM
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import STEPS_TO_RESTORE
@@ -173,7 +174,7 @@ def full_device() -> Iterator[None]:
 
 
 SHORTAGES = {"allowed no more": allowed_no_more, "a full device": full_device}
-GUESSING: dict[str, Callable[[], Drafter]] = {"none": NoDrafter, "ngram": lambda: NGramDrafter(1, 3)}
+GUESSING: dict[str, Callable[[], Drafter]] = {"none": lambda: MixDrafter([]), "ngram": lambda: NGramDrafter(1, 3)}
 
 
 def texts(engine: Engine, **params: object) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -41,11 +42,11 @@ def test_a_first_request_is_recorded_already() -> None:
 def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "CAPTURE_AFTER", 1_000_000)  # what serves well enough is not recorded at leisure
     engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))
-    drafter.grows = True
+    drafter.traits = replace(drafter.traits, makes_trees=True)
     Warmup(engine, partial(tasks, names=(drafter.name,))).run(120)
     head = drafter.inner
-    assert isinstance(head, HeadDrafter) and head._whole_reader is not None
-    readings, drafts = head._whole_reader.graphs.graphs, head._whole.graphs.graphs  # type: ignore[attr-defined]
+    assert isinstance(head, HeadDrafter) and head._graph_prefill is not None
+    readings, drafts = head._graph_prefill.graphs.graphs, head._graph.graphs.graphs  # type: ignore[attr-defined]
     assert readings and drafts and None not in [*readings.values(), *drafts.values()]
     assert any(sizes.width for sizes in drafts) and any(sizes.sampled for sizes in drafts)
     recorded = len(readings), len(drafts)

@@ -16,7 +16,7 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.types import SpeculationChoice
-from tests.draft.tiny_tokens import token_translator
+from tests.draft.tiny_tokenizers import token_translator
 from tests.tiny import (
     PROMPTS,
     VOCAB,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.draft.heads.distilled import DistilledDrafter
+from foretell.draft.heads.eagle import DistilledDrafter
 from foretell.kernels.native.library import library
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, VerifyResult
-from tests.heads.test_laws import Scratch, remembered
+from tests.heads.test_head_losslessness import Scratch, remembered
 from tests.heads.test_native import waiting
 from tests.tiny import HEADS
 
@@ -37,7 +37,7 @@ def test_what_was_guessed_is_remembered_as_what_is_read(accepted: int, page_size
     shown = [other if i % 3 == 2 else draft for i, (draft, other) in enumerate(zip(drafts, others, strict=True))]
     outcomes = [judged(seq, draft, accepted, 5) for seq, draft in zip(seqs, shown, strict=True)]
     drafter.update_kv(outcomes)
-    left = [trail.stop - trail.start for trail in map(drafter._trails.__getitem__, (seq.id for seq in seqs))]
+    left = [trail.stop - trail.start for trail in map(drafter._pending.__getitem__, (seq.id for seq in seqs))]
     assert all(count <= 1 for i, count in enumerate(left) if i % 3 != 2), "only the last guess was not looked at"
     for seq, draft in zip(seqs, drafter.propose(seqs, [Budget(2)] * len(seqs)), strict=True):
         defined, kept = fresh.guess(seq, Budget(2))

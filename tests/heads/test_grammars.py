@@ -8,11 +8,10 @@ import pytest
 
 from foretell.draft.base import Drafter
 from foretell.draft.lookahead import LookaheadDrafter
-from foretell.draft.mix import MixDrafter
+from foretell.draft.mix import MergedDrafter, MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
-from foretell.draft.tree_merge import MergedDrafter
 from foretell.engine.draft_guard import GRAMMAR
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits

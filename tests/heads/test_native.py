@@ -16,7 +16,7 @@ from foretell.models.draft_heads import HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import _quantize_for_cuda
 from foretell.models.quantize import CudaQuantizedLinear
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
-from tests.heads.test_laws import remembered
+from tests.heads.test_head_losslessness import remembered
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, random_head, tiny_decoder
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
@@ -82,9 +82,9 @@ def test_what_is_read_is_that_of_the_definition(config: HeadConfig) -> None:
     kept = []
     for natively in (True, False):
         engine = World(max_step_tokens=7, budget=2).engine(drafter := OwnHead(config, packed=True))
-        assert isinstance(drafter.inner, EagleDrafter | BlockDrafter) and drafter.inner._reader is not None
+        assert isinstance(drafter.inner, EagleDrafter | BlockDrafter) and drafter.inner._native_prefill is not None
         if not natively:
-            drafter.inner._reader = None
+            drafter.inner._native_prefill = None
         tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
         for _ in range(9):
             engine.step()

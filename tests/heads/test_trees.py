@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.tree import MOST_WIDE
+from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.engine.engine import Engine
 from foretell.engine.verifier import SequenceVerifier, VerifyCase, rule_for
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, VerifyResult
-from tests.heads.test_laws import Compared
+from tests.heads.test_head_losslessness import Compared
 from tests.laws.test_losslessness import SAMPLING, WORLDS, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
@@ -80,7 +80,7 @@ def test_the_first_branch_is_the_chain(config: HeadConfig, page_size: int, packe
         assert alone.confidence == pytest.approx(tree.confidence, rel=1e-4)
         if config.kind != "medusa":  # whose shape is not made of how sure it is
             shallow, wide = drafter.propose([seq, seq], [Budget(10, max_depth=1), Budget(30, max_depth=2)])
-            assert shallow.parents == (-1,) * min(10, MOST_WIDE) and max(wide.depths()) == 2
+            assert shallow.parents == (-1,) * min(10, MAX_WIDTH) and max(wide.depths()) == 2
 
 
 @pytest.mark.parametrize("name", STEPPING)
@@ -117,7 +117,7 @@ def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, f
     assert isinstance(drafter, EagleDrafter)
     head, text = drafter.head, len(seq.tokens)
     with torch.inference_mode():
-        memory, feature = drafter.pages.gather([seq.pages], text + len(tokens)), drafter.features_before([seq])
+        memory, feature = drafter.pages.gather([seq.pages], text + len(tokens)), drafter.last_features([seq])
         for at, token in enumerate([seq.tokens[-1], *tokens]):
             look = DraftAttention(
                 memory, head.config.layer, [text - 1 + at], torch.ones(1, 1, dtype=torch.bool), first_position=1
@@ -197,7 +197,7 @@ def test_drawn_trees_survive_preemption_and_aborts(config: HeadConfig, page_size
             engine.abort("1")
 
     run(engine, disturb)
-    assert engine.runner.pool.held == 0 and not drafter.inner._trails  # type: ignore[attr-defined]
+    assert engine.runner.pool.held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
     assert [track.seq.finish_reason == "abort" for track in tracks] == [False, True, False, False, False]
     assert engine.stats.speculation.drafted > 50
 
@@ -231,7 +231,7 @@ def test_aborts_leave_nothing_behind(config: HeadConfig) -> None:
             engine.step()
         engine.abort("1")
         run(engine)
-        assert engine.runner.pool.held == 0 and not drafter.inner._trails  # type: ignore[attr-defined]
+        assert engine.runner.pool.held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
         assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
 
 

@@ -185,7 +185,7 @@ def test_only_a_repository_has_revisions(tmp_path: Path) -> None:
     for name, words in (
         (str(folder), "is a local path"),
         (str(file), "is a local path"),
-        (DEFAULT_MODEL, "is built in"),
+        (DEFAULT_MODEL, "is a built-in model"),
     ):
         with pytest.raises(RequestError, match=words) as caught:
             resolve(name, revision="main")

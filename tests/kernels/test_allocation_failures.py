@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
-from foretell.draft.heads.sampling import draws_of
+from foretell.draft.heads.sampling import pack_draft_sampling
 from foretell.kernels.native.library import OUT_OF_MEMORY, library
 from foretell.kernels.native.packed import PackedLinear
 from foretell.runner.native.head_draft import DraftOptions, NativeBlock, NativeChain
@@ -21,7 +21,7 @@ from foretell.sampling import noise
 from foretell.sampling.native_sampler import pack_sampling_rows, sample_native
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft
-from tests.heads.test_laws import remembered
+from tests.heads.test_head_losslessness import remembered
 from tests.heads.test_native import waiting
 from tests.runner.test_native import LARGE, desk, text
 from tests.tiny import HEADS
@@ -75,8 +75,8 @@ def step(faulty: FaultyLibrary) -> Case:
 def chain(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle"], rules=("rejection",), temperature=1.0, top_k=9)
     assert isinstance(drafter, EagleDrafter) and isinstance(drafter._native, NativeChain)
-    native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(4)] * len(seqs)))
-    drawing = DraftOptions(draws=draws_of(seqs, 4), returns_probs=True)
+    native, asked = drafter._native, drafter.native_request(seqs, drafter.new_chains([Budget(4)] * len(seqs)))
+    drawing = DraftOptions(draws=pack_draft_sampling(seqs, 4), returns_probs=True)
     features = torch.randn(len(seqs), drafter.head.config.layer.width, generator=torch.Generator().manual_seed(0))
 
     def run() -> Any:
@@ -90,7 +90,7 @@ def chain(faulty: FaultyLibrary) -> Case:
 def blocks(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["block"], temperature=0.0)
     assert isinstance(drafter, BlockDrafter) and isinstance(drafter._native, NativeBlock)
-    native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(3)] * len(seqs)))
+    native, asked = drafter._native, drafter.native_request(seqs, drafter.new_chains([Budget(3)] * len(seqs)))
 
     def run() -> Any:
         found = native.draft(asked)
@@ -101,8 +101,8 @@ def blocks(faulty: FaultyLibrary) -> Case:
 
 def read(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle of two layers"])
-    assert isinstance(drafter, EagleDrafter) and drafter._reader is not None
-    reader, config = drafter._reader, drafter.head.config
+    assert isinstance(drafter, EagleDrafter) and drafter._native_prefill is not None
+    reader, config = drafter._native_prefill, drafter.head.config
     width = int(max(reader._columns)) + config.target_width
     rng = torch.Generator().manual_seed(0)
     readings = [PrefillRange(seq, 0, seq.cached, [torch.randn(seq.cached, width, generator=rng)]) for seq in seqs]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.tree import MOST_WIDE
+from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.triton.draft_attention import Cells, Sight, glance
 from foretell.kernels.triton.draft_sample import Draw, guess
@@ -35,7 +35,7 @@ from foretell.runner.heads.sampler import (
 )
 from foretell.runner.heads.tables import WIDTH, DraftRow, DraftShape, DraftTable
 from foretell.types import Budget
-from tests.heads.test_whole import LONG, both, waiting
+from tests.heads.test_single_graph import LONG, both, waiting
 from tests.kernels_triton.test_forward import DEVICE
 from tests.tiny import HEADS, LAYER, tiny_decoder
 
@@ -210,7 +210,7 @@ def fused(drafter: HeadDrafter) -> HeadDrafter:
     mine: Any = drafter
     keys, values, features = mine.pages.kept
     assert is_fused(mine.head, keys, features)
-    mine._whole = FusedDraft(mine.head, keys, values, features, MOST_WIDE)
+    mine._graph = FusedDraft(mine.head, keys, values, features, MAX_WIDTH)
     return drafter
 
 

@@ -14,8 +14,8 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, Sequence, StepResult
-from tests.draft.tiny_tokens import string_translator, token_translator
+from foretell.types import Budget, Draft, DrafterTraits, Sequence, StepResult
+from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
 LEARNERS: dict[str, Callable[[], Drafter]] = {
@@ -48,7 +48,7 @@ class Compared(Drafter):
 
     def __init__(self, make: Callable[[], Drafter], truth: list[list[int]]) -> None:
         self.make, self.kept, self.other = make, make(), tree_around(truth)
-        self.top_k = self.kept.top_k
+        self.traits = DrafterTraits(top_k=self.kept.traits.top_k)
         self.seen: list[Callable[[Drafter], None]] = []
         self.turn = self.compared = 0
 
@@ -100,7 +100,7 @@ def test_a_drafter_forgets_finished_sequences(make: Callable[[], Drafter]) -> No
     drafters = drafter.drafters if isinstance(drafter, MixDrafter) else {"": drafter}
     assert all(not kept for each in drafters.values() for kept in vars(each).values() if isinstance(kept, dict))
     if isinstance(drafter, MixDrafter):
-        assert not drafter._shown
+        assert not drafter._free_drafts
 
 
 def test_ngram_copies_what_followed_the_most_recent_longest_match() -> None:

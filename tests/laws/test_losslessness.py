@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -18,7 +18,7 @@ from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
-from tests.draft.tiny_tokens import string_translator, token_translator
+from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import (
     CONFIG,
     PROMPTS,
@@ -105,7 +105,7 @@ def test_a_draft_never_changes_the_output(make: Callable[[Truth], Drafter], samp
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_batching_never_changes_the_output(sampling: str) -> None:
-    assert generate(NoDrafter(), **SAMPLING[sampling]) == truth_for(sampling)
+    assert generate(MixDrafter([]), **SAMPLING[sampling]) == truth_for(sampling)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])
@@ -152,7 +152,7 @@ def test_good_drafts_save_steps() -> None:
 
 def test_the_prefix_cache_never_changes_the_output() -> None:
     prompts = [[*range(1, 18), i] for i in range(1, 4)]
-    cold = generate(NoDrafter(), World(prefix_cache=False), prompts=prompts, temperature=1.0)
+    cold = generate(MixDrafter([]), World(prefix_cache=False), prompts=prompts, temperature=1.0)
     engine = World().engine(NGramDrafter(1, 3))
     for _ in range(2):
         warm = [state for i, prompt in enumerate(prompts) for state in add(engine, str(i), prompt, temperature=1.0)]
@@ -235,7 +235,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 def test_every_kind_of_decoder_is_lossless(config: ModelConfig) -> None:
-    truth = generate(NoDrafter(), World(config=config), temperature=1.0)
-    assert truth != generate(NoDrafter(), World(config=CONFIG), temperature=1.0)
+    truth = generate(MixDrafter([]), World(config=config), temperature=1.0)
+    assert truth != generate(MixDrafter([]), World(config=CONFIG), temperature=1.0)
     for make in DRAFTERS.values():
         assert generate(make(truth), World(config=config), temperature=1.0) == truth

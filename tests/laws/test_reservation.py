@@ -10,9 +10,9 @@ import torch
 
 from foretell.draft.base import Drafter
 from foretell.draft.draft_builder import ChainBuilder
+from foretell.draft.heads.base import check_reserved
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.registry import HEADS as REGISTERED
-from foretell.draft.reserved import check_reserved
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Sequence, SpeculationChoice
 from tests.tiny import HEADS, OwnHead, OwnVariant, World, add, early_exit, quantized_self, run
@@ -28,7 +28,7 @@ BUDGETS = [
 ]
 ALL_BUDGETS = [Budget(nodes, max_depth=levels) for nodes in range(1, 9) for levels in range(nodes)]
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5]]
-WAYS = {"torch": {}, "native": {"packed": True}, "single graph": {"whole": True}}
+WAYS = {"torch": {}, "native": {"packed": True}, "single graph": {"single_graph": True}}
 
 
 @dataclass
@@ -127,12 +127,12 @@ def test_heads_over_all_budgets_and_page_sizes(name: str, way: str, sampling: st
 
 def test_a_draft_deeper_than_its_reservation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The law fails for a head that asks for its deepest draft whatever its budget is."""
-    planted = BlockDrafter._passed
+    planted = BlockDrafter._forward_blocks
 
     def deepest(self: BlockDrafter, seqs: list[Sequence], chains: list[ChainBuilder], depth: int) -> object:
-        return planted(self, seqs, self.chains([Budget(self.deepest)] * len(seqs)), self.deepest)
+        return planted(self, seqs, self.new_chains([Budget(self.max_depth)] * len(seqs)), self.max_depth)
 
-    monkeypatch.setattr(BlockDrafter, "_passed", deepest)
+    monkeypatch.setattr(BlockDrafter, "_forward_blocks", deepest)
     with pytest.raises(AssertionError, match="more than the scheduler reserved"):
         check(head("block", "native"), "greedy", 4, BUDGETS)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.control.controller import FixedController
-from foretell.draft.self_draft import SelfDrafter
+from foretell.draft.model import SelfDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""foretell plan, as it is typed."""
+"""The command `foretell plan`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foretell.plan.devices import find_device
 from foretell.plan.model_shape import find_model_shape
 from tests.docs_check import ROOT, commands
 from tests.laws.test_layers import loaded_by
-from tests.plan.worlds import DATA, LLAMA
+from tests.plan.deployments import DATA, LLAMA
 
 EXAMPLE = "--target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --count 4 --acceptance 0.8 --batch 1..64 --context 8k"
 
@@ -25,30 +25,31 @@ EXAMPLE = "--target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --count 4 --ac
 def plan(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
     try:
         code = main(["plan", *shlex.split(line)])
-    except SystemExit as leaving:
-        code = int(str(leaving.code))
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
     return code, *capsys.readouterr()
 
 
-def told(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
+def plan_json(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
     code, out, err = plan(capsys, f"{line} --json")
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found
 
 
-def test_a_plan_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = plan(capsys, EXAMPLE)
     assert code == 0
-    assert out.startswith("llama-3.1-70b (70.6 billion weights, bfloat16) on NVIDIA H100 SXM x 4, split over 4;")
+    assert out.startswith("llama-3.1-70b (70.6 billion weights, bfloat16) on NVIDIA H100 SXM x 4, tensor parallel 4;")
     rows = [line for line in out.splitlines() if line.startswith("|") and "8192" in line]
     assert [int(row.split("|")[1]) for row in rows] == [1, 2, 4, 8, 16, 32, 64]
-    assert "Split in other ways" in out and "TOO MUCH" in rows[-1] and "there is room for 34 texts" in out
-    assert "Ratio to plain by batch" in out and "Not calibrated" in out
+    assert "Other tensor parallel sizes" in out and "DOES NOT FIT" in rows[-1]
+    assert "there is room for 34 sequences" in out
+    assert "Speedup by batch" in out and "Not calibrated" in out
 
 
-def test_a_plan_for_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    found = told(capsys, f"{EXAMPLE} --out {tmp_path / 'plan.json'}")
+def test_a_plan_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = plan_json(capsys, f"{EXAMPLE} --out {tmp_path / 'plan.json'}")
     assert json.loads((tmp_path / "plan.json").read_text()) == found
     first, *_, last = found["rows"]
     assert first["batch"] == 1 and last["batch"] == 64 and last["fits"] is False
@@ -61,47 +62,47 @@ def test_a_plan_for_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 @pytest.mark.parametrize("draft", ["eagle", "self:int4", "llama-3.2-1b"])
-def test_rows_of_splits_do_not_depend_on_the_split_that_was_asked_for(
+def test_tensor_parallel_rows_do_not_depend_on_the_requested_size(
     capsys: pytest.CaptureFixture[str], draft: str
 ) -> None:
-    """A head and a copy are split with the target, a draft model is not."""
+    """A head and a quantized copy are split with the target, a draft model is not."""
     line = f"--target llama-3.1-8b --draft {draft} --gpu h100 --count 4 --batch 8 --tensor-parallel"
-    one, four = (told(capsys, f"{line} {split}")["tensor_parallel_rows"] for split in (1, 4))
+    one, four = (plan_json(capsys, f"{line} {split}")["tensor_parallel_rows"] for split in (1, 4))
     assert one == four and [row["tensor_parallel"] for row in one] == [1, 2, 4]
 
 
-def test_prices_and_sizes_that_a_user_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    usual = told(capsys, "--target llama-3.1-8b --batch 8")["rows"][0]
-    dearer = told(capsys, "--target llama-3.1-8b --batch 8 --price 6")["rows"][0]
-    assert dearer["dollars_per_million_tokens"] == pytest.approx(2 * usual["dollars_per_million_tokens"])
-    faster = told(capsys, "--target llama-3.1-8b --batch 8 --bandwidth 6700 --tflops 1978 --memory 10")["rows"][0]
-    assert faster["plain_step_ms"] < 0.65 * usual["plain_step_ms"] and faster["fits"] is False
-    fixed = told(capsys, "--target llama-3.1-8b --batch 8 --length 3 --context 1k,4k")["rows"]
+def test_device_values_can_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:
+    default = plan_json(capsys, "--target llama-3.1-8b --batch 8")["rows"][0]
+    priced = plan_json(capsys, "--target llama-3.1-8b --batch 8 --price 6")["rows"][0]
+    assert priced["dollars_per_million_tokens"] == pytest.approx(2 * default["dollars_per_million_tokens"])
+    faster = plan_json(capsys, "--target llama-3.1-8b --batch 8 --bandwidth 6700 --tflops 1978 --memory 10")["rows"][0]
+    assert faster["plain_step_ms"] < 0.65 * default["plain_step_ms"] and faster["fits"] is False
+    fixed = plan_json(capsys, "--target llama-3.1-8b --batch 8 --length 3 --context 1k,4k")["rows"]
     assert [(row["context"], row["length"]) for row in fixed] == [(1024, 3), (4096, 3)]
 
 
-def test_calibrated_by_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_can_be_calibrated_by_a_bench_run(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"--target inflated-5.9b --draft smollm2-135m --gpu h200 --batch 1,32 --context 512 --calibrate {DATA}"
-    found = told(capsys, f"{line}/h200-5.9b.json")
+    found = plan_json(capsys, f"{line}/h200-5.9b.json")
     cells = json.loads((DATA / "h200-5.9b.json").read_text())["cells"]
     plain = {cell["texts"]: cell["wall_ms"] for cell in cells if cell["context"] == 512 and cell["length"] == 0}
     for row in found["rows"]:
         assert row["plain_step_ms"] == pytest.approx(plain[row["batch"]], rel=0.1)
     assert found["calibration"]["steps"] == 67 and found["calibration"]["worst_error"] < 0.2
     assert "Calibrated on 67 measured steps" in " ".join(found["remarks"])
-    assert told(capsys, f"{line}/h200-gpu.json")["calibration"]["worst_error"] < 0.1
+    assert plan_json(capsys, f"{line}/h200-gpu.json")["calibration"]["worst_error"] < 0.1
     assert found["calibration"]["doubts"] == [] and not any("The run is of" in each for each in found["remarks"])
 
 
-def test_a_run_of_something_else_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_model_or_device_gives_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"--target llama-3.1-8b --gpu h100 --batch 1 --context 512 --calibrate {DATA}/h200-5.9b.json"
-    remarks = " ".join(told(capsys, line)["remarks"])
+    remarks = " ".join(plan_json(capsys, line)["remarks"])
     assert "The run is of a model of other sizes, the plan for llama-3.1-8b" in remarks
     assert "The run is of NVIDIA H200, the plan for h100" in remarks
 
 
 @pytest.mark.parametrize(
-    ("run", "target", "gpu", "doubts"),
+    ("run", "target", "gpu", "warnings"),
     [
         ({"model": "smollm2-135m", "machine": {"device": "AMD EPYC"}}, "smollm2-135m", "cpu", 0),
         (
@@ -115,15 +116,17 @@ def test_a_run_of_something_else_is_said(capsys: pytest.CaptureFixture[str]) -> 
         ({}, "llama-3.1-8b", "h100", 0),
     ],
 )
-def test_names_are_compared_as_people_write_them(
-    tmp_path: Path, run: dict[str, object], target: str, gpu: str, doubts: int
+def test_names_are_compared_without_punctuation_and_case(
+    tmp_path: Path, run: dict[str, object], target: str, gpu: str, warnings: int
 ) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(run))
-    assert len(BenchProvenance.from_file(path).warnings(find_model_shape(target, "target"), find_device(gpu))) == doubts
+    assert (
+        len(BenchProvenance.from_file(path).warnings(find_model_shape(target, "target"), find_device(gpu))) == warnings
+    )
 
 
-def test_drawings_stand_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_svg_and_html_are_self_contained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     drawing, page = tmp_path / "plan.svg", tmp_path / "plan.html"
     code, _, err = plan(capsys, f"{EXAMPLE} --svg {drawing} --html {page} --no-plot")
     assert code == 0, err
@@ -137,38 +140,38 @@ def test_drawings_stand_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert not [attrs for _, attrs in tags if {"src", "href"} & set(attrs)], "nothing is fetched"
 
 
-def test_a_fleet_of_a_size_and_the_smallest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fleet_of_a_given_size_and_the_smallest_one(capsys: pytest.CaptureFixture[str]) -> None:
     line = "fleet --target llama-3.1-8b --draft eagle --rate 30 --prompt 800 --output 200 --seconds 60 --ttft 0.5"
-    found = told(capsys, line)
+    found = plan_json(capsys, line)
     assert found["meets_goals"] is True and found["first_token_p99"] <= 0.5
-    again = told(capsys, f"{line} --replicas {found['replicas']}")
+    again = plan_json(capsys, f"{line} --replicas {found['replicas']}")
     assert again["first_token_p99"] == found["first_token_p99"]
-    assert told(capsys, f"{line} --replicas 1")["meets_goals"] is (found["replicas"] == 1)
+    assert plan_json(capsys, f"{line} --replicas 1")["meets_goals"] is (found["replicas"] == 1)
     code, out, _ = plan(capsys, line)
-    assert code == 0 and "is the smallest fleet that does" in out and "dollars a million written tokens" in out
+    assert code == 0 and "the smallest fleet that meets the SLOs" in out and "dollars per million output tokens" in out
 
 
 def test_routing_and_speculation_matter(capsys: pytest.CaptureFixture[str]) -> None:
     line = "fleet --target llama-3.1-8b --draft eagle --rate 40 --replicas 3 --seconds 60 --prefixes 2000"
-    routes = {name: told(capsys, f"{line} --routing {name}") for name in ("random", "prefix")}
+    routes = {name: plan_json(capsys, f"{line} --routing {name}") for name in ("random", "prefix")}
     assert routes["prefix"]["cached_share"] >= routes["random"]["cached_share"] > 0
-    guesses = {mode: told(capsys, f"{line} --speculation {mode}") for mode in ("off", "load")}
-    assert guesses["load"]["per_token_p50"] < guesses["off"]["per_token_p50"]
+    modes = {mode: plan_json(capsys, f"{line} --speculation {mode}") for mode in ("off", "load")}
+    assert modes["load"]["per_token_p50"] < modes["off"]["per_token_p50"]
 
 
 WRONG = [
-    ("", "target: is not named; say --target llama-3.1-8b"),
+    ("", "target: is missing; use --target llama-3.1-8b"),
     ("--target llama-3.1-8c", "did you mean 'llama-3.1-8b'?"),
     ("--target phi-4 --gpu h1000", "gpu: 'h1000' is not known; did you mean 'h100'?"),
     ("--target phi-4 --gpu abacus", "known: a10"),
     ("--target phi-4 --draft lama-3.2-1b", "draft: 'lama-3.2-1b' is not known; did you mean 'llama-3.2-1b'?"),
     ("--target phi-4 --draft none", "draft: none is plain decoding"),
     ("--target phi-4 --acceptance 1.5", "acceptance: must be between 0 and 1"),
-    ("--target phi-4 --batch none", "is no number of texts such as 8, 1,8,32 or 1..64"),
-    ("--target phi-4 --batch 8..2", "is no number of texts"),
+    ("--target phi-4 --batch none", "is not a batch size such as 8, 1,8,32 or 1..64"),
+    ("--target phi-4 --batch 8..2", "is not a batch size"),
     ("--target phi-4 --batch ,", "batch: must be 1 or more"),
-    ("--target phi-4 --context 0", "is no number of tokens"),
-    ("--target phi-4 --context 32k", "context: 32768 is more than the 16384 of phi-4"),
+    ("--target phi-4 --context 0", "is not a number of tokens"),
+    ("--target phi-4 --context 32k", "context: 32768 exceeds the context length of phi-4, 16384"),
     ("--target phi-4 --count 0", "count: must be 1 or more"),
     ("--target phi-4 --count 3", "40 heads cannot be split over 3 devices; use 1"),
     ("--target phi-4 --count 4 --tensor-parallel 3", "heads cannot be split"),
@@ -177,32 +180,32 @@ WRONG = [
     ("--target phi-4 --dtyp int8", "did you mean '--dtype'?"),
     ("--target phi-4 --svg none/plan.svg", "there is no folder none"),
     ("fleets --target phi-4", "plan: has no 'fleets'; did you mean 'fleet'?"),
-    ("--target phi-4 --rate 3", "rate: is for a fleet; say foretell plan fleet"),
+    ("--target phi-4 --rate 3", "rate: is for a fleet; use foretell plan fleet"),
     ("fleet --target phi-4 --rate 3 --batch 8", "batch: is not for a fleet"),
-    ("fleet --target phi-4", "rate: is not said"),
+    ("fleet --target phi-4", "rate: is missing"),
     ("fleet --target phi-4 --rate 0", "rate: must be above 0"),
-    ("fleet --target phi-4 --rate 1 --seconds 5", "too few to tell"),
+    ("fleet --target phi-4 --rate 1 --seconds 5", "which is too few"),
     ("fleet --target phi-4 --rate 1 --burst 9 --arrivals bursty", "burst: must be 5 or less"),
     ("fleet --target phi-4 --rate 1 --prefixes 3 --prompt 100", "prefix_tokens: must be fewer"),
-    ("fleet --target llama-3.1-405b --rate 1", "has no room for one text"),
-    ("fleet --target phi-4 --rate 1 --tpot 0.0001", "copies do not meet the goals"),
+    ("fleet --target llama-3.1-405b --rate 1", "has no memory for one sequence"),
+    ("fleet --target phi-4 --rate 1 --tpot 0.0001", "replicas do not meet the SLOs"),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), WRONG)
-def test_bad_input_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+def test_bad_input_gives_a_one_line_error(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
     code, out, err = plan(capsys, line)
     assert code in (1, 2) and not out
     assert words in err and err.count("\n") == 1, err
 
 
-def test_a_config_of_another_kind_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_config_that_is_not_generative_is_rejected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 768}))
     code, _, err = plan(capsys, f"--target {path}")
-    assert code == 2 and "BertModel is no language model" in err and err.count("\n") == 1
+    assert code == 2 and "BertModel is not a language model" in err and err.count("\n") == 1
     path.write_text(json.dumps(LLAMA))
-    assert told(capsys, f"--target {path} --batch 1")["target"]["weights"] > 8e9
+    assert plan_json(capsys, f"--target {path} --batch 1")["target"]["weights"] > 8e9
 
 
 def test_planning_needs_no_torch() -> None:
@@ -214,7 +217,7 @@ PAGE = [line for line in commands(ROOT / "docs" / "planning.md") if line.startsw
 
 
 @pytest.mark.parametrize("line", PAGE)
-def test_the_pages_commands_run(
+def test_the_commands_of_the_docs_page_run(
     capsys: pytest.CaptureFixture[str], line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -223,5 +226,5 @@ def test_the_pages_commands_run(
     assert code == 0 and out.strip(), err
 
 
-def test_the_page_has_commands() -> None:
+def test_the_docs_page_has_commands() -> None:
     assert len(PAGE) >= 4, "or the test above tests nothing"

@@ -1,4 +1,4 @@
-"""Fleets in simulation: closed forms in a limit, and what must hold whatever happens."""
+"""Fleet simulation: queueing theory in limiting cases, and invariants."""
 
 from __future__ import annotations
 
@@ -13,59 +13,61 @@ from foretell.plan.fleet.arrivals import TrafficModel, generate_requests
 from foretell.plan.fleet.service_time import ServiceTimes, service_times
 from foretell.plan.fleet.simulate import ROUTES, FleetRun, FleetSpec, quantile, route_of, simulate
 from foretell.plan.fleet.sizing import FleetSlo, FleetTrial
-from tests.plan.worlds import placed
+from tests.plan.deployments import deployed
 
-LONG = 10_000.0  # tokens, so that the first, which comes with the prompt, is no matter
+LONG = 10_000.0  # tokens, so that the first one, which comes with the prefill, is negligible
 
 
-def steady(seats: int, seconds: float, shared: bool = False) -> ServiceTimes:
-    """A text of `LONG` tokens takes so many seconds: each on its own, or all of them sharing one server."""
-    steps = [StepEstimate(0, 0.0, seconds / LONG * (max(1, n) if shared else 1), 0.0, 1.0) for n in range(seats + 1)]
+def constant_service(max_num_seqs: int, seconds: float, shared: bool = False) -> ServiceTimes:
+    """Return service times of `seconds` for `LONG` tokens, of each sequence alone or with one server shared."""
+    steps = [
+        StepEstimate(0, 0.0, seconds / LONG * (max(1, n) if shared else 1), 0.0, 1.0) for n in range(max_num_seqs + 1)
+    ]
     return ServiceTimes(tuple(steps), prefill_seconds_per_token=0.0)
 
 
 def queue(
-    pace: ServiceTimes, rate: float, replicas: int = 1, seconds: float = 40_000.0, seed: int = 1, **more: object
+    service: ServiceTimes, rate: float, replicas: int = 1, seconds: float = 40_000.0, seed: int = 1, **more: object
 ) -> FleetRun:
-    demand = replace(TrafficModel(rate, prompt=0.0, output=LONG, lengths="exponential"), **more)  # type: ignore[arg-type]
+    traffic = replace(TrafficModel(rate, prompt=0.0, output=LONG, lengths="exponential"), **more)  # type: ignore[arg-type]
     return simulate(
-        FleetSpec(replicas, pace), generate_requests(demand, seconds, seed), route_of("random", seed), seconds
+        FleetSpec(replicas, service), generate_requests(traffic, seconds, seed), route_of("random", seed), seconds
     )
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """How likely a caller has to wait."""
+    """Return the probability that a request has to wait (Erlang C)."""
     terms = [load**k / math.factorial(k) for k in range(servers)]
     last = load**servers / math.factorial(servers) * servers / (servers - load)
     return last / (sum(terms) + last)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
-def test_one_seat_is_a_queue_with_one_server(load: float) -> None:
-    """M/M/1: times in the system are exponential with the mean 1 / (service rate - rate)."""
-    run = queue(steady(1, 1.0), load)
-    times = [visit.finished_at - visit.request.at for visit in run.requests]
+def test_one_slot_is_an_m_m_1_queue(load: float) -> None:
+    """Times in the system are exponential with mean 1 / (service rate - arrival rate)."""
+    run = queue(constant_service(1, 1.0), load)
+    times = [served.finished_at - served.request.at for served in run.requests]
     mean = 1 / (1 - load)
     assert fmean(times) == pytest.approx(mean, rel=0.06)
     assert quantile(sorted(times), 0.99) == pytest.approx(mean * math.log(100), rel=0.1)
-    waits = [visit.admitted_at - visit.request.at for visit in run.requests]
+    waits = [served.admitted_at - served.request.at for served in run.requests]
     assert fmean(waits) == pytest.approx(load * mean, rel=0.1)
     assert run.utilisation == pytest.approx(load, rel=0.03) and run.running_per_replica == pytest.approx(load, rel=0.03)
 
 
-def test_many_seats_of_equal_pace_are_many_servers() -> None:
-    """M/M/c, by Erlang's formula."""
-    run = queue(steady(4, 1.0), 3.0, seconds=20_000.0)
-    waits = [visit.admitted_at - visit.request.at for visit in run.requests]
+def test_independent_slots_are_an_m_m_c_queue() -> None:
+    """Waiting times follow the Erlang C formula."""
+    run = queue(constant_service(4, 1.0), 3.0, seconds=20_000.0)
+    waits = [served.admitted_at - served.request.at for served in run.requests]
     chance = erlang_c(4, 3.0)
     assert sum(wait > 1e-9 for wait in waits) / len(waits) == pytest.approx(chance, rel=0.06)
     assert fmean(waits) == pytest.approx(chance / (4 - 3), rel=0.1)
 
 
-def test_seats_that_share_one_server_are_served_in_turn() -> None:
-    """M/M/1 with processor sharing: the same mean, and whoever wants twice as much stays twice as long."""
+def test_slots_that_share_one_server_are_processor_sharing() -> None:
+    """M/M/1 with processor sharing: the same mean, and time in the system is proportional to length."""
     load = 0.6
-    run = queue(steady(200, 1.0, shared=True), load)
+    run = queue(constant_service(200, 1.0, shared=True), load)
     assert fmean(v.finished_at - v.request.at for v in run.requests) == pytest.approx(1 / (1 - load), rel=0.06)
     short = [v for v in run.requests if 0.4 * LONG < v.request.output < 0.6 * LONG]
     long = [v for v in run.requests if 1.8 * LONG < v.request.output < 2.2 * LONG]
@@ -78,7 +80,7 @@ def test_seats_that_share_one_server_are_served_in_turn() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> ServiceTimes:
-    target = placed("llama-3.1-8b")
+    target = deployed("llama-3.1-8b")
     return service_times(target, find_drafter("eagle", target), 16, 1000, 900, 0.7, 8, "load", None)
 
 
@@ -87,126 +89,130 @@ BUSY = TrafficModel(rate=18.0, prompt=900.0, output=200.0, prefixes=40, prefix_t
 
 @pytest.mark.parametrize("routing", ROUTES)
 @pytest.mark.parametrize("arrivals", ["poisson", "bursty"])
-def test_nothing_is_lost_and_nothing_comes_from_nowhere(real: ServiceTimes, routing: str, arrivals: str) -> None:
-    demand = replace(BUSY, arrivals=arrivals)
-    coming = generate_requests(demand, 120.0, 3)
-    run = simulate(FleetSpec(3, real, max_prefixes=10, prefix_tokens=600.0), coming, route_of(routing, 3), 120.0)
-    assert [visit.request for visit in run.requests] == coming, "everybody is served, once"
-    for visit in run.requests:
-        assert visit.request.at <= visit.admitted_at <= visit.first_token_at <= visit.finished_at <= run.end
-    # Little's law holds to the last digit: time spent here is people times seconds.
-    assert sum(tally.sequence_seconds for tally in run.integrals) == pytest.approx(
+def test_requests_and_tokens_are_conserved(real: ServiceTimes, routing: str, arrivals: str) -> None:
+    traffic = replace(BUSY, arrivals=arrivals)
+    requests = generate_requests(traffic, 120.0, 3)
+    run = simulate(FleetSpec(3, real, max_prefixes=10, prefix_tokens=600.0), requests, route_of(routing, 3), 120.0)
+    assert [served.request for served in run.requests] == requests, "every request is served once"
+    for served in run.requests:
+        assert served.request.at <= served.admitted_at <= served.first_token_at <= served.finished_at <= run.end
+    # Little's law holds exactly: requests times seconds is the sum of their times in the system.
+    assert sum(integrals.sequence_seconds for integrals in run.integrals) == pytest.approx(
         sum(v.finished_at - v.request.at for v in run.requests)
     )
-    assert sum(tally.running_seconds for tally in run.integrals) == pytest.approx(
+    assert sum(integrals.running_seconds for integrals in run.integrals) == pytest.approx(
         sum(v.finished_at - v.admitted_at for v in run.requests)
     )
-    assert sum(tally.output_tokens for tally in run.integrals) == pytest.approx(
-        sum(c.output - 1 for c in coming), rel=1e-6
+    assert sum(integrals.output_tokens for integrals in run.integrals) == pytest.approx(
+        sum(c.output - 1 for c in requests), rel=1e-6
     )
-    assert sum(tally.prefill_tokens for tally in run.integrals) == pytest.approx(
+    assert sum(integrals.prefill_tokens for integrals in run.integrals) == pytest.approx(
         sum(v.prefill_tokens for v in run.requests), rel=1e-6
     )
-    for number, tally in enumerate(run.integrals):
-        assert 0 < tally.busy_seconds <= run.end and tally.running_seconds <= 16 * tally.busy_seconds * (1 + 1e-9)
+    for number, integrals in enumerate(run.integrals):
+        assert 0 < integrals.busy_seconds <= run.end and integrals.running_seconds <= 16 * integrals.busy_seconds * (
+            1 + 1e-9
+        )
         begun = [v.admitted_at for v in run.requests if v.replica == number]
-        assert begun == sorted(begun), "who comes first is taken up first"
+        assert begun == sorted(begun), "first come, first served"
 
 
-def test_no_text_is_faster_than_alone(real: ServiceTimes) -> None:
+def test_no_request_is_faster_than_alone(real: ServiceTimes) -> None:
     run = simulate(FleetSpec(2, real), generate_requests(BUSY, 60.0, 5), route_of("least-loaded", 5), 60.0)
     assert min(run.tpots) >= (1 / real.steps[1].tokens_per_second) * (1 - 1e-6)
 
 
-def test_routing_by_prefix_finds_more_in_caches(real: ServiceTimes) -> None:
-    coming = generate_requests(BUSY, 200.0, 7)
+def test_prefix_routing_has_more_cache_hits(real: ServiceTimes) -> None:
+    requests = generate_requests(BUSY, 200.0, 7)
     fleet = FleetSpec(4, real, max_prefixes=10, prefix_tokens=600.0)
-    runs = {name: simulate(fleet, coming, route_of(name, 7), 200.0) for name in ROUTES}
+    runs = {name: simulate(fleet, requests, route_of(name, 7), 200.0) for name in ROUTES}
     assert runs["prefix"].cached_share > 1.2 * runs["random"].cached_share > 0
     assert fmean(runs["prefix"].ttfts) < fmean(runs["random"].ttfts)
     assert quantile(runs["least-loaded"].ttfts, 0.99) < quantile(runs["random"].ttfts, 0.99)  # type: ignore[operator]
-    nothing = simulate(FleetSpec(4, real), coming, route_of("prefix", 7), 200.0)
-    assert nothing.cached_share == 0
+    uncached = simulate(FleetSpec(4, real), requests, route_of("prefix", 7), 200.0)
+    assert uncached.cached_share == 0
 
 
-def test_guessing_by_load_is_never_slower_than_always_or_never() -> None:
-    target = placed("llama-3.1-8b")
-    guesser = find_drafter("llama-3.2-1b", target)
-    paces = {
-        mode: service_times(target, guesser, 256, 4096, 4000, 0.35, 8, mode, None)  # type: ignore[arg-type]
+def test_speculation_by_load_is_never_slower_than_on_or_off() -> None:
+    target = deployed("llama-3.1-8b")
+    drafter = find_drafter("llama-3.2-1b", target)
+    services = {
+        mode: service_times(target, drafter, 256, 4096, 4000, 0.35, 8, mode, None)  # type: ignore[arg-type]
         for mode in ("on", "off", "load")
     }
-    for texts in range(1, 257):
-        rates = {mode: pace.decode_rate(texts, reading=False) for mode, pace in paces.items()}
+    for batch in range(1, 257):
+        rates = {mode: service.decode_rate(batch, is_prefilling=False) for mode, service in services.items()}
         assert rates["load"] >= max(rates["on"], rates["off"]) * (1 - 1e-12)
-    assert paces["on"].decode_rate(1, False) > paces["off"].decode_rate(1, False)
-    assert paces["on"].decode_rate(256, False) < paces["off"].decode_rate(256, False), "or this would test nothing"
+    assert services["on"].decode_rate(1, False) > services["off"].decode_rate(1, False)
+    assert services["on"].decode_rate(256, False) < services["off"].decode_rate(256, False), (
+        "otherwise the test is void"
+    )
 
 
-def test_a_prompt_slows_those_who_are_written_for(real: ServiceTimes) -> None:
-    assert real.decode_rate(8, reading=True) < real.decode_rate(8, reading=False)
+def test_prefill_slows_decode(real: ServiceTimes) -> None:
+    assert real.decode_rate(8, is_prefilling=True) < real.decode_rate(8, is_prefilling=False)
     assert real.prefill_rate(8) < real.prefill_rate(0)
 
 
-def test_a_seed_decides_everything(real: ServiceTimes) -> None:
+def test_a_seed_determines_the_run(real: ServiceTimes) -> None:
     one, same, other = (generate_requests(BUSY, 30.0, seed) for seed in (1, 1, 2))
     assert one == same != other
     runs = [simulate(FleetSpec(2, real), one, route_of("random", 1), 30.0) for _ in range(2)]
     assert runs[0].ttfts == runs[1].ttfts
 
 
-def test_demand_has_the_means_that_were_asked_for() -> None:
+def test_generated_requests_have_the_given_means() -> None:
     for arrivals in ("poisson", "bursty"):
-        coming = generate_requests(replace(BUSY, arrivals=arrivals), 1500.0, 11)  # type: ignore[arg-type]
-        assert len(coming) / 1500 == pytest.approx(BUSY.rate, rel=0.08)
-        assert fmean(call.prompt for call in coming) == pytest.approx(900, rel=0.05)
-        assert fmean(call.output for call in coming) == pytest.approx(200, rel=0.05)
+        requests = generate_requests(replace(BUSY, arrivals=arrivals), 1500.0, 11)  # type: ignore[arg-type]
+        assert len(requests) / 1500 == pytest.approx(BUSY.rate, rel=0.08)
+        assert fmean(request.prompt for request in requests) == pytest.approx(900, rel=0.05)
+        assert fmean(request.output for request in requests) == pytest.approx(200, rel=0.05)
     counts = {name: _counts(replace(BUSY, arrivals=name)) for name in ("poisson", "bursty")}  # type: ignore[arg-type]
-    assert counts["bursty"] > 2 * counts["poisson"], "bursts come in crowds"
-    popular = [call.prefix for call in generate_requests(BUSY, 3000.0, 11)]
+    assert counts["bursty"] > 2 * counts["poisson"], "bursts are overdispersed"
+    popular = [request.prefix for request in generate_requests(BUSY, 3000.0, 11)]
     assert popular.count(0) > 5 * popular.count(39) > 0
 
 
-def _counts(demand: TrafficModel) -> float:
-    """The variance of calls a second over their mean, which is 1 for a Poisson process."""
+def _counts(traffic: TrafficModel) -> float:
+    """Return the variance over the mean of arrivals per second, which is 1 for a Poisson process."""
     seconds = [0] * 1000
-    for call in generate_requests(demand, 1000.0, 13):
-        seconds[int(call.at)] += 1
+    for request in generate_requests(traffic, 1000.0, 13):
+        seconds[int(request.at)] += 1
     mean = fmean(seconds)
     return fmean((count - mean) ** 2 for count in seconds) / mean
 
 
-def test_the_smallest_fleet_that_does(real: ServiceTimes) -> None:
-    demand = replace(BUSY, rate=60.0)
+def test_the_smallest_fleet_meets_the_slos(real: ServiceTimes) -> None:
+    traffic = replace(BUSY, rate=60.0)
     trial = FleetTrial(
-        FleetSpec(1, real), generate_requests(demand, 60.0, 1), "least-loaded", 60.0, 1, FleetSlo(0.5, 0.02), 3.0
+        FleetSpec(1, real), generate_requests(traffic, 60.0, 1), "least-loaded", 60.0, 1, FleetSlo(0.5, 0.02), 3.0
     )
     found = trial.smallest()
     assert found.slo.met_by(found.run)
     assert found.fleet.replicas > 1 and not trial.slo.met_by(trial.simulate(found.fleet.replicas - 1).run)
-    told = found.as_json()
-    assert told["dollars_per_hour"] == 3.0 * found.fleet.replicas
-    assert told["dollars_per_million_tokens"] == pytest.approx(
-        told["dollars_per_hour"] / 3600 / told["tokens_per_second"] * 1e6
+    figures = found.as_json()
+    assert figures["dollars_per_hour"] == 3.0 * found.fleet.replicas
+    assert figures["dollars_per_million_tokens"] == pytest.approx(
+        figures["dollars_per_hour"] / 3600 / figures["tokens_per_second"] * 1e6
     )
 
 
-def test_a_straggler_does_not_change_what_is_written_in_a_second() -> None:
-    """One text that takes as long again as all others together, at the pace of one."""
-    pace, seconds = steady(4, 1.0), 1000.0
+def test_a_long_last_request_does_not_change_the_throughput() -> None:
+    """One request that takes as long as all others together."""
+    service, seconds = constant_service(4, 1.0), 1000.0
     usual = generate_requests(TrafficModel(rate=2.0, prompt=1.0, output=LONG, lengths="exponential"), seconds, 2)
     runs = [
-        simulate(FleetSpec(1, pace), some, route_of("random", 2), seconds)
+        simulate(FleetSpec(1, service), some, route_of("random", 2), seconds)
         for some in (usual, [*usual, replace(usual[-1], at=seconds, number=len(usual), output=1e3 * LONG)])
     ]
     assert runs[1].end > 1.9 * runs[0].end
-    for name in ("tokens_per_second", "utilisation", "texts_served", "texts_at_once"):
+    for name in ("tokens_per_second", "utilisation", "running_per_replica", "sequences_per_replica"):
         assert getattr(runs[1], name) == pytest.approx(getattr(runs[0], name), rel=1e-3), name
-    late = [call.output for call in usual if call.at >= 0.1 * seconds]
+    late = [request.output for request in usual if request.at >= 0.1 * seconds]
     assert runs[0].tokens_per_second == pytest.approx(sum(late) / (0.9 * seconds), rel=0.03)
 
 
-def test_a_fleet_that_is_too_small_does_not_keep_up(real: ServiceTimes) -> None:
-    demand = replace(BUSY, rate=100.0)
-    run = simulate(FleetSpec(1, real), generate_requests(demand, 60.0, 1), route_of("random", 1), 60.0)
+def test_a_fleet_that_is_too_small_is_overloaded(real: ServiceTimes) -> None:
+    traffic = replace(BUSY, rate=100.0)
+    run = simulate(FleetSpec(1, real), generate_requests(traffic, 60.0, 1), route_of("random", 1), 60.0)
     assert not run.keeps_up and run.utilisation > 0.95

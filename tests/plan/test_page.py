@@ -1,4 +1,4 @@
-"""A plan's page in a real browser: on a desk and on a phone, in light and dark."""
+"""The HTML page of a plan in a browser: desktop and phone, light and dark."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["browser"]
 
 LINE = "--target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --count 4 --acceptance 0.8 --context 8k --no-plot"
-BEHIND = "getComputedStyle(document.body).backgroundColor"
-# Names at the ends of lines must not lie over each other.
-MEETING = """Array.from(document.querySelectorAll('svg')).flatMap(svg => {
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+# Labels at the ends of curves must not overlap.
+OVERLAPS = """Array.from(document.querySelectorAll('svg')).flatMap(svg => {
     const boxes = Array.from(svg.querySelectorAll('text[style]')).map(text => text.getBoundingClientRect());
     return boxes.flatMap((a, i) => boxes.slice(i + 1).filter(b => a.top + 3 < b.bottom && b.top + 3 < a.bottom));
 }).length"""
@@ -33,14 +33,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
-def test_it_looks_right(browser: Browser, page: str, size: tuple[int, int], dark: bool) -> None:
+def test_the_page_renders(browser: Browser, page: str, size: tuple[int, int], dark: bool) -> None:
     with open_page(browser, page, size, dark) as opened:
         opened.screenshot(f"plan-{size[0]}-{'dark' if dark else 'light'}")
         assert opened.overflow == 0
         assert opened.page.locator("svg polyline").count() == 7
         assert opened.page.locator("table").first.locator("tbody tr").count() == 7
-        assert opened.page.evaluate(MEETING) == 0
-        assert opened.page.evaluate(BEHIND) == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
+        assert opened.page.evaluate(OVERLAPS) == 0
+        assert opened.page.evaluate(BACKGROUND) == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
         opened.page.click("summary")
         expect(opened.page.locator("details pre")).to_be_visible()
         expect(opened.page.locator("details pre")).to_contain_text('"break_even_acceptance"')

@@ -57,5 +57,5 @@ def all_pages_are_freed(request: pytest.FixtureRequest) -> Iterator[None]:
         if name in request.fixturenames:
             inner = request.getfixturevalue(name).llm.engine
             # A cancelled generation ends with its step.
-            wait_for(lambda inner=inner: not inner.busy and inner.runner.pool.held == 0)
+            wait_for(lambda inner=inner: not inner.busy and inner.runner.pool.num_held == 0)
             inner.runner.pool.check()

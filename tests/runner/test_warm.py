@@ -78,7 +78,7 @@ def test_it_is_done_when_the_load_is_over(guesses: bool) -> None:
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = DummyHeads([config, config], grow=True)
+    heads = DummyHeads([config, config], trees=True)
 
     def make() -> ModelRunner:
         model = blank()

@@ -15,26 +15,26 @@ KEYS = ("first-key", "second-key")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that can chat, call and think."""
+    """Create a tiny model with a chat template for tools and reasoning."""
     return write_server_folder(tmp_path_factory.mktemp("models") / "server")
 
 
 @pytest.fixture(scope="session")
 def assembly(folder: Path) -> Assembly:
-    """An engine in this process."""
+    """Build an engine in this process."""
     return build_engine(EngineConfig(model=str(folder)), SpeculationConfig())
 
 
 @pytest.fixture(scope="session")
 def server(folder: Path) -> Iterator[ServerProcess]:
-    """A server as it starts by default."""
+    """Start a server with default settings."""
     with ServerProcess(folder) as process:
         yield process
 
 
 @pytest.fixture(scope="session")
 def strict_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with keys and small limits, which keeps its requests; it is set up by a file."""
+    """Start a server with keys, small limits and a request log, configured by a file."""
     place = tmp_path_factory.mktemp("strict")
     config = place / "serve.yaml"
     keys = "".join(f"\n  - {key}" for key in KEYS)

@@ -1,4 +1,4 @@
-"""A real server on loopback, in a process of its own, with a model that loads in a blink."""
+"""A server process on loopback with a tiny model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.folder import write_tiny_folder
 from tests.waiting import TIMEOUT
 
 COMMAND = [sys.executable, "-m", "foretell", "serve"]
-# Each step takes a while as long as a file is there: whoever looks at a text from outside then finds it unfinished.
+# Slows every step down while a file exists, so that a test can observe an unfinished sequence.
 SLOWED = """
 import sys, time
 from pathlib import Path
@@ -52,7 +52,7 @@ TEMPLATE = (
 
 
 def write_server_folder(path: Path, seed: int = 0) -> Path:
-    """The tiny model with room for a chat, and a template that knows tools and thoughts."""
+    """Create the tiny model with a chat template for tools and reasoning."""
     write_tiny_folder(path, seed)
     _change(path / "config.json", max_position_embeddings=CONTEXT)
     _change(path / "tokenizer_config.json", chat_template=TEMPLATE)
@@ -64,10 +64,10 @@ def _change(path: Path, **values: object) -> None:
 
 
 class ServerProcess:
-    """Started with flags of one's own on a free port; stopped by SIGTERM."""
+    """A server with the given flags on a free port; stopped by SIGTERM."""
 
     def __init__(self, model: Path | None, *flags: str, slowed: Path | None = None) -> None:
-        """`model` is None where a flag names it. `slowed`: a file that need not be there, for `slowly`."""
+        """`model` is None if a flag names it. `slowed`: path of the file that `slowly` creates."""
         self.flags, self._sign = flags, slowed
         self.log = Path(tempfile.mkstemp(prefix="foretell-", suffix=".log")[1])
         named = [] if model is None else [str(model)]
@@ -87,7 +87,7 @@ class ServerProcess:
 
     @contextmanager
     def slowly(self) -> Iterator[None]:
-        """Within, a text takes many seconds: what is done about it comes before its end, however busy the machine."""
+        """Slow every step down, so that a request is still running when the test acts on it."""
         assert self._sign is not None, "it was not started to be slowed"
         self._sign.touch()
         try:
@@ -96,26 +96,26 @@ class ServerProcess:
             self._sign.unlink()
 
     def stop(self, sig: int = signal.SIGTERM) -> int:
-        """Ask it to stop and wait; its exit code."""
+        """Send a signal, wait, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(sig)
         try:
             code = self.process.wait(TIMEOUT)
         finally:
-            self.process.kill()  # one that does not stop is not left behind
+            self.process.kill()  # a server that does not stop must not outlive the test
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.http.close()
         return code
 
     def post(self, path: str, status: int = 200, **body: Any) -> Any:
-        """The reply's JSON; the status must be as expected."""
+        """Return the response's JSON after checking the status."""
         answer = self.http.post(path, json=body)
         assert answer.status_code == status, answer.text
         return answer.json()
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics by its name and labels, the model's left out."""
+        """Return the samples of /metrics by name and labels, without the model's."""
         lines = self.http.get("/metrics").text.splitlines()
         pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
         return {MODEL_LABEL.sub("", name).replace("{}", ""): float(value) for name, value in pairs}

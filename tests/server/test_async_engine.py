@@ -1,4 +1,4 @@
-"""The engine in its thread: what callers get, what becomes of those who leave, and of those whose step fails."""
+"""The async engine: outputs, aborted requests, and failing steps."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def alone(tokens: int = 24) -> list[int]:
 
 
 def go(
-    play: Callable[[AsyncEngine], Coroutine[Any, Any, None]],
+    scenario: Callable[[AsyncEngine], Coroutine[Any, Any, None]],
     most: int = 8,
     world: World = WORLD,
     drafter: Drafter | None = None,
 ) -> AsyncEngine:
-    """Run a scene with an engine on a loop; afterwards no page may be missing."""
+    """Run a scenario with an engine on an event loop; afterwards all pages must be free."""
 
     async def scene() -> AsyncEngine:
         engine = AsyncEngine(world.engine(drafter or NGramDrafter()), most)
         engine.start()
         try:
-            await asyncio.wait_for(play(engine), TIMEOUT)
+            await asyncio.wait_for(scenario(engine), TIMEOUT)
         finally:
             await engine.stop()
         return engine
@@ -62,47 +62,47 @@ def go(
     return engine
 
 
-async def written(engine: AsyncEngine, name: str, tokens: int = 24) -> list[int]:
+async def generate(engine: AsyncEngine, name: str, tokens: int = 24) -> list[int]:
     stream = engine.submit(requests(engine.engine, name, tokens))
     return [token async for piece in stream.items() for token in piece.delta.tokens]
 
 
-def test_texts_are_those_of_an_engine_without_a_thread() -> None:
-    async def play(engine: AsyncEngine) -> None:
-        texts = await asyncio.gather(*(written(engine, str(i)) for i in range(6)))
-        assert all(text == alone() for text in texts)
+def test_outputs_equal_those_of_the_synchronous_engine() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        outputs = await asyncio.gather(*(generate(engine, str(i)) for i in range(6)))
+        assert all(text == alone() for text in outputs)
 
-    go(play)
+    go(scenario)
 
 
-def test_the_choices_of_a_request_come_mixed_and_whole() -> None:
-    async def play(engine: AsyncEngine) -> None:
+def test_the_choices_of_a_request_are_interleaved_and_complete() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         stream = engine.submit(requests(engine.engine, "a", n=3, temperature=1.0))
         pieces = [piece async for piece in stream.items()]
         assert sorted(piece.delta.choice for piece in pieces if piece.delta.finish_reason) == [0, 1, 2]
         assert sorted(piece.delta.choice for piece in pieces if piece.is_first) == [0, 1, 2]
 
-    go(play)
+    go(scenario)
 
 
 def test_every_step_is_reported_before_its_pieces() -> None:
     reports: list[StepReport] = []
 
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         engine.observe = reports.append
-        text = await written(engine, "a")
-        told = [token for report in reports for piece in report.items for token in piece.delta.tokens]
-        assert told == text and reports[-1].load.pages_held == 0
+        text = await generate(engine, "a")
+        returned = [token for report in reports for piece in report.items for token in piece.delta.tokens]
+        assert returned == text and reports[-1].load.pages_held == 0
         assert sum(report.timing.rows for report in reports) >= len(PROMPT) + len(text) - 1
 
-    go(play)
+    go(scenario)
 
 
-def test_who_leaves_frees_the_pages_before_the_next_step() -> None:
-    """A step may have begun when the caller leaves; the one after it does not know the text any more."""
+def test_an_aborted_request_frees_its_pages_before_the_next_step() -> None:
+    """A step may be running when the client disconnects; the next one no longer has the sequence."""
     left, late = threading.Event(), []
 
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         step = engine.engine.step
 
         def watched() -> Any:
@@ -115,15 +115,15 @@ def test_who_leaves_frees_the_pages_before_the_next_step() -> None:
         await anext(pieces)
         await pieces.aclose()
         left.set()
-        assert await written(engine, "b") == alone()
+        assert await generate(engine, "b") == alone()
         assert engine.engine.runner.pool.num_held == 0
 
-    go(play)
+    go(scenario)
     assert len(late) > 2 and not any("a" in names for names in late[1:])
 
 
-def test_a_text_that_takes_too_long_is_ended() -> None:
-    async def play(engine: AsyncEngine) -> None:
+def test_a_request_that_times_out_is_aborted() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         release = hold(engine.engine, after=1)
         stream = engine.submit(requests(engine.engine, "a", 200), timeout=0.1)
         with pytest.raises(TimeoutError):
@@ -132,11 +132,11 @@ def test_a_text_that_takes_too_long_is_ended() -> None:
         assert engine.num_sequences == 0
         release.set()
 
-    go(play)
+    go(scenario)
 
 
 def hold(engine: Engine, after: int = 0) -> threading.Event:
-    """Let an engine get stuck in a step, after so many, until the event is set."""
+    """Block an engine's step after `after` steps until the returned event is set."""
     step, release, left = engine.step, threading.Event(), iter(range(after))
 
     def held() -> Any:
@@ -149,88 +149,88 @@ def hold(engine: Engine, after: int = 0) -> threading.Event:
 
 
 async def stuck(engine: AsyncEngine, seconds: float = 0.0) -> None:
-    """Until it has been for so long."""
+    """Wait until the engine has been stuck for that long."""
     while engine.stuck_for() <= seconds:
         await asyncio.sleep(0.001)
 
 
 def test_a_full_queue_refuses_and_opens_again() -> None:
-    async def play(engine: AsyncEngine) -> None:
-        first = asyncio.ensure_future(written(engine, "a"))
-        second = asyncio.ensure_future(written(engine, "b"))
+    async def scenario(engine: AsyncEngine) -> None:
+        first = asyncio.ensure_future(generate(engine, "a"))
+        second = asyncio.ensure_future(generate(engine, "b"))
         await asyncio.sleep(0)
         with pytest.raises(QueueFull) as full:
             engine.submit(requests(engine.engine, "c"))
         assert full.value.retry_after >= 1
         await asyncio.gather(first, second)
-        assert await written(engine, "c") == alone()
+        assert await generate(engine, "c") == alone()
 
-    go(play, most=2)
+    go(scenario, most=2)
 
 
 def test_what_does_not_fit_is_refused_and_nothing_else() -> None:
-    async def play(engine: AsyncEngine) -> None:
-        other = asyncio.ensure_future(written(engine, "a"))
+    async def scenario(engine: AsyncEngine) -> None:
+        other = asyncio.ensure_future(generate(engine, "a"))
         with pytest.raises(CapacityError):
-            await written(engine, "b", 200)
+            await generate(engine, "b", 200)
         assert await other == alone()
 
-    go(play, world=World(max_num_seqs=4, pages=20))
+    go(scenario, world=World(max_num_seqs=4, pages=20))
 
 
-def test_a_step_that_fails_once_costs_nobody_a_text() -> None:
-    """Four run and two wait when a step fails; one by one they can all go on."""
+def test_a_step_that_fails_once_aborts_no_request() -> None:
+    """Four sequences run and two wait when a step fails; one by one all can continue."""
 
-    async def play(engine: AsyncEngine) -> None:
-        break_step(engine.engine, texts=4, times=1)
-        texts = await asyncio.gather(*(written(engine, str(i)) for i in range(6)))
-        assert texts == [alone()] * 6 and engine.failure is None
+    async def scenario(engine: AsyncEngine) -> None:
+        break_step(engine.engine, outputs=4, times=1)
+        outputs = await asyncio.gather(*(generate(engine, str(i)) for i in range(6)))
+        assert outputs == [alone()] * 6 and engine.failure is None
 
-    go(play)
+    go(scenario)
 
 
-def break_step(engine: Engine, texts: int, times: int) -> None:
-    """Let the runner fail so many times, in the midst of steps of so many texts."""
+def break_step(engine: Engine, outputs: int, times: int) -> None:
+    """Make the runner fail `times` times in steps with this many sequences."""
     forward, left = engine.runner.forward, [None] * times
 
-    def broken(shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
-        if left and len(shares) == texts:
+    def broken(scheduled: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
+        if left and len(scheduled) == outputs:
             left.pop()
             raise RuntimeError("planted")
-        return forward(shares, drafts)
+        return forward(scheduled, drafts)
 
     engine.runner.forward = broken  # type: ignore[method-assign]
 
 
 def test_an_engine_that_always_fails_is_given_up() -> None:
-    async def play(engine: AsyncEngine) -> None:
-        break_step(engine.engine, texts=1, times=1000)
+    async def scenario(engine: AsyncEngine) -> None:
+        break_step(engine.engine, outputs=1, times=1000)
         for i in range(MAX_FAILED_STEPS):
             with pytest.raises((StepFailed, Unavailable)):
-                await written(engine, str(i))
+                await generate(engine, str(i))
         while engine.failure is None:
             await asyncio.sleep(0.001)
         assert "planted" in engine.failure
         with pytest.raises(Unavailable):
             engine.submit(requests(engine.engine, "x"))
 
-    go(play)
+    go(scenario)
 
 
 def test_a_stuck_step_shows() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         assert engine.stuck_for() == 0
         release = hold(engine.engine)
-        asked = asyncio.ensure_future(written(engine, "a", 1))
+        asked = asyncio.ensure_future(generate(engine, "a", 1))
         await stuck(engine, 0.01)
         release.set()
         await asked
 
-    go(play)
+    go(scenario)
 
 
 def test_stuck_work_between_steps_shows_too() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         release = threading.Event()
         asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
@@ -242,11 +242,11 @@ def test_stuck_work_between_steps_shows_too() -> None:
             await asyncio.sleep(0.001)
             assert engine.stuck_for() == 0, "waiting to be asked is no work"
 
-    go(play)
+    go(scenario)
 
 
 async def fails_soon(asked: asyncio.Future[Any]) -> None:
-    """Expect `Unavailable`; the limit only keeps a test that fails from waiting for ever."""
+    """Expect `Unavailable`; the timeout only keeps a failing test from hanging."""
     done, _ = await asyncio.wait([asked], timeout=TIMEOUT)
     assert done, "it waits for a thread that has ended"
     with pytest.raises(Unavailable):
@@ -254,7 +254,7 @@ async def fails_soon(asked: asyncio.Future[Any]) -> None:
 
 
 def test_work_between_steps_fails_when_the_engine_has_failed() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         def leave() -> None:
             raise SystemExit
 
@@ -265,11 +265,11 @@ def test_work_between_steps_fails_when_the_engine_has_failed() -> None:
         await fails_soon(first)
         assert engine.failure is not None
 
-    go(play)
+    go(scenario)
 
 
 def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         release = threading.Event()
         first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
@@ -284,11 +284,11 @@ def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
         assert left.done()
         await fails_soon(asyncio.ensure_future(engine.between_steps(lambda: None)))
 
-    go(play)
+    go(scenario)
 
 
 def test_a_cancelled_caller_of_between_steps_costs_nothing() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         release, ran = threading.Event(), list[int]()
         first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(TIMEOUT)))
         await stuck(engine, 0.01)
@@ -298,30 +298,30 @@ def test_a_cancelled_caller_of_between_steps_costs_nothing() -> None:
         second.cancel()
         await asyncio.wait([first, second], timeout=TIMEOUT)
         release.set()
-        assert await written(engine, "a") == alone()
+        assert await generate(engine, "a") == alone()
         assert engine.failure is None and not ran
 
-    go(play)
+    go(scenario)
 
 
-def test_a_thread_that_must_end_tells_those_who_wait() -> None:
-    async def play(engine: AsyncEngine) -> None:
+def test_a_thread_that_ends_fails_its_waiting_requests() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         def leave() -> None:
             raise SystemExit
 
         engine.engine.step = leave  # type: ignore[method-assign,assignment]
         with pytest.raises(Unavailable):
-            await written(engine, "a")
+            await generate(engine, "a")
         assert engine.failure is not None
         engine.engine.abort("a")
 
-    go(play)
+    go(scenario)
 
 
-def test_the_step_a_text_has_to_wait_for_counts_as_waiting() -> None:
-    async def play(engine: AsyncEngine) -> None:
+def test_time_behind_a_running_step_counts_as_queue_time() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         release = hold(engine.engine)
-        other = asyncio.ensure_future(written(engine, "a", 3))
+        other = asyncio.ensure_future(generate(engine, "a", 3))
         await stuck(engine)
         stream = engine.submit(requests(engine.engine, "b", 1))
         asked = time.perf_counter()
@@ -330,12 +330,12 @@ def test_the_step_a_text_has_to_wait_for_counts_as_waiting() -> None:
         assert piece.state.timings.added <= asked
         await other
 
-    go(play)
+    go(scenario)
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
-    async def play(engine: AsyncEngine) -> None:
-        text = asyncio.ensure_future(written(engine, "a"))
+    async def scenario(engine: AsyncEngine) -> None:
+        text = asyncio.ensure_future(generate(engine, "a"))
         await asyncio.sleep(0)
         draining = asyncio.ensure_future(engine.drain(TIMEOUT))
         await asyncio.sleep(0)
@@ -344,21 +344,21 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
         assert await draining is True
         assert await text == alone()
 
-    go(play)
+    go(scenario)
 
 
 def test_stopping_ends_what_runs() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         release = hold(engine.engine, after=1)
-        text = asyncio.ensure_future(written(engine, "a", 200))
+        text = asyncio.ensure_future(generate(engine, "a", 200))
         await asyncio.sleep(0)
         assert await engine.drain(0.1) is False
-        release.set()  # it is the loop that ends texts, and there is no turn of the loop in between
+        release.set()  # sequences are finished on the loop, which does not run in between
         await engine.stop()
         with pytest.raises(Unavailable):
             await text
 
-    go(play)
+    go(scenario)
 
 
 def test_idle_time_is_used_for_work_that_yields_to_requests_and_may_fail() -> None:
@@ -378,10 +378,10 @@ def test_idle_time_is_used_for_work_that_yields_to_requests_and_may_fail() -> No
         try:
             while len(pieces) < 3:
                 await asyncio.sleep(0.005)
-            assert await written(engine, "1") == alone()
+            assert await generate(engine, "1") == alone()
             while len(pieces) < 12:
                 await asyncio.sleep(0.005)
-            assert await written(engine, "2") == alone(), "a failure in idle time costs no text"
+            assert await generate(engine, "2") == alone(), "a failure in idle time costs no text"
             assert len(pieces) == 12, "what failed is not tried again"
         finally:
             await engine.stop()

@@ -1,4 +1,4 @@
-"""What the endpoints tell, take and refuse, over HTTP."""
+"""The endpoints over HTTP: responses, accepted fields and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def test_what_it_tells_of_itself(server: ServerProcess) -> None:
+def test_status_endpoints(server: ServerProcess) -> None:
     assert server.http.get("/health").json()["status"] == "ok"
     assert server.http.get("/ready").json()["status"] == "ok"
     assert server.http.get("/version").json() == {"version": __version__}
@@ -33,10 +33,16 @@ def test_what_it_tells_of_itself(server: ServerProcess) -> None:
 
 
 def test_the_docs_are_a_page_of_our_own(server: ServerProcess) -> None:
-    """It tells of every endpoint and field, and a browser that reads it asks nobody else."""
+    """/docs lists every endpoint and field and loads nothing from other servers."""
     reply = server.http.get("/docs")
-    for told in ("POST /v1/chat/completions", "POST /tokenize", "GET /metrics", "max_completion_tokens", "cache_salt"):
-        assert told in reply.text, told
+    for reported in (
+        "POST /v1/chat/completions",
+        "POST /tokenize",
+        "GET /metrics",
+        "max_completion_tokens",
+        "cache_salt",
+    ):
+        assert reported in reply.text, reported
     assert "default-src 'none'" in reply.headers["content-security-policy"]
     assert "<script" not in reply.text and not re.findall(r'(?:src|href)="(?!/)[^"]*"', reply.text)
     style = re.search(r"<style>(.*?)</style>", reply.text)
@@ -60,7 +66,7 @@ def complete(server: ServerProcess, **body: Any) -> Any:
 
 
 def test_a_prompt_is_scored_as_evaluations_do(server: ServerProcess) -> None:
-    """The request lm-eval sends: token ids, echo, and one token that it leaves out of account."""
+    """The request of lm-eval: token ids, echo, and one output token that it ignores."""
     tokens = list(server.post("/tokenize", prompt=TEXT)["tokens"])
     reply = complete(server, prompt=[tokens, tokens[:9]], max_tokens=1, logprobs=1, echo=True, seed=1234)
     for choice, prompt in zip(reply["choices"], (tokens, tokens[:9]), strict=True):
@@ -78,14 +84,14 @@ def test_a_prompt_is_scored_as_evaluations_do(server: ServerProcess) -> None:
     assert same == pytest.approx(reply["choices"][0]["logprobs"]["token_logprobs"][1:-1], abs=1e-4)
 
 
-def test_an_echo_is_streamed_as_it_is_given_whole(server: ServerProcess) -> None:
+def test_a_streamed_echo_equals_the_complete_one(server: ServerProcess) -> None:
     asked: Any = {"echo": True, "logprobs": 2, "max_tokens": 6}
     whole = complete(server, **asked)["choices"][0]
     parts = [chunk["choices"][0] for chunk in stream(server, "/v1/completions", prompt=TEXT, temperature=0, **asked)]
     assert "".join(part["text"] for part in parts) == whole["text"]
-    told = [part["logprobs"] for part in parts if part["logprobs"]]
+    reported = [part["logprobs"] for part in parts if part["logprobs"]]
     for name in ("tokens", "text_offset"):
-        assert [value for each in told for value in each[name]] == whole["logprobs"][name]
+        assert [value for each in reported for value in each[name]] == whole["logprobs"][name]
 
 
 MARKED = "<|im_start|>user\nnaïve 한글 \U0001f600<|im_end|>\n"
@@ -93,7 +99,7 @@ MARKED = "<|im_start|>user\nnaïve 한글 \U0001f600<|im_end|>\n"
 
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_an_echo_is_the_prompt_as_it_was_sent(server: ServerProcess, as_ids: bool) -> None:
-    """With its marks; and each token's place is where it begins in the text."""
+    """Special tokens are included; text offsets are where each token begins."""
     prompt = server.post("/tokenize", prompt=MARKED)["tokens"] if as_ids else MARKED
     choice = complete(server, prompt=prompt, echo=True, logprobs=1, max_tokens=3)["choices"][0]
     assert choice["text"].startswith(MARKED)
@@ -124,7 +130,7 @@ def test_what_an_answer_cost(server: ServerProcess) -> None:
     assert "accepted_prediction_tokens" not in plain["usage"]["completion_tokens_details"]
 
 
-def test_what_it_costs_so_far_is_told_with_every_chunk(server: ServerProcess) -> None:
+def test_every_chunk_has_usage_and_timings_so_far(server: ServerProcess) -> None:
     asked: Any = {"prompt": TEXT, "max_tokens": 12, "temperature": 0, "timings_per_token": True}
     asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     chunks = stream(server, "/v1/completions", **asked)
@@ -134,15 +140,15 @@ def test_what_it_costs_so_far_is_told_with_every_chunk(server: ServerProcess) ->
     assert chunks[-2]["timings"]["predicted_ms"] > 0
 
 
-def test_how_far_a_prompt_was_read_comes_first(server: ServerProcess) -> None:
+def test_prompt_progress_comes_with_the_first_chunk(server: ServerProcess) -> None:
     asked: Any = {"prompt": TEXT * 2 + " read", "max_tokens": 6, "n": 2, "return_progress": True}
     chunks = stream(server, "/v1/completions", **asked)
-    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-    assert "prompt_progress" in chunks[0] and len(told) == 2, "once for each choice"
-    assert told[0]["processed"] == told[0]["total"] > told[0]["cache"] and told[0]["time_ms"] > 0
+    reported = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert "prompt_progress" in chunks[0] and len(reported) == 2, "once for each choice"
+    assert reported[0]["processed"] == reported[0]["total"] > reported[0]["cache"] and reported[0]["time_ms"] > 0
 
 
-def test_what_llama_cpp_says_of_guesses_is_taken(server: ServerProcess) -> None:
+def test_llama_cpp_names_of_draft_limits_are_accepted(server: ServerProcess) -> None:
     plain = complete(server, max_tokens=20)["choices"]
     for said in ({"speculative": {"n_min": 2, "p_min": 0.75}}, {"speculative.n_min": 2, "speculative.p_min": 0.5}):
         assert complete(server, max_tokens=20, **said)["choices"] == plain
@@ -163,16 +169,20 @@ def test_sums_over_requests_equal_the_counters(server: ServerProcess) -> None:
     def grown(name: str) -> float:
         return after.get(f"foretell:{name}", 0.0) - before.get(f"foretell:{name}", 0.0)
 
-    def told(*path: str) -> float:
+    def reported(*path: str) -> float:
         return sum(_dig(reply, path) for reply in replies)
 
-    assert grown("prompt_tokens_total") == told("usage", "prompt_tokens")
-    assert grown("prefix_cache_hits_total") == told("usage", "prompt_tokens_details", "cached_tokens")
-    assert grown("generation_tokens_total") == told("usage", "completion_tokens") + 1, "the one after the echo"
+    assert grown("prompt_tokens_total") == reported("usage", "prompt_tokens")
+    assert grown("prefix_cache_hits_total") == reported("usage", "prompt_tokens_details", "cached_tokens")
+    assert grown("generation_tokens_total") == reported("usage", "completion_tokens") + 1, "the one after the echo"
     spec = ("metrics", "speculative_decoding")
-    assert grown("spec_decode_num_drafts_total") == told(*spec, "num_spec_steps")
-    assert grown("spec_decode_num_draft_tokens_total") == told("timings", "draft_n") == told(*spec, "num_draft_tokens")
-    accepted = told("timings", "draft_n_accepted")
+    assert grown("spec_decode_num_drafts_total") == reported(*spec, "num_spec_steps")
+    assert (
+        grown("spec_decode_num_draft_tokens_total")
+        == reported("timings", "draft_n")
+        == reported(*spec, "num_draft_tokens")
+    )
+    accepted = reported("timings", "draft_n_accepted")
     assert grown("spec_decode_num_accepted_tokens_total") == accepted
     assert grown("speculative_decoding_accepted_tokens_total") == accepted
     places = [name for name in after if name.startswith("foretell:spec_decode_num_accepted_tokens_per_pos_total")]
@@ -181,7 +191,7 @@ def test_sums_over_requests_equal_the_counters(server: ServerProcess) -> None:
     assert sum(after[name] - before.get(name, 0.0) for name in by_drafter) == accepted
     for reason in {reason for reply in replies for reason in reply["speculation"]["skipped"]}:
         name = f'spec_decode_skipped_total{{reason="{reason}"}}'
-        assert grown(name) == told("speculation", "skipped", reason), reason
+        assert grown(name) == reported("speculation", "skipped", reason), reason
 
 
 def _dig(reply: dict[str, Any], path: tuple[str, ...]) -> float:
@@ -214,7 +224,7 @@ def test_tenants_share_no_cache(server: ServerProcess) -> None:
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert found("anna") == 0 and found("anna") > 0, "one's own text is found again"
-    assert found("berta") == 0, "and nobody else's"
+    assert found("berta") == 0, "and only its own"
     assert found("anna", "pepper") == 0 and found("anna", "pepper") > 0
     assert found("berta", "pepper") == 0
 
@@ -228,7 +238,7 @@ HARMLESS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_changes_nothing_is_taken(server: ServerProcess, name: str) -> None:
+def test_fields_without_effect_are_accepted(server: ServerProcess, name: str) -> None:
     server.post("/v1/chat/completions", messages=HELLO, max_tokens=1, **{name: HARMLESS[name]})
 
 
@@ -252,10 +262,10 @@ def test_what_is_not_supported_is_refused_by_name(server: ServerProcess, name: s
     assert error["message"] and error["type"] == "invalid_request_error"
 
 
-def test_a_text_may_be_in_a_hurry(server: ServerProcess) -> None:
+def test_a_request_may_have_a_deadline(server: ServerProcess) -> None:
     plain = complete(server, max_tokens=20, speculative=False)["choices"]
-    for hurry in ({"deadline": 0.5}, {"min_tokens_per_second": 1e4}):
-        assert complete(server, max_tokens=20, speculative=hurry)["choices"] == plain
+    for slo in ({"deadline": 0.5}, {"min_tokens_per_second": 1e4}):
+        assert complete(server, max_tokens=20, speculative=slo)["choices"] == plain
     error = server.post("/v1/completions", 400, prompt=TEXT, max_tokens=1, speculative={"deadline": -1})["error"]
     assert "deadline" in error["param"] and "above 0" in error["message"]
 
@@ -274,7 +284,7 @@ def test_bodies_that_are_no_requests(server: ServerProcess, body: str) -> None:
     assert reply.status_code == 400 and reply.json()["error"]["message"]
 
 
-def test_unknown_places_and_methods(server: ServerProcess) -> None:
+def test_unknown_paths_and_methods(server: ServerProcess) -> None:
     assert server.http.get("/v1/nothing").status_code == 404
     assert server.http.get("/v1/completions").status_code == 405
     assert server.http.get("/v1/nothing").json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""A step fails only those it fails for: one bad request among good ones, at each place where a step can fail."""
+"""Fault isolation: one failing request among others, at every point where a step can fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from foretell.engine.streams import StepFailed
 from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 from tests.outruns import Outruns
-from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
+from tests.server.test_async_engine import PROMPT, WORLD, alone, generate, go, requests
 from tests.tiny import World, check_pages, early_exit, model_drafter, random_tree
 
 BAD = "bad"
@@ -67,7 +67,7 @@ def fail_verifying(engine: Engine) -> None:
 
 
 def fail_committing(engine: Engine) -> None:
-    """Behind the others' commits and before theirs, with the words already written."""
+    """Fail after other sequences were committed, with this one's tokens already appended."""
     commit = engine.commit
 
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
@@ -80,20 +80,20 @@ def fail_committing(engine: Engine) -> None:
 
 
 def fail_telling(engine: Engine) -> None:
-    """What the text's tokens say cannot be found out, when they are in it already."""
+    """Fail in detokenization, after the tokens were committed."""
     add = engine.add
 
     def adding(request: Any, *given: Any) -> SequenceState:
-        track = add(request, *given)
-        tell = track.detokenizer.pop_text
+        state = add(request, *given)
+        tell = state.detokenizer.pop_text
 
         def broken() -> str:
-            if request.id == BAD and track.seq.num_output_tokens >= AFTER:
+            if request.id == BAD and state.seq.num_output_tokens >= AFTER:
                 raise RuntimeError("planted")
             return tell()
 
-        track.detokenizer.pop_text = broken  # type: ignore[method-assign]
-        return track
+        state.detokenizer.pop_text = broken  # type: ignore[method-assign]
+        return state
 
     engine.add = adding  # type: ignore[method-assign]
 
@@ -106,49 +106,49 @@ PLACES = {
 }
 
 
-async def outcome_of(engine: AsyncEngine, name: str) -> list[int] | BaseException:
-    (found,) = await asyncio.gather(written(engine, name), return_exceptions=True)
+async def result_of(engine: AsyncEngine, name: str) -> list[int] | BaseException:
+    (found,) = await asyncio.gather(generate(engine, name), return_exceptions=True)
     return found
 
 
 def bad_among_good(drafter: Drafter, place: Callable[[Engine], None]) -> AsyncEngine:
-    """Two good ones before it, two behind it; all of them, and who comes later, get their texts."""
+    """Run two good requests before and two after the failing one; all of them and later ones must finish."""
 
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         place(engine.engine)
         names = ["a", "b", BAD, "c", "d"]
-        texts = dict(zip(names, await asyncio.gather(*(outcome_of(engine, name) for name in names)), strict=True))
-        lost = texts.pop(BAD)
+        outputs = dict(zip(names, await asyncio.gather(*(result_of(engine, name) for name in names)), strict=True))
+        lost = outputs.pop(BAD)
         assert isinstance(lost, StepFailed) and str(lost).endswith(("RuntimeError", "PartialCommit"))
-        assert all(text == alone() for text in texts.values())
-        assert await written(engine, "later") == alone()
+        assert all(text == alone() for text in outputs.values())
+        assert await generate(engine, "later") == alone()
         assert engine.failure is None and engine.engine.stats.drafter_failures == 0
 
-    return go(play, world=World(max_num_seqs=8), drafter=drafter)
+    return go(scenario, world=World(max_num_seqs=8), drafter=drafter)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_request_that_fails_takes_nobody_along(drafter: str) -> None:
+def test_a_failing_request_does_not_affect_others(drafter: str) -> None:
     engine = bad_among_good(DRAFTERS[drafter](), fail_running).engine
     if isinstance(engine.drafter, ModelDrafter):
         assert engine.drafter.runner.pool.num_held == 0, "nor does the draft model lose a page"
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("async_device", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_wherever_it_fails(place: str, beside: bool) -> None:
-    """Also on a device that works beside the host, where the next step begins before the last one is told."""
+def test_isolation_wherever_the_step_fails(place: str, async_device: bool) -> None:
+    """Also with async scheduling, where the next step starts before the last one is delivered."""
 
     def plant(engine: Engine) -> None:
-        if beside:
+        if async_device:
             engine.runner.executor = Outruns(engine.runner.executor)
         PLACES[place](engine)
 
     bad_among_good(NGramDrafter(), plant)
 
 
-def test_what_fails_behind_the_commit_costs_no_token() -> None:
-    async def play(engine: AsyncEngine) -> None:
+def test_a_failure_after_commit_loses_no_token() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         controller, left = engine.engine.controller, [None] * 3
 
         def broken(outcomes: list[StepResult], times: StepTimes) -> None:
@@ -157,30 +157,30 @@ def test_what_fails_behind_the_commit_costs_no_token() -> None:
                 raise RuntimeError("planted")
 
         controller.observe = broken  # type: ignore[method-assign]
-        assert await asyncio.gather(*(written(engine, name) for name in "abcd")) == [alone()] * 4
+        assert await asyncio.gather(*(generate(engine, name) for name in "abcd")) == [alone()] * 4
         assert not left
 
-    go(play)
+    go(scenario)
 
 
 def test_a_bad_request_may_come_as_often_as_it_likes() -> None:
-    """It fails alone, but a made-up text can be run: the engine is not given up for it."""
+    """The request fails alone, but a dummy sequence runs: the engine does not fail."""
 
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         fail_running(engine.engine, after=0)
         for _ in range(2 * MAX_FAILED_STEPS):
-            assert isinstance(await outcome_of(engine, BAD), StepFailed)
-        assert await written(engine, "good") == alone() and engine.failure is None
+            assert isinstance(await result_of(engine, BAD), StepFailed)
+        assert await generate(engine, "good") == alone() and engine.failure is None
 
-    go(play)
+    go(scenario)
 
 
 # Without a thread, where the order of things is known.
 
 
-def finish(engine: Engine, tracks: list[SequenceState]) -> tuple[dict[str, list[int]], set[str]]:
-    """Step until all have ended: what each caller was told, by request and choice, and who was lost."""
-    told: dict[str, list[int]] = {f"{track.seq.request.id}{track.seq.request.choice}": [] for track in tracks}
+def finish(engine: Engine, states: list[SequenceState]) -> tuple[dict[str, list[int]], set[str]]:
+    """Step until all have finished; return the tokens by request and choice, and the aborted requests."""
+    returned: dict[str, list[int]] = {f"{state.seq.request.id}{state.seq.request.choice}": [] for state in states}
     lost: set[str] = set()
     for _ in range(1000):
         if not engine.busy:
@@ -188,59 +188,59 @@ def finish(engine: Engine, tracks: list[SequenceState]) -> tuple[dict[str, list[
         try:
             deltas = engine.step()
         except Exception as error:
-            found = recover(engine, tracks, error)
+            found = recover(engine, states, error)
             deltas = found.deltas
             lost |= set(found.failed)
             for name in found.failed:
                 engine.abort(name)
         check_pages(engine)
         for delta in deltas:
-            told[f"{delta.request_id}{delta.choice}"] += delta.tokens
-        for track in tracks:
-            track.outbox.clear()
+            returned[f"{delta.request_id}{delta.choice}"] += delta.tokens
+        for state in states:
+            state.outbox.clear()
     assert not engine.busy and engine.runner.pool.num_held == 0
-    return told, lost
+    return returned, lost
 
 
 def start(engine: Engine, *names: str, **params: Any) -> list[SequenceState]:
     return [engine.add(each) for name in names for each in requests(engine, name, **params)]
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_text_that_ends_and_cannot_be_told_is_lost_in_words(beside: bool) -> None:
+@pytest.mark.parametrize("async_device", [False, True])
+def test_a_finished_sequence_whose_delta_fails_gets_an_error(async_device: bool) -> None:
     engine = WORLD.engine(NGramDrafter())
-    if beside:
+    if async_device:
         engine.runner.executor = Outruns(engine.runner.executor)
-    tracks = start(engine, "a", "b") + start(engine, BAD, stop_token_ids=(alone()[AFTER],))
-    tell = tracks[-1].detokenizer.pop_text
+    states = start(engine, "a", "b") + start(engine, BAD, stop_token_ids=(alone()[AFTER],))
+    tell = states[-1].detokenizer.pop_text
 
     def broken() -> str:
-        if tracks[-1].seq.finish_reason is not None:
+        if states[-1].seq.finish_reason is not None:
             raise RuntimeError("planted")
         return tell()
 
-    tracks[-1].detokenizer.pop_text = broken  # type: ignore[method-assign]
-    told, lost = finish(engine, tracks)
-    assert lost == {BAD} and told["a0"] == told["b0"] == alone()
+    states[-1].detokenizer.pop_text = broken  # type: ignore[method-assign]
+    returned, lost = finish(engine, states)
+    assert lost == {BAD} and returned["a0"] == returned["b0"] == alone()
 
 
-def test_choices_that_end_in_the_step_that_fails_are_told_and_their_siblings_go_on() -> None:
-    """A stop token ends one choice in the very step whose commit fails for somebody behind it."""
+def test_choices_that_finish_in_a_failing_step_are_returned_and_their_siblings_continue() -> None:
+    """A stop token finishes one choice in the step whose commit fails for a later sequence."""
     engine = WORLD.engine()
-    told, _ = finish(engine, start(engine, "a", n=2, temperature=1.0))
-    ends = told["a0"][AFTER]
-    assert ends not in told["a0"][:AFTER] + told["a1"][:AFTER]
+    returned, _ = finish(engine, start(engine, "a", n=2, temperature=1.0))
+    ends = returned["a0"][AFTER]
+    assert ends not in returned["a0"][:AFTER] + returned["a1"][:AFTER]
     engine = WORLD.engine()
     expected, _ = finish(engine, start(engine, "a", n=2, temperature=1.0, stop_token_ids=(ends,)))
     assert len(expected["a0"]) == AFTER + 1 < len(expected["a1"])
     engine = WORLD.engine()
     fail_committing(engine)
-    tracks = start(engine, "a", n=2, temperature=1.0, stop_token_ids=(ends,)) + start(engine, BAD)
-    told, lost = finish(engine, tracks)
-    assert told == {**expected, "bad0": alone()[:AFTER]} and lost == {BAD}
+    states = start(engine, "a", n=2, temperature=1.0, stop_token_ids=(ends,)) + start(engine, BAD)
+    returned, lost = finish(engine, states)
+    assert returned == {**expected, "bad0": alone()[:AFTER]} and lost == {BAD}
 
 
-def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
+def test_a_partially_committed_sequence_is_aborted() -> None:
     engine = WORLD.engine(NGramDrafter())
     commit, left = engine.commit, [None]
 
@@ -252,26 +252,26 @@ def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
         return commit(outcome, news)
 
     engine.commit = broken  # type: ignore[method-assign]
-    told, lost = finish(engine, start(engine, "a", BAD, "b"))
-    assert lost == {BAD} and told["a0"] == told["b0"] == alone()
+    returned, lost = finish(engine, start(engine, "a", BAD, "b"))
+    assert lost == {BAD} and returned["a0"] == returned["b0"] == alone()
 
 
-def test_a_text_whose_grammar_went_ahead_of_it_is_lost() -> None:
+def test_a_sequence_whose_grammar_is_ahead_of_its_tokens_is_aborted() -> None:
     engine = WORLD.engine()
-    tracks = start(engine, "a", BAD)
+    states = start(engine, "a", BAD)
     for _ in range(AFTER):
         engine.step()
     matcher = GrammarMatcher(None, 1, ())  # type: ignore[arg-type]
-    matcher.num_tokens, tracks[1].matcher = tracks[1].seq.num_output_tokens + 1, matcher
-    for track in tracks:
-        track.outbox.clear()
-    found = recover(engine, tracks, RuntimeError("planted"))
+    matcher.num_tokens, states[1].matcher = states[1].seq.num_output_tokens + 1, matcher
+    for state in states:
+        state.outbox.clear()
+    found = recover(engine, states, RuntimeError("planted"))
     assert {name: type(error) for name, error in found.failed.items()} == {BAD: PartialCommit}
     assert [delta.request_id for delta in found.deltas] == ["a"]
 
 
-def test_a_text_that_cannot_be_taken_up_is_lost_and_those_behind_it_are_not() -> None:
-    async def play(engine: AsyncEngine) -> None:
+def test_a_sequence_that_cannot_be_scheduled_is_aborted_and_later_ones_are_not() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         scheduler = engine.engine.scheduler
         try_admit = scheduler._try_admit
 
@@ -282,14 +282,14 @@ def test_a_text_that_cannot_be_taken_up_is_lost_and_those_behind_it_are_not() ->
 
         scheduler._try_admit = broken  # type: ignore[method-assign]
         for _ in range(MAX_FAILED_STEPS + 1):
-            lost, *texts = await asyncio.gather(*(outcome_of(engine, name) for name in (BAD, "b", "c")))
-            assert isinstance(lost, StepFailed) and texts == [alone(), alone()]
+            lost, *outputs = await asyncio.gather(*(result_of(engine, name) for name in (BAD, "b", "c")))
+            assert isinstance(lost, StepFailed) and outputs == [alone(), alone()]
         assert engine.failure is None
 
-    go(play)
+    go(scenario)
 
 
-def test_where_it_is_the_draft_that_fails_nobody_is_lost() -> None:
+def test_a_failing_draft_aborts_no_sequence() -> None:
     engine = WORLD.engine(NGramDrafter())
     forward, failed = engine.runner.forward, []
 
@@ -300,11 +300,11 @@ def test_where_it_is_the_draft_that_fails_nobody_is_lost() -> None:
         return forward(shares, drafts)
 
     engine.runner.forward = broken  # type: ignore[method-assign]
-    told, lost = finish(engine, start(engine, "a", "b"))
-    assert failed and not lost and told == {"a0": alone(), "b0": alone()}
+    returned, lost = finish(engine, start(engine, "a", "b"))
+    assert failed and not lost and returned == {"a0": alone(), "b0": alone()}
 
 
-def test_a_text_that_was_committed_alone_is_not_lost_by_what_fails_behind_it() -> None:
+def test_a_sequence_committed_alone_survives_a_later_failure() -> None:
     engine = WORLD.engine(NGramDrafter())
     fail_running(engine)
     observe = engine.controller.observe
@@ -315,23 +315,23 @@ def test_a_text_that_was_committed_alone_is_not_lost_by_what_fails_behind_it() -
         observe(outcomes, times)
 
     engine.controller.observe = broken  # type: ignore[method-assign]
-    told, lost = finish(engine, start(engine, "a", BAD, "b"))
-    assert lost == {BAD} and told["a0"] == told["b0"] == alone()
+    returned, lost = finish(engine, start(engine, "a", BAD, "b"))
+    assert lost == {BAD} and returned["a0"] == returned["b0"] == alone()
 
 
-def test_a_text_that_finds_no_page_alone_waits_and_goes_on() -> None:
+def test_a_sequence_without_a_free_page_waits_and_continues() -> None:
     engine = WORLD.engine()
     engine.scheduler.prefix = None  # so that the second does not wait for the first one's pages
-    tracks = start(engine, "a", "b")
+    states = start(engine, "a", "b")
     for _ in range(len(PROMPT) % WORLD.page_size + 1):  # up to a page's end
         engine.step()
     taken = engine.runner.pool.allocate(engine.runner.pool.num_available)
     assert taken
-    for track in tracks:
-        track.outbox.clear()
-    found = recover(engine, tracks, RuntimeError("planted"))
+    for state in states:
+        state.outbox.clear()
+    found = recover(engine, states, RuntimeError("planted"))
     assert not found.failed and [delta.request_id for delta in found.deltas] == ["a"]
     assert [seq.request.id for seq in engine.scheduler.waiting] == ["b"], "the youngest gave its pages to the other"
     engine.runner.pool.release(taken)
-    finish(engine, tracks)
-    assert [track.seq.tokens[len(PROMPT) :] for track in tracks] == [alone(), alone()]
+    finish(engine, states)
+    assert [state.seq.tokens[len(PROMPT) :] for state in states] == [alone(), alone()]

@@ -1,4 +1,4 @@
-"""A server with keys and small limits: who is let in, how much of everything, and what becomes of those who leave."""
+"""A server with keys and small limits: access, limits, and disconnected clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(server: ServerProcess, key: str | None = KEYS[0], **body: Any) -> httpx.
 
 
 def wait_until_idle(server: ServerProcess) -> dict[str, float]:
-    """Until nothing runs; pages must all be back then."""
+    """Wait until nothing runs; all pages must be free then."""
     found: dict[str, float] = {}
 
     def rests() -> bool:
@@ -48,8 +48,8 @@ def test_keys(strict_server: ServerProcess) -> None:
         assert strict_server.http.get(path).status_code == 401
     for path in ("/health", "/ready", "/metrics", "/version"):
         assert strict_server.http.get(path).status_code == 200
-    told = strict_server.http.get("/server_info", headers={"Authorization": f"Bearer {KEYS[0]}"}).text
-    assert not any(key in told + strict_server.log.read_text() for key in KEYS), "keys are never shown or logged"
+    body = strict_server.http.get("/server_info", headers={"Authorization": f"Bearer {KEYS[0]}"}).text
+    assert not any(key in body + strict_server.log.read_text() for key in KEYS), "keys are never shown or logged"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_limits(strict_server: ServerProcess, body: dict[str, Any], field: str) 
     assert reply.status_code == 400 and reply.json()["error"]["param"] == field
 
 
-def test_large_bodies_are_not_read(strict_server: ServerProcess) -> None:
+def test_large_bodies_are_rejected_unread(strict_server: ServerProcess) -> None:
     assert ask(strict_server, prompt="x" * 30_000).status_code == 413
     headers = {"Authorization": f"Bearer {KEYS[0]}", "content-type": "application/json"}
     parts = (b" " * 1000 for _ in range(100))  # no length announced
@@ -88,14 +88,14 @@ def test_slow_bodies_are_not_waited_for(strict_server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HT"])
-def test_connections_that_say_nothing_are_closed(strict_server: ServerProcess, said: bytes) -> None:
+def test_idle_connections_are_closed(strict_server: ServerProcess, said: bytes) -> None:
     host, port = strict_server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), TIMEOUT) as silent:
         silent.sendall(said)
         assert silent.recv(4096) == b"", "the other side has hung up"
 
 
-def test_a_full_queue_says_when_to_come_back(strict_server: ServerProcess) -> None:
+def test_a_full_queue_returns_retry_after(strict_server: ServerProcess) -> None:
     replies: list[httpx.Response] = []
     threads = [threading.Thread(target=lambda: replies.append(ask(strict_server, **LONG))) for _ in range(10)]
     for thread in threads:
@@ -108,8 +108,8 @@ def test_a_full_queue_says_when_to_come_back(strict_server: ServerProcess) -> No
     wait_until_idle(strict_server)
 
 
-def test_a_caller_who_leaves_frees_the_pages(strict_server: ServerProcess) -> None:
-    """One who reads, and one who waits for a whole reply. What nobody waits for is not written to its end."""
+def test_a_disconnected_client_frees_its_pages(strict_server: ServerProcess) -> None:
+    """A streaming client and one that waits for the complete response; generation stops when they disconnect."""
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
 
     def steps() -> float:
@@ -129,7 +129,7 @@ def test_a_caller_who_leaves_frees_the_pages(strict_server: ServerProcess) -> No
         assert steps() - before < whole / 2
 
 
-def test_requests_and_answers_are_kept_where_asked(strict_server: ServerProcess) -> None:
+def test_requests_and_responses_are_logged_if_configured(strict_server: ServerProcess) -> None:
     marked = ask(strict_server, prompt=TEXT + " marked", seed=3).json()
     kept = Path(strict_server.flags[1]).parent / "requests.jsonl"
     found: list[dict[str, Any]] = []
@@ -141,7 +141,7 @@ def test_requests_and_answers_are_kept_where_asked(strict_server: ServerProcess)
     wait_for(is_kept)
     assert found[0]["request"]["prompt"].endswith("marked") and found[0]["id"] == marked["id"]
     assert found[0]["answers"][0]["text"] == marked["choices"][0]["text"]
-    assert kept.stat().st_mode & 0o077 == 0, "nobody else may read it"
+    assert kept.stat().st_mode & 0o077 == 0, "only the owner may read it"
     assert "marked" not in strict_server.log.read_text(), "the log has no prompts"
 
 
@@ -159,8 +159,8 @@ def test_a_log_line_under_load_as_json(strict_server: ServerProcess) -> None:
     assert re.search(r"\d running, \d waiting", found[0]["message"])
 
 
-def test_who_proposed_each_token(strict_server: ServerProcess) -> None:
-    """Here guesses of one length are always made, so that some of them stand."""
+def test_the_origin_of_each_token(strict_server: ServerProcess) -> None:
+    """A fixed draft length, so that some draft tokens are accepted."""
     asked: Any = {"prompt": TEXT * 3, "max_tokens": 30, "temperature": 0, "return_token_origin": True}
     choice = ask(strict_server, **asked).json()["choices"][0]
     assert len(choice["token_origins"]) == len(choice["token_ids"]) == 30

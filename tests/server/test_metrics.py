@@ -1,4 +1,4 @@
-"""What is counted: definitions on steps whose outcome is known beforehand."""
+"""Metric definitions, on steps with known results."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 
 from foretell.build.engine_builder import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
-from foretell.draft.backoff import Supervisor
+from foretell.draft.mix import MixDrafter
 from foretell.draft.scripted import ScriptedDrafter
+from foretell.draft.supervisor import Supervisor
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import StepTiming
 from foretell.sampling_params import SamplingParams
@@ -42,7 +43,7 @@ def truth() -> list[int]:
 
 
 def half_right() -> ScriptedDrafter:
-    """The first two guesses of a draft are right, the others wrong."""
+    """A drafter whose first two draft tokens are accepted and the others rejected."""
     text = truth()
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
@@ -59,15 +60,18 @@ def half_right() -> ScriptedDrafter:
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> ProcessMemory:
-    """A process whose memory stands still."""
+    """Make the process memory constant."""
     still = ProcessMemory(now=5_000, peak=6_000, files=2_000)
-    monkeypatch.setattr("foretell.server.metrics.resident", lambda: still)
+    monkeypatch.setattr("foretell.server.metrics.process_memory", lambda: still)
     return still
 
 
-def test_resident_memory_is_told_and_what_of_it_are_pages_of_files(memory: ProcessMemory) -> None:
-    told = samples(Metrics("m"))
-    assert (told[PREFIX + "resident_memory_bytes"], told[PREFIX + "resident_file_bytes"]) == (memory.now, memory.files)
+def test_resident_and_file_backed_memory_are_exposed(memory: ProcessMemory) -> None:
+    exposed = samples(Metrics("m"))
+    assert (exposed[PREFIX + "resident_memory_bytes"], exposed[PREFIX + "resident_file_bytes"]) == (
+        memory.now,
+        memory.files,
+    )
 
 
 def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
@@ -77,7 +81,7 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
 
 
 def served() -> tuple[Metrics, ChoiceState]:
-    """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
+    """One sequence, five steps with a draft: 4 of 4 draft tokens accepted and, with two tokens left, 1 of 2."""
     metrics = Metrics("m", controller=NoControllerStats(DECIDED))
 
     async def scene() -> ChoiceState:
@@ -122,7 +126,7 @@ def test_counters_have_the_values_of_the_definitions() -> None:
     assert {**found, **theirs} == samples(metrics, "both")
 
 
-def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> None:
+def test_controller_decisions_are_exposed_by_drafter_and_reason() -> None:
     decided = dict(DECIDED)
     metrics = Metrics("m", controller=NoControllerStats(decided, (False, "why"), 3))
     before = samples(metrics)
@@ -136,8 +140,7 @@ def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> No
 
 def test_failures_of_drafters_and_their_pauses_are_shown() -> None:
     clock = [0.0]
-    drafter = half_right()
-    drafter.supervisor = Supervisor(lambda: clock[0])
+    drafter = MixDrafter([half_right()], supervisor=Supervisor(lambda: clock[0]))
     engine = World(max_num_seqs=4, budget=NODES).engine(drafter)
     metrics = Metrics("m", health=lambda: engine.safe_drafter.health)
     name = PREFIX + '{}{{drafter="half"}}'
@@ -155,7 +158,7 @@ def test_failures_of_drafters_and_their_pauses_are_shown() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["auto", "ngram"])
-def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
+def test_metrics_read_the_engines_controller(drafter: str, folder: Path) -> None:
     speculation = SpeculationConfig(drafter=drafter)
     engine = EngineConfig(model=str(folder))
     service = Service(build_engine(engine, speculation), ServerConfig(), engine, speculation)
@@ -169,10 +172,10 @@ def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
     assert {re.findall('drafter="([^"]*)"', name)[0] for name in found} == set(arms) - {"prediction"}
 
 
-def test_an_answer_tells_the_same() -> None:
+def test_response_statistics_equal_the_metrics() -> None:
     _, answer = served()
-    told: Any = spec_metrics([answer], NODES, detailed=True)
-    assert told["speculative_decoding"] == {
+    exposed: Any = spec_metrics([answer], NODES, detailed=True)
+    assert exposed["speculative_decoding"] == {
         "mean_acceptance_length": 3.0,
         "draft_acceptance_rate": 10 / 18,
         "acceptance_histogram": [0, 0, 5, 0, 0],
@@ -187,14 +190,14 @@ def test_an_answer_tells_the_same() -> None:
 
 
 def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = None, host: float = 0.0) -> Any:
-    pieces = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
+    items = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
     rows = len(tokens) * (1 + drafted) if rows is None else rows
     times = StepTimes(0.0, seconds - host)
-    clock = StepTiming(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context_tokens=100)
-    return SimpleNamespace(pieces=pieces, clock=clock)
+    timing = StepTiming(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context_tokens=100)
+    return SimpleNamespace(items=items, timing=timing)
 
 
-def test_speedup_is_tokens_times_the_plain_steps_time_over_the_time_taken() -> None:
+def test_speedup_is_tokens_times_plain_step_time_over_time_taken() -> None:
     found = Speedup(lambda batch, context: 0.01 * batch)
     assert found.value is None
     found.observe(report([3], 4, 0.02))  # three tokens in two plain steps' time
@@ -202,11 +205,11 @@ def test_speedup_is_tokens_times_the_plain_steps_time_over_the_time_taken() -> N
     found.observe(report([2, 4], 4, 0.03))  # a plain step of two takes 0.02: six tokens would take 0.06
     assert found.value == pytest.approx((0.03 + 0.06) / (0.02 + 0.03))
     before = found.value
-    found.observe(report([1], 0, 9.0, rows=200))  # a prompt was read as well
+    found.observe(report([1], 0, 9.0, rows=200))  # the step also prefilled a prompt
     found.observe(report([], 0, 9.0, rows=200))
     assert found.value == before
     busy = Speedup(lambda batch, context: 0.01)
-    busy.observe(report([3], 4, 0.03, host=0.005))  # a plain step, too, would have had its 0.005 beside the target
+    busy.observe(report([3], 4, 0.03, host=0.005))  # a plain step would have the same 0.005 of host time
     assert busy.value == pytest.approx(3 * 0.015 / 0.03)
     unknown = Speedup(lambda batch, context: None)
     unknown.observe(report([3], 4, 0.02))

@@ -1,4 +1,4 @@
-"""The openai package against a real server: what people's programs do."""
+"""The openai package against a server process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_chat_is_answered(client: Any) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
 
 
-def test_the_same_seed_gives_the_same_text_with_speculation_or_without(client: Any) -> None:
+def test_the_same_seed_gives_the_same_output_with_and_without_speculation(client: Any) -> None:
     def ask(**extra: object) -> Any:
         done = client.completions.create(model="tiny", prompt=TEXT, max_tokens=40, seed=5, extra_body=extra)
         return done.choices[0].text
@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_text_with_speculation_or_without(client: A
     assert ask() == ask(**{"speculative.n_max": 0})
 
 
-def test_a_stream_says_what_the_whole_reply_says(client: Any) -> None:
+def test_a_stream_equals_the_complete_response(client: Any) -> None:
     asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 30, "seed": 3, "temperature": 1.0}
     whole = client.chat.completions.create(**asked)
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))

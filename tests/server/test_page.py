@@ -1,4 +1,4 @@
-"""The page as it is served: whole, closed to everything that is not its own, and open to those without a key."""
+"""The served page: complete, without external resources, and public."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_it_runs_no_script_and_asks_for_no_file_but_its_own() -> None:
         assert len(text.splitlines()) < 300
 
 
-def test_every_reason_has_words() -> None:
-    """Those of the controller and those of an answer: none is shown by its bare name."""
-    words = (FOLDER / "words.js").read_text()
+def test_every_skip_reason_has_a_description() -> None:
+    """Every reason of the controller and of a response has a description."""
+    words = (FOLDER / "format.js").read_text()
     known = set(re.findall(r"^  (\w+): \"", words[words.index("REASONS = {") : words.index("};")], re.M))
     decided = {value for name, value in vars(decisions).items() if name.isupper() and isinstance(value, str)}
     assert known == decided - {decisions.DRAFTED, decisions.SKIPPED} | {USER, OFF, NO_DRAFT, FIRST, LAST}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_no_text_is_ever_read_as_html(script: Path) -> None:
+def test_no_string_is_parsed_as_html(script: Path) -> None:
     assert not READERS.search(script.read_text())

@@ -26,7 +26,7 @@ FLAGS = ("--num-speculative-tokens", "4", "--prompt-lookup-min", "1", "--drafter
 
 @pytest.fixture(scope="module")
 def keyed(folder: Path, browser: Browser) -> Iterator[ServerProcess]:
-    """Started only where there is a browser to ask it."""
+    """Start a server with a key, only if there is a browser."""
     with ServerProcess(folder, *FLAGS, "--api-key", KEY) as process:
         yield process
 
@@ -35,7 +35,7 @@ def keyed(folder: Path, browser: Browser) -> Iterator[ServerProcess]:
 def page_of(
     browser: Browser, server: ServerProcess, size: tuple[int, int] = DESKTOP, dark: bool = False
 ) -> Iterator[Opened]:
-    """The page, with its key given as a user gives it; nothing may go wrong on it but that it was asked for."""
+    """Open the page and enter the key; the only error allowed is the first 401."""
     with open_page(browser, f"{server.url}/", size, dark) as opened:
         opened.page.fill("#key", KEY)
         opened.page.press("#key", "Enter")
@@ -47,7 +47,7 @@ def page_of(
 
 
 def ask(opened: Opened, text: str = TEXT, tokens: int = 40) -> Any:
-    """Send a message and wait for the whole answer."""
+    """Send a message and wait for the complete response."""
     page = opened.page
     before = page.locator(".answer").count()
     if not page.locator("#set-tokens").is_visible():
@@ -61,7 +61,7 @@ def ask(opened: Opened, text: str = TEXT, tokens: int = 40) -> Any:
     return answer
 
 
-def test_the_key_is_asked_for_and_kept_in_the_tab_alone(browser: Browser, keyed: ServerProcess) -> None:
+def test_the_key_is_requested_and_stored_in_the_tab_only(browser: Browser, keyed: ServerProcess) -> None:
     with open_page(browser, f"{keyed.url}/") as opened:
         page = opened.page
         page.wait_for_selector("#key-dialog[open]")
@@ -84,32 +84,32 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_alone(browser: Browser, keyed:
         page.wait_for_selector("#banner:not([hidden])")
 
 
-def test_an_answer_streams_and_tells_who_wrote_it(browser: Browser, keyed: ServerProcess) -> None:
+def test_a_response_streams_with_the_origin_of_its_tokens(browser: Browser, keyed: ServerProcess) -> None:
     with page_of(browser, keyed) as opened:
         page = opened.page
         answer = ask(opened, tokens=200)
-        guessed = answer.locator("> .text .token:not(.by-target)")
+        drafted = answer.locator("> .text .token:not(.by-target)")
         expect(answer.locator(".foot")).to_contain_text("lossless")
-        assert guessed.count() and answer.locator(".round").count() > 5
-        expect(page.locator("#figure-split")).to_contain_text("guessing")
-        expect(page.locator("#figure-places li")).not_to_have_count(0)
+        assert drafted.count() and answer.locator(".round").count() > 5
+        expect(page.locator("#figure-split")).to_contain_text("drafting")
+        expect(page.locator("#figure-positions li")).not_to_have_count(0)
         assert float(page.inner_text("#figure-speed")) > 0 and float(page.inner_text("#figure-step")) > 1
-        told = keyed.http.post(
+        response = keyed.http.post(
             "/v1/chat/completions",
             json={"messages": [{"role": "user", "content": TEXT}], "max_tokens": 200, "temperature": 0},
             headers={"Authorization": f"Bearer {KEY}"},
         ).json()
-        assert answer.locator("> .text").evaluate("e => e.textContent") == told["choices"][0]["message"]["content"]
-        guessed.first.hover()
+        assert answer.locator("> .text").evaluate("e => e.textContent") == response["choices"][0]["message"]["content"]
+        drafted.first.hover()
         card = page.locator("#card")
-        expect(card).to_contain_text("guessed by")
-        expect(card).to_contain_text("model’s probability")
-        expect(card).to_contain_text(re.compile(r"drafter’s confidence\s*(0\.\d+|1\.000)"))
+        expect(card).to_contain_text("drafted by")
+        expect(card).to_contain_text("target probability")
+        expect(card).to_contain_text(re.compile(r"draft confidence\s*(0\.\d+|1\.000)"))
         opened.screenshot("card")
         page.keyboard.press("Escape")
         expect(card).to_be_hidden()
         page.uncheck("#tint")
-        expect(guessed.first).to_have_css("background-color", "rgba(0, 0, 0, 0)")
+        expect(drafted.first).to_have_css("background-color", "rgba(0, 0, 0, 0)")
 
 
 def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProcess) -> None:
@@ -121,7 +121,7 @@ def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProces
         page.keyboard.press("ArrowRight")
         expect(focused).to_have_attribute("data-token", "1")
         expect(focused).to_have_attribute("aria-describedby", "card")
-        expect(card).to_contain_text("round")
+        expect(card).to_contain_text("step")
         page.keyboard.press("End")
         last = answer.locator("> .text .token").last
         expect(last).to_be_focused()
@@ -133,8 +133,8 @@ def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProces
         expect(page.locator("#view-chat")).to_be_hidden()
 
 
-def test_what_is_written_is_never_read_as_html(browser: Browser, keyed: ServerProcess) -> None:
-    """The user's text and the model's: a schema makes it write just that."""
+def test_model_output_is_never_parsed_as_html(browser: Browser, keyed: ServerProcess) -> None:
+    """HTML in the user's message and in the output, which a schema forces."""
     with page_of(browser, keyed) as opened:
         page = opened.page
         page.fill("#set-schema", json.dumps({"const": HOSTILE}))
@@ -181,17 +181,17 @@ def test_a_race_is_run_in_turns_and_replayed(browser: Browser, keyed: ServerProc
         page.fill("#race-prompt", TEXT)
         page.select_option("#race-laps", "3")
         page.click("#race-go")
-        page.wait_for_selector("#verdict:not([hidden])")
-        expect(page.locator("#race-same")).to_have_text("Same text, token for token")
-        expect(page.locator("#race-ratio")).to_contain_text("as fast")
-        expect(page.locator("#race-laps-told tr")).to_have_count(3)
+        page.wait_for_selector("#race-result:not([hidden])")
+        expect(page.locator("#race-same")).to_have_text("Same output, token for token")
+        expect(page.locator("#race-ratio")).to_contain_text("speedup")
+        expect(page.locator("#race-laps-rows tr")).to_have_count(3)
         arms = [body["speculative"] is not False for body in bodies]
         assert arms == [True, False, True, True, False, False, True], "warm, then off and on in turns, each first once"
         assert len({body["cache_salt"] for body in bodies}) == 7 and len({body["seed"] for body in bodies}) == 1
         page.click("#race-replay")
         expect(page.locator("#race-replay")).to_be_enabled()
-        texts = [page.locator(f"#lane-{arm} .text").evaluate("e => e.textContent") for arm in ("off", "on")]
-        assert texts[0] == texts[1] != ""
+        outputs = [page.locator(f"#lane-{arm} .text").evaluate("e => e.textContent") for arm in ("off", "on")]
+        assert outputs[0] == outputs[1] != ""
         expect(page.locator("#lane-off .text .token:not(.by-target)")).to_have_count(0)
         expect(page.locator("#lane-on .text .token:not(.by-target)")).not_to_have_count(0)
         page.select_option("#set-drafter", "none")
@@ -214,7 +214,7 @@ def test_a_race_has_the_machine_for_itself(browser: Browser, keyed: ServerProces
         page.click("#tab-chat")
         page.fill("#message", TEXT)
         page.click("#send")
-        expect(page.locator("#banner-words")).to_contain_text("A race is being run")
+        expect(page.locator("#banner-words")).to_contain_text("A race is running")
         expect(page.locator(".answer")).to_have_count(1)
         expect(page.locator("#message")).to_have_value(TEXT)  # nothing was sent
         page.click("#banner-close")
@@ -246,30 +246,30 @@ def test_settings_reach_the_request(browser: Browser, keyed: ServerProcess) -> N
         assert asked["speculative"] == {"drafter": "suffix", "max_draft": 2}
         assert (asked["seed"], asked["temperature"], asked["max_tokens"]) == (77, 0.5, 60)
         assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
-        heights = "rounds => rounds.map(each => Number(each.style.getPropertyValue('--guessed')))"
+        heights = "rounds => rounds.map(each => Number(each.style.getPropertyValue('--drafted')))"
         assert max(answer.locator(".round").evaluate_all(heights)) == 2
 
 
-def test_the_server_view_tells_what_the_server_does(browser: Browser, keyed: ServerProcess) -> None:
+def test_the_server_view_shows_load_and_decisions(browser: Browser, keyed: ServerProcess) -> None:
     busy = {"running": 3, "waiting": 2, "pages_held": 5}
     decided = {"drafter": "ngram", "decision": "skipped", "reason": "compared", "steps": 12}
 
     def answer(route: Any) -> None:
-        told = route.fetch().json()
-        told["internal_states"][0] |= busy
-        told["speculation"]["decisions"] = [decided]
-        route.fulfill(json=told)
+        response = route.fetch().json()
+        response["internal_states"][0] |= busy
+        response["speculation"]["decisions"] = [decided]
+        route.fulfill(json=response)
 
     with page_of(browser, keyed) as opened:
         page = opened.page
         ask(opened)
         page.click("#tab-server")
         page.wait_for_selector("#server-drafters tr th")
-        drafter, guessed, stood, share = page.locator("#server-drafters tr").first.inner_text().split("\t")
-        assert drafter in ("ngram", "suffix") and int(guessed) >= int(stood) and share.endswith("%")
+        drafter, drafted, accepted, rate = page.locator("#server-drafters tr").first.inner_text().split("\t")
+        assert drafter in ("ngram", "suffix") and int(drafted) >= int(accepted) and rate.endswith("%")
         expect(page.locator("#server-decisions")).to_contain_text("drafted: ")
-        expect(page.locator("#server-decisions")).not_to_contain_text("nothing was decided")
-        expect(page.locator("#server-standing")).to_contain_text("Guessing is on")
+        expect(page.locator("#server-decisions")).not_to_contain_text("no decisions yet")
+        expect(page.locator("#server-speculation")).to_contain_text("Speculative decoding is on")
         page.route("**/server_info", answer)
         page.wait_for_selector("#server-tiles .tile-value:text-is('3')")
         tiles = dict(zip(*(page.locator(f".tile-{part}").all_inner_texts() for part in ("name", "value")), strict=True))
@@ -277,7 +277,7 @@ def test_the_server_view_tells_what_the_server_does(browser: Browser, keyed: Ser
         (pages,) = [name for name in tiles if name.endswith("pages in use")]
         assert tiles[pages] == "5" and page.locator("#server-tiles meter").get_attribute("value") == "5"
         row = page.locator("#server-decisions tr")
-        expect(row).to_have_text(re.compile(r"ngram\s*skipped: it would have paid, but a plain step.*12$"))
+        expect(row).to_have_text(re.compile(r"ngram\s*skipped: a plain step was run as baseline.*12$"))
         page.unroute("**/server_info")
 
 
@@ -299,7 +299,9 @@ def test_lossy_rules_are_marked(browser: Browser, keyed: ServerProcess) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_it_fits_and_can_be_read(browser: Browser, keyed: ServerProcess, size: tuple[int, int], dark: bool) -> None:
+def test_the_page_fits_and_has_enough_contrast(
+    browser: Browser, keyed: ServerProcess, size: tuple[int, int], dark: bool
+) -> None:
     name = f"{'phone' if size == PHONE else 'desktop'}-{'dark' if dark else 'light'}"
     with page_of(browser, keyed, size, dark) as opened:
         page = opened.page
@@ -307,7 +309,7 @@ def test_it_fits_and_can_be_read(browser: Browser, keyed: ServerProcess, size: t
         ask(opened, tokens=90)
         for view in ("chat", "race", "server"):
             page.click(f"#tab-{view}")
-            # Where nobody has guessed yet there is a row as well, but without a name.
+            # Without drafts there is a row as well, but without a name.
             page.wait_for_selector("#server-drafters tr th" if view == "server" else f"#view-{view}")
             opened.screenshot(f"{name}-{view}")
             assert opened.overflow == 0
@@ -315,7 +317,7 @@ def test_it_fits_and_can_be_read(browser: Browser, keyed: ServerProcess, size: t
             assert page.evaluate(NAMELESS) == []
 
 
-# Texts whose contrast with what is behind them is below 4.5.
+# Texts whose contrast with their background is below 4.5.
 FAINT = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {
@@ -327,7 +329,7 @@ FAINT = """() => {
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
     .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = (element) => {
+  const background = (element) => {
     for (let e = element; e; e = e.parentElement) {
       const found = rgba(getComputedStyle(e).backgroundColor);
       if (found[3] === 255) return found;
@@ -338,7 +340,7 @@ FAINT = """() => {
   for (const element of document.querySelectorAll("body *")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
     if (!own || !element.checkVisibility() || element.closest("[disabled]")) continue;
-    const [a, b] = [light(rgba(getComputedStyle(element).color)), light(behind(element))];
+    const [a, b] = [light(rgba(getComputedStyle(element).color)), light(background(element))];
     const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (contrast < 4.5) faint.add(`${element.tagName}.${element.className} ${contrast.toFixed(2)}`);
   }
@@ -350,7 +352,7 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, select, textar
   .map((e) => e.id || e.className)"""
 
 
-FALLEN = {  # a token where a guess fell, beside one that stood
+REJECTED = {  # a token with a rejected draft token, and an accepted one
     "choices": [
         {
             "delta": {"content": " red fox"},
@@ -368,25 +370,25 @@ FALLEN = {  # a token where a guess fell, beside one that stood
 }  # fmt: skip
 
 
-def test_the_card_has_the_guesses_that_fell_with_both_figures(browser: Browser, keyed: ServerProcess) -> None:
+def test_the_card_shows_rejected_draft_tokens_with_both_probabilities(browser: Browser, keyed: ServerProcess) -> None:
     with page_of(browser, keyed) as opened:
         page = opened.page
-        stream = {"content_type": "text/event-stream", "body": f"data: {json.dumps(FALLEN)}\n\ndata: [DONE]\n\n"}
+        stream = {"content_type": "text/event-stream", "body": f"data: {json.dumps(REJECTED)}\n\ndata: [DONE]\n\n"}
         page.route("**/v1/chat/completions", lambda route: route.fulfill(**stream))
         tokens, card = ask(opened).locator("> .text .token"), page.locator("#card")
         expect(tokens).to_have_count(2)
         tokens.first.hover()
-        expect(card).to_contain_text("guessed by ngram, and stood")
+        expect(card).to_contain_text("drafted by ngram, accepted")
         shown = " ".join(card.inner_text().split())
-        assert "drafter’s probability 0.875" in shown
-        assert "model’s probability 0.625" in shown and "rejected" not in shown
+        assert "draft probability 0.875" in shown
+        assert "target probability 0.625" in shown and "rejected" not in shown
         tokens.last.hover()
-        expect(card).to_contain_text("the model’s own, where a guess fell")
+        expect(card).to_contain_text("sampled by the target after a rejected draft token")
         shown = " ".join(card.inner_text().split())
-        assert "guessed here by ngram, and rejected" in shown
+        assert "drafted here by ngram, rejected" in shown
         assert shown.count("␣dog") == 6 and "and 2 more" in shown
-        assert "␣dog0 drafter’s confidence 0.250 model’s probability 0.125" in shown
-        assert "round 1: 9 guessed, 1 stood" in shown
+        assert "␣dog0 draft confidence 0.250 target probability 0.125" in shown
+        assert "step 1: 9 drafted, 1 accepted" in shown
         opened.screenshot("card-rejected")
         page.unroute("**/v1/chat/completions")
 
@@ -404,15 +406,15 @@ CUT = {  # an answer of which only this came
 }
 
 
-def test_the_banner_says_that_the_server_is_gone(browser: Browser, keyed: ServerProcess) -> None:
-    """Last, because it ends the server: as if the network were away, in the midst of an answer, and for good."""
+def test_the_banner_reports_a_lost_connection(browser: Browser, keyed: ServerProcess) -> None:
+    """Runs last, because it stops the server: offline, during a response, and for good."""
     with page_of(browser, keyed) as opened:
         page = opened.page
         page.context.set_offline(True)
         page.fill("#message", TEXT)
         page.click("#send")
         page.wait_for_selector("#banner.gone:not([hidden])")
-        expect(page.locator(".answer .note")).to_contain_text("broken off")
+        expect(page.locator(".answer .note")).to_contain_text("interrupted")
         expect(page.locator("#message")).to_have_value(TEXT)
         opened.screenshot("banner")
         page.context.set_offline(False)
@@ -424,7 +426,7 @@ def test_the_banner_says_that_the_server_is_gone(browser: Browser, keyed: Server
         page.wait_for_selector("#banner.gone:not([hidden])")
         answer = page.locator(".answer").last
         expect(answer.locator("> .text")).to_have_text("half")  # what came stays
-        expect(answer.locator(".note")).to_contain_text("broken off")
+        expect(answer.locator(".note")).to_contain_text("interrupted")
         page.unroute("**/v1/chat/completions")
 
         page.wait_for_selector("#banner", state="hidden")

@@ -1,4 +1,4 @@
-"""Schemathesis over the API's own description: whatever is sent, the answer is one that was described."""
+"""Schemathesis on the OpenAPI schema: every response matches its description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKS = (
 
 
 def attack(server: ServerProcess, place: Path, *flags: str) -> None:
-    """Run it; the server must be well afterwards."""
+    """Run schemathesis; the server must be healthy afterwards."""
     program = str(Path(sys.executable).parent / "schemathesis")
     words = [program, "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--seed", "1", "--no-color", *flags]
     done = subprocess.run(words, capture_output=True, text=True, timeout=1200, cwd=place)

@@ -1,4 +1,4 @@
-"""Parts of the server in one process: what a stuck engine shows, thoughts before a grammar, who may share a cache."""
+"""The service in one process: health, grammars after reasoning, tenants, seeds, logs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from foretell.server.service import GRAMMAR_THREADS, Service, tenant
 from foretell.server.structured import after_reasoning
 from foretell.structured_output import GrammarSpec
 from foretell.types import ScheduledSequence
-from tests.server.scene import go
+from tests.server.in_process import run_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_reports_a_stuck_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     release, entered, now = threading.Event(), threading.Event(), [0.0]
     step = assembly.engine.step
 
@@ -66,10 +66,10 @@ def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.Mo
         assert (await asked).status_code == 200
         assert (await client.get("/health")).status_code == 200
 
-    go(assembly, play, watchdog=10.0)
+    run_app(assembly, play, watchdog=10.0)
 
 
-def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_reports_an_ended_thread(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncEngine, "_run", lambda engine: None)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -77,13 +77,11 @@ def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch
         ill = await client.get("/health")
         assert ill.status_code == 503 and "has ended" in ill.json()["reason"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
-def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
-    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As 500 with words, or where the answer streams already as its last event; who ran beside it never notices."""
+def test_a_failed_step_is_reported_to_its_client_only(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 500, or as the last event of a stream; other requests are not affected."""
     forward = assembly.engine.runner.forward
 
     def broken(shares: list[ScheduledSequence], *values: Any) -> Any:
@@ -104,13 +102,13 @@ def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
         assert all(reply.json()["choices"] == expected for reply in (first, second, third))
         assert lost.status_code == 500 and lost.json()["error"]["code"] == "step_failed"
         assert streamed.status_code == 200
-        *chunks, told, done = [line.removeprefix("data: ") for line in streamed.text.split("\n") if line]
-        assert len(chunks) == 3 and json.loads(told)["error"]["code"] == "step_failed" and done == "[DONE]"
+        *chunks, event, done = [line.removeprefix("data: ") for line in streamed.text.split("\n") if line]
+        assert len(chunks) == 3 and json.loads(event)["error"]["code"] == "step_failed" and done == "[DONE]"
         assert "planted" not in lost.text + streamed.text, "what is inside stays inside"
         assert (await client.get("/health")).status_code == 200
         assert (await client.post("/v1/completions", json=good)).json()["choices"] == expected
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,11 +120,11 @@ def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, mon
         assert reply.status_code == 400 and "seconds to compile" in reply.json()["error"]["message"]
         release.set()
 
-    go(assembly, play, grammar_timeout=0.05)
+    run_app(assembly, play, grammar_timeout=0.05)
 
 
 def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> None:
-    """One that is known is at hand though all compilers are busy, and the clock of another runs when it compiles."""
+    """A cached grammar needs no thread, and the timeout of another starts when it compiles."""
     release = threading.Event()
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -144,7 +142,7 @@ def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> No
         release.set()
         assert (await waiting).status_code == 200 and all(each.result(60) for each in busy)
 
-    go(assembly, play, grammar_timeout=60.0)
+    run_app(assembly, play, grammar_timeout=60.0)
 
 
 def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -> None:
@@ -154,7 +152,7 @@ def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -
         message = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
         assert message["content"] in ("yes", "no") and message["reasoning_content"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 @pytest.mark.parametrize(
@@ -166,37 +164,39 @@ def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -
         (GrammarSpec.json_schema({"const": 3}), "3", "4"),
     ],
 )
-def test_a_grammar_behind_thoughts(assembly: Assembly, spec: GrammarSpec, good: str, bad: str) -> None:
+def test_a_grammar_after_reasoning(assembly: Assembly, spec: GrammarSpec, good: str, bad: str) -> None:
     grammar = after_reasoning(spec)
     assert accepts(assembly, grammar, f"whatever < it takes</think>\n\n{good}")
     assert not accepts(assembly, grammar, f"whatever</think>\n\n{bad}")
 
 
 @pytest.mark.parametrize(("family", "skips"), [("mistral", False), ("hermes", True)])
-def test_marks_that_are_special_tokens_are_seen(assembly: Assembly, family: str, skips: bool) -> None:
-    desk = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
-    told = [Tool(type="function", function=FunctionDefinition(name="f"))]
+def test_tool_call_tags_that_are_special_tokens_are_kept(assembly: Assembly, family: str, skips: bool) -> None:
+    preprocessor = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
+    tools = [Tool(type="function", function=FunctionDefinition(name="f"))]
     messages = [ChatMessageParam(role="user", content="Hello")]
-    with_tools = desk.preprocess_chat(ChatCompletionRequest(messages=messages, tools=told), ClientContext("a", ""))
+    with_tools = preprocessor.preprocess_chat(
+        ChatCompletionRequest(messages=messages, tools=tools), ClientContext("a", "")
+    )
     assert with_tools.requests[0].params.skip_special_tokens is skips
     assert (
-        desk.preprocess_chat(ChatCompletionRequest(messages=messages), ClientContext("b", ""))
+        preprocessor.preprocess_chat(ChatCompletionRequest(messages=messages), ClientContext("b", ""))
         .requests[0]
         .params.skip_special_tokens
     )
 
 
 def test_the_server_gives_seeds_where_it_has_one(assembly: Assembly) -> None:
-    texts: list[str] = []
+    outputs: list[str] = []
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         for _ in range(2):
             reply = await client.post("/v1/completions", json={"prompt": "a b", "temperature": 1.0})
-            texts.append(reply.json()["choices"][0]["text"])
+            outputs.append(reply.json()["choices"][0]["text"])
 
-    go(assembly, play, seed=5)
-    go(assembly, play, seed=5)
-    assert texts[:2] == texts[2:] and texts[0] != texts[1]
+    run_app(assembly, play, seed=5)
+    run_app(assembly, play, seed=5)
+    assert outputs[:2] == outputs[2:] and outputs[0] != outputs[1]
 
 
 def test_each_prompt_of_a_request_has_a_seed_of_its_own(assembly: Assembly) -> None:
@@ -208,8 +208,8 @@ def test_each_prompt_of_a_request_has_a_seed_of_its_own(assembly: Assembly) -> N
             reply = (await client.post("/v1/completions", json=asked)).json()
             found.append(reply["speculation"]["seeds"])
 
-    go(assembly, play, seed=5)
-    go(assembly, play, seed=5)
+    run_app(assembly, play, seed=5)
+    run_app(assembly, play, seed=5)
     ours, given, alone = found[:3]
     assert len(set(ours)) == 12 and found[3:] == found[:3]
     assert given == given[:3] * 4 and given[0] == 9, "a seed in the body has the same meaning for every prompt"
@@ -229,17 +229,17 @@ def test_origins_that_are_named_get_leave(assembly: Assembly) -> None:
             reply = await client.options("/v1/completions", headers=headers)
             assert (reply.headers.get("access-control-allow-origin") == origin) == leave
 
-    go(assembly, play, cors_origin=("https://a.example",), api_key=("k",))
+    run_app(assembly, play, cors_origin=("https://a.example",), api_key=("k",))
 
 
-def test_tenants_are_told_apart_by_key_and_salt() -> None:
+def test_tenants_differ_by_key_and_salt() -> None:
     kinds = [tenant(key, salt) for key in ("", "a", "b") for salt in (None, "s", "t")]
     assert len(set(kinds)) == len(kinds) and tenant("a", "s") == tenant("a", "s")
     assert tenant("ab", "c") != tenant("a", "bc"), "a key and a salt do not run together"
 
 
 def test_the_server_starts_without_torch() -> None:
-    """Wrong flags and taken ports show at once."""
+    """Invalid flags and ports in use fail at once."""
     code = "import sys, foretell.server.run, foretell.cli.serve; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -249,7 +249,7 @@ UNPICKLES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloud
 
 
 def risks(source: str) -> list[str]:
-    """What a module does that could run code from a file."""
+    """Return the calls of a module that could run code from a file."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -282,11 +282,11 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_no_field_of_sampling_is_forgotten_on_the_way_to_the_engine() -> None:
-    """What does not go over by its name is settled by code of its own."""
+    """Sampling parameters that are not copied by name are set explicitly."""
     by_name, fields = set(SHARED_PARAMS), set(SamplingParams.__dataclass_fields__)
-    settled = {"max_tokens", "logprobs", "prompt_logprobs", "thinking_budget", "structured_outputs"}
+    overridden = {"max_tokens", "logprobs", "prompt_logprobs", "thinking_budget", "structured_outputs"}
     only_in_python = {"logits_processors"}
-    assert by_name | settled | only_in_python == fields and by_name.isdisjoint(settled)
+    assert by_name | overridden | only_in_python == fields and by_name.isdisjoint(overridden)
     assert by_name <= set(GenerationRequest.model_fields)
 
 
@@ -296,7 +296,7 @@ def test_keys_that_fit() -> None:
     assert ApiKeys(()).accepts("") and ApiKeys(()).accepts("anything")
 
 
-def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_covers_the_time_since_the_last(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         reporter = StatsLogger(service)
         reporter.report(10)
@@ -306,9 +306,9 @@ def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplo
         reporter.report(10)
 
     with caplog.at_level(logging.INFO, "foretell"):
-        go(assembly, play)
-    lines = [record for record in caplog.records if "tokens/s written" in record.getMessage()]
-    assert len(lines) == 1 and "2.0 tokens/s written" in lines[0].getMessage()
+        run_app(assembly, play)
+    lines = [record for record in caplog.records if "output tokens/s" in record.getMessage()]
+    assert len(lines) == 1 and "2.0 output tokens/s" in lines[0].getMessage()
     assert json.loads(JsonFormatter().format(lines[0]))["tokens_per_second"] == 2.0
 
 
@@ -344,8 +344,8 @@ FORCED = {
 
 
 @pytest.mark.parametrize("family", FORCED)
-def test_a_forced_call_is_one_that_is_read(assembly: Assembly, family: str) -> None:
-    grammar, text = forced_call_grammar(family, [STRICT, FunctionDefinition(name="g")], several=True), FORCED[family]
+def test_a_forced_call_is_parsed(assembly: Assembly, family: str) -> None:
+    grammar, text = forced_call_grammar(family, [STRICT, FunctionDefinition(name="g")], parallel=True), FORCED[family]
     assert accepts(assembly, grammar, text) and not accepts(assembly, grammar, text.replace("1", '"one"'))
     reader = TOOL_PARSERS[family](frozenset({"f", "g"}))
     said = [*reader.feed(text), *reader.finish()]

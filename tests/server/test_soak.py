@@ -1,4 +1,4 @@
-"""Everything at once for a while: the server neither falls nor forgets, and nobody's text depends on the others."""
+"""Soak test: the server survives mixed load, and no output depends on other requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 
 from tests.server.process import ServerProcess
 
-TEXTS = ["The quick brown fox jumps over the lazy dog. " * 2, "She sells sea shells by the sea shore. ", "fox " * 9]
+PROMPTS = ["The quick brown fox jumps over the lazy dog. " * 2, "She sells sea shells by the sea shore. ", "fox " * 9]
 GRAMMARS: list[dict[str, Any]] = [
     {"guided_choice": ["left", "right", "straight on"]},
     {"guided_regex": "[a-z]{4,30}"},
     {"guided_json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
 ]
-FLAGS = {  # pages for two or three of the ten texts that may run
+FLAGS = {  # pages for two or three of the ten sequences that may run
     "--max-model-len": "192",
     "--max-num-seqs": "10",
     "--max-num-batched-tokens": "64",
@@ -35,12 +35,12 @@ CLIENTS, PALETTE = 24, 24
 
 
 def palette(rng: random.Random) -> list[dict[str, Any]]:
-    """Requests with seeds: what each says must not depend on when it is asked."""
+    """Seeded requests, whose outputs must not depend on timing."""
     return [_request(rng, i) for i in range(PALETTE)]
 
 
 def _request(rng: random.Random, seed: int) -> dict[str, Any]:
-    text = rng.choice(TEXTS) + str(seed)
+    text = rng.choice(PROMPTS) + str(seed)
     body: dict[str, Any] = {
         **({"messages": [{"role": "user", "content": text}]} if rng.random() < 0.3 else {"prompt": text}),
         "seed": seed,
@@ -67,7 +67,7 @@ def path_of(body: dict[str, Any]) -> str:
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """Of a choice or of a part of one; a chat's has thoughts beside its words."""
+    """Return the text of a choice or delta; of a chat, with its reasoning."""
     if "text" in choice:
         return str(choice["text"])
     said = choice.get("message") or choice["delta"]
@@ -75,7 +75,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 class Soak:
-    """Many clients at once, who come when they like and sometimes leave early."""
+    """Many concurrent clients that sometimes disconnect early."""
 
     def __init__(self, server: ServerProcess, count: int) -> None:
         self.rng = random.Random(1)
@@ -83,7 +83,7 @@ class Soak:
         self.requests = palette(self.rng)
         self.said: dict[int, Counter[str]] = {i: Counter() for i in range(PALETTE)}
         self.outcomes: Counter[str] = Counter()
-        self.stopped = 0  # texts that a stop string ended
+        self.stopped = 0  # outputs that a stop string ended
         self.fullest = 0.0
 
     async def run(self) -> None:
@@ -115,18 +115,18 @@ class Soak:
                 self.outcomes["whole"] += 1
 
     async def _collect(self, events: AsyncIterator[dict[str, Any]], body: dict[str, Any]) -> str:
-        texts, ended = [""] * body.get("n", 1), 0
+        outputs, ended = [""] * body.get("n", 1), 0
         async for event in events:
             assert "error" not in event, event
             for choice in event["choices"]:
-                texts[choice["index"]] += text_of(choice)
+                outputs[choice["index"]] += text_of(choice)
                 ended += choice["finish_reason"] is not None
             self._count(body, event["choices"])
-        assert ended == len(texts), "every choice has its end"
-        return json.dumps(texts)
+        assert ended == len(outputs), "every choice has its end"
+        return json.dumps(outputs)
 
     def _count(self, body: dict[str, Any], choices: list[dict[str, Any]]) -> None:
-        """Requests with stop strings go on after the model's own end."""
+        """Requests with stop strings ignore EOS."""
         self.stopped += sum("stop" in body and choice["finish_reason"] == "stop" for choice in choices)
 
     async def _leave_early(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def soak(folder: Path, count: int) -> None:
     with ServerProcess(folder, *(word for pair in FLAGS.items() for word in pair)) as server:
         trial = Soak(server, count)
         asyncio.run(trial.run())
-        assert sum(trial.outcomes.values()) == count, "nobody is lost"
+        assert sum(trial.outcomes.values()) == count, "every request has an outcome"
         assert trial.stopped > count / 40, "stop strings were met"
         assert {path_of(body) for body in trial.requests} == {"/v1/chat/completions", "/v1/completions"}
         for which, body in enumerate(trial.requests):

@@ -1,4 +1,4 @@
-"""Signals: the first lets texts finish and takes nothing new, the second does not wait."""
+"""Signals: the first drains, the second stops at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_first_signal_drains(folder: Path, tmp_path: Path) -> None:
 
 
 def refusal(server: ServerProcess) -> httpx.Response:
-    """What a new request is told while the server drains."""
+    """Return the response to a new request while the server drains."""
     wait_for(lambda: server.http.get("/ready").status_code == 503)
     assert server.http.get("/health").status_code == 200
     return server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
@@ -62,7 +62,7 @@ def test_the_second_signal_does_not_wait(folder: Path, tmp_path: Path) -> None:
     with ServerProcess(folder, slowed=tmp_path / "slowed") as server, server.slowly():
         reading = open_stream(server, lines, threading.Event())
         server.process.send_signal(signal.SIGINT)
-        wait_for(lambda: "finished first" in server.log.read_text())
+        wait_for(lambda: "draining" in server.log.read_text())
         assert server.stop(signal.SIGTERM) == 1
         reading.join(TIMEOUT)
     assert "data: [DONE]" not in lines

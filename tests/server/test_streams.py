@@ -1,4 +1,4 @@
-"""The way of words from the engine's thread to a connection: who is woken for them, and that none is lost."""
+"""Delivery of deltas from the engine's thread to a connection: wake-ups, order and completeness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foretell.server.metrics import MAX_PENDING_REPORTS, Metrics
 from foretell.server.openai.response_builder import ResponseBuilder
 from foretell.server.service import Service
 from foretell.server.sse import DONE, PLACEHOLDER, ChunkTemplate, sse_event
-from tests.server.scene import go as go_served
+from tests.server.in_process import run_app as run_served
 from tests.server.test_async_engine import alone, go, requests
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -35,7 +35,7 @@ ASKED: dict[str, Any] = {
 
 
 class Loop:
-    """Counts how often it is woken; the calls are made when the test says so."""
+    """A loop that counts wake-ups and runs its calls on demand."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -75,7 +75,7 @@ def test_a_call_that_fails_keeps_no_other_from_being_made() -> None:
     assert made == [1]
 
 
-def test_who_waits_for_the_end_is_woken_for_it_alone_and_counted_all_the_same() -> None:
+def test_complete_responses_wake_the_loop_once_and_count_every_step() -> None:
     metrics, tokens = Metrics("m"), 2 * MAX_PENDING_CALLS
 
     async def play(engine: AsyncEngine) -> None:
@@ -90,7 +90,7 @@ def test_who_waits_for_the_end_is_woken_for_it_alone_and_counted_all_the_same() 
     go(play)
 
 
-def test_one_can_catch_up_with_steps_nobody_was_woken_for() -> None:
+def test_catch_up_delivers_steps_that_did_not_wake_the_loop() -> None:
     metrics = Metrics("m")
 
     async def play(engine: AsyncEngine) -> None:
@@ -122,11 +122,11 @@ def test_steps_are_counted_however_many_wait() -> None:
 
 
 def counted(metrics: Metrics) -> list[str]:
-    """What a scrape shows, but for what the process holds of memory, which changes by itself."""
+    """Return the exposed metrics without the process memory, which changes by itself."""
     return [line for line in metrics.expose("foretell").decode().splitlines() if "resident" not in line]
 
 
-def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
+def test_a_failing_direct_write_fails_its_own_stream() -> None:
     async def play(engine: AsyncEngine) -> None:
         def take(piece: StreamItem) -> bool:
             raise ValueError("not this one")
@@ -142,20 +142,20 @@ def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
 
 
 @pytest.mark.parametrize("words", ["word", ' "quoted"\n', "\0", "\u2028 é 火 \U0001f600", '\\u0000"'])
-def test_a_form_is_the_event_itself(words: str) -> None:
+def test_a_chunk_template_equals_the_event(words: str) -> None:
     def chunk(content: str) -> dict[str, Any]:
         return {"id": PLACEHOLDER, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
 
-    assert ChunkTemplate(chunk(PLACEHOLDER)).sse_event(words) == sse_event(chunk(words))
+    assert ChunkTemplate(chunk(PLACEHOLDER)).event(words) == sse_event(chunk(words))
 
 
 class Line:
-    """A connection that has no room now and then; it notes what it is given."""
+    """A connection whose buffer is sometimes full; it records what is written."""
 
     def __init__(self) -> None:
         self.asked, self.parts = 0, list[bytes]()
 
-    def has_room(self) -> bool:
+    def can_write(self) -> bool:
         self.asked += 1
         return self.asked % 4 != 0
 
@@ -164,9 +164,9 @@ class Line:
 
 
 async def stream_of(app: Any, body: dict[str, Any], line: Line | None) -> list[bytes]:
-    """What goes out, in order, to the connection or the usual way."""
+    """Return what is sent, in order, to the connection or through ASGI."""
     parts = [] if line is None else line.parts
-    asked = {**ASKED, **body, "cache_salt": secrets.token_hex(8)}  # nobody finds what was read before
+    asked = {**ASKED, **body, "cache_salt": secrets.token_hex(8)}  # no prefix cache hits
     received = [{"type": "http.request", "body": json.dumps(asked).encode()}]
 
     async def receive() -> Any:
@@ -189,7 +189,7 @@ async def stream_of(app: Any, body: dict[str, Any], line: Line | None) -> list[b
 
 
 def pace(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step before the loop has dealt with the one before."""
+    """Delay each step until the loop has delivered the last one."""
     step, loop = assembly.engine.step, asyncio.get_running_loop()
 
     async def turns() -> None:
@@ -203,8 +203,8 @@ def pace(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly.engine, "step", paced)
 
 
-def told(parts: list[bytes]) -> list[dict[str, Any]]:
-    """The chunks of a stream, those of each text together, less what differs each time."""
+def parse_chunks(parts: list[bytes]) -> list[dict[str, Any]]:
+    """Return the chunks of a stream grouped by choice, without fields that differ each time."""
     whole = b"".join(parts)
     assert whole.endswith(DONE)
     chunks = [json.loads(line.removeprefix("data: ")) for line in whole[: -len(DONE)].decode().split("\n\n") if line]
@@ -224,7 +224,7 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: " ".join(body) or "plain")
-def test_a_stream_written_to_its_connection_is_the_stream(
+def test_direct_writes_equal_the_stream(
     assembly: Assembly, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -232,13 +232,13 @@ def test_a_stream_written_to_its_connection_is_the_stream(
         app, line = client._transport.app, Line()  # type: ignore[attr-defined]
         usual = await stream_of(app, body, None)
         direct = await stream_of(app, body, line)
-        assert told(direct) == told(usual)
+        assert parse_chunks(direct) == parse_chunks(usual)
         assert bool(line.asked) == ("n" not in body), "one text goes the short way, several are sent together"
 
-    go_served(assembly, play)
+    run_served(assembly, play)
 
 
-def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_direct_write_is_reported_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     written = ResponseBuilder.events
 
     def events(reply: ResponseBuilder, piece: StreamItem) -> bytes:
@@ -256,4 +256,4 @@ def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, m
         while service.engine.num_sequences:
             await asyncio.sleep(0.01)
 
-    go_served(assembly, play)
+    run_served(assembly, play)

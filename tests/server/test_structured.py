@@ -1,4 +1,4 @@
-"""Grammars after a thinking block and alongside tool calls keep the rules of the plain grammar."""
+"""Grammars after reasoning and combined with tool calls keep the rules of the plain grammar."""
 
 from __future__ import annotations
 

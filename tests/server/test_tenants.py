@@ -1,4 +1,4 @@
-"""Whether one tenant can find out by the clock what another has asked."""
+"""Response times do not reveal other tenants' prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANNA, BERTA = "anna-probe", "berta-probe"
 
 
 def text(rng: random.Random) -> list[int]:
-    """A prompt that takes a while to read, and that nobody asked before."""
+    """Return a new prompt with a long prefill."""
     return [rng.randrange(5, 200) for _ in range(CONTEXT - 8)]
 
 
@@ -25,8 +25,8 @@ def seconds(server: ServerProcess, key: str, prompt: list[int]) -> float:
     return taken
 
 
-def test_the_clock_tells_nobody_what_another_has_asked(server: ServerProcess) -> None:
-    """One's own text comes back sooner, which shows that the probe can tell; another's takes as long as a new one."""
+def test_timing_does_not_reveal_other_tenants_prompts(server: ServerProcess) -> None:
+    """A tenant's own prompt is faster, which validates the probe; another tenant's is as slow as a new one."""
     rng = random.Random(7)
     own: list[float] = []
     others: list[float] = []

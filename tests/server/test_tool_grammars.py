@@ -1,4 +1,4 @@
-"""Tools of models with a template of their own for them, and calls beside an answer that must have a form."""
+"""Tools with a separate tool template, and tool calls combined with structured output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foretell.server.preprocess import ClientContext, GenerationJob, RequestPrep
 from foretell.server.service import Service
 from foretell.structured_output import GrammarSpec
 from foretell.tokenizer.chat import ChatTemplates
-from tests.server.scene import go
+from tests.server.in_process import run_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PARAMETERS = {
@@ -71,7 +71,7 @@ def test_it_may_be_thought_about_first(assembly: Assembly) -> None:
     assert not accepts(assembly, grammar, "well</think>\n\nmaybe")
 
 
-def test_one_call_alone_where_that_is_asked(assembly: Assembly) -> None:
+def test_a_single_tool_call_if_requested(assembly: Assembly) -> None:
     two = "\n".join([CALLS["hermes"]] * 2)
     assert accepts(assembly, job(assembly, "guided_choice").grammar, two)
     assert not accepts(assembly, job(assembly, "guided_choice", parallel_tool_calls=False).grammar, two)
@@ -88,13 +88,13 @@ def test_a_grammar_of_ones_own_leaves_no_room(assembly: Assembly) -> None:
         error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
         assert error["param"] == "structured_outputs.grammar" and "tools" in error["message"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_tools_of_a_model_with_a_template_of_its_own_for_them(
     assembly: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Hermes 2 Pro has it: the plain template does not know of tools."""
+    """As in Hermes 2 Pro, whose default template does not support tools."""
     plain = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
     with_tools = "{{ tools | tojson }} <tool_call></tool_call>" + plain
     own = ChatTemplates({"default": plain, "tool_use": with_tools}, {})
@@ -106,5 +106,5 @@ def test_tools_of_a_model_with_a_template_of_its_own_for_them(
     assert made.tool_parser == "hermes" and '"name": "f"' in assembly.tokenizer.decode(made.requests[0].prompt)
     assert apply_chat_template(assembly.tokenizer, body, None) == "user: Hello"
     monkeypatch.setattr(assembly.tokenizer, "_templates", ChatTemplates({"default": plain}, {}))
-    with pytest.raises(RequestError, match="takes no tools"):
+    with pytest.raises(RequestError, match="not supported by this model"):
         RequestPreprocessor(assembly, ServerConfig()).preprocess_chat(body, ClientContext("a", ""))

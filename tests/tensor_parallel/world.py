@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,7 +12,8 @@ import torch
 
 from foretell.control.controller import FixedController
 from foretell.draft import PlacedHead
-from foretell.draft.base import Drafter, NoDrafter, Wrapper
+from foretell.draft.base import Drafter, Wrapper
+from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import head_drafter
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
@@ -28,6 +29,7 @@ from foretell.models.tied_weights import share_target_weights
 from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, make_leader
+from foretell.types import DrafterTraits
 from tests.tensor_parallel.splitting import write_folder
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 
@@ -38,17 +40,13 @@ class SplitHead(Wrapper):
     """One of the heads that were split with the target, as it is served; bound to an engine when that is made."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(NoDrafter())
+        super().__init__(MixDrafter([]))
         self.name = name
-        self.draws = self.gives_probability = True
+        self.traits = DrafterTraits(samples=True, gives_probability=True)
 
     def bind(self, runner: ModelRunner, placed: PlacedHead) -> None:
-        self.inner = head_drafter(runner, placed.head, placed.first, self.name)
-        self.hidden_layers = self.inner.hidden_layers
-
-    @property
-    def drafters(self) -> Mapping[str, Drafter]:
-        return {self.name: self}
+        self.wrap(head_drafter(runner, placed.head, placed.first, self.name))
+        self.traits = replace(self.traits, hidden_layers=self.inner.traits.hidden_layers)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Split:
         if isinstance(drafter, SplitHead):
             drafter.bind(runner, self.heads[drafter.name])
         scheduler = Scheduler(runner, PrefixIndex(runner.pool), 16, 64)
-        return Engine(runner, drafter or NoDrafter(), FixedController(nodes, levels), scheduler)
+        return Engine(runner, drafter or MixDrafter([]), FixedController(nodes, levels), scheduler)
 
     def generate(
         self,

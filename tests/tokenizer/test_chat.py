@@ -41,8 +41,8 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 def with_template(template: Any, **files: str) -> Tokenizer:
     config = json.dumps({**CONFIG, "chat_template": template})
-    texts = {"tokenizer.json": byte_level_json(), "tokenizer_config.json": config}
-    return Tokenizer.from_files(texts | {name.replace("__", "."): text for name, text in files.items()})
+    contents = {"tokenizer.json": byte_level_json(), "tokenizer_config.json": config}
+    return Tokenizer.from_files(contents | {name.replace("__", "."): text for name, text in files.items()})
 
 
 def theirs(template: str) -> PreTrainedTokenizerFast:

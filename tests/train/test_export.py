@@ -36,8 +36,8 @@ def logits_of(head: Any, model: Any) -> torch.Tensor:
     head.share_weights(TargetWeights.of(model))
     head.prepare(32)
     torch.manual_seed(0)
-    tokens, hidden = torch.randint(0, 80, (1, 9)), torch.randn(1, 9, len(head.config.taps) * 32)
-    states = head.step(tokens, head.fuse(hidden), head.turn(torch.arange(9)), lambda layer, q, k, v: q)
+    tokens, hidden = torch.randint(0, 80, (1, 9)), torch.randn(1, 9, len(head.config.hidden_layers) * 32)
+    states = head.step(tokens, head.fuse(hidden), head.rope_rows(torch.arange(9)), lambda layer, q, k, v: q)
     logits: torch.Tensor = head.logits(states)
     return logits
 
@@ -50,7 +50,7 @@ def test_export_and_load(form: str, folder: Path) -> None:
     config = json.loads((folder / form / "config.json").read_text())
     back = load_foreign(form, config, folder_tensors(folder / form), model.config)
     mine = read_head(folder / "eagle")
-    assert torch.equal(back.draft_ids, mine.draft_ids) and back.config.taps == mine.config.taps
+    assert torch.equal(back.draft_ids, mine.draft_ids) and back.config.hidden_layers == mine.config.hidden_layers
     torch.testing.assert_close(logits_of(back, model), logits_of(mine, model))
 
 

@@ -53,7 +53,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Pa
     assert replacement.load_candidate() is None, "there is nothing there yet"
     put(heads / "good", tmp_path / "new", 1)
     better = replacement.load_candidate()
-    assert better is not None and ": taken for eagle" in replacement.replace_if_better(better)
+    assert better is not None and "replaced the head of eagle" in replacement.replace_if_better(better)
     drafter: Any = llm.engine.drafter.drafters[better.name]
     assert drafter.head is drafter.work.head is better.head
     assert drafter._native is None or drafter._native.head is better.head, "and native drafting uses it"
@@ -65,14 +65,14 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Pa
     assert llm.engine.drafter.drafters[better.name].head is better.head  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_read_is_told_and_nothing_changes(heads: Path, tmp_path: Path) -> None:
+def test_an_unreadable_head_is_reported_and_changes_nothing(heads: Path, tmp_path: Path) -> None:
     llm = LLM(heads / "model", drafter=f"eagle:{heads / 'poor'}", num_speculative_tokens=3, quiet=True)
     replacement = HeadHotSwap(tmp_path / "new", llm.engine)
     put(heads / "good", tmp_path / "new", 1)
     (tmp_path / "new" / "model.safetensors").write_bytes(b"half a file")
     found = load_or_report(replacement)
     assert isinstance(found, str) and found
-    with pytest.raises(ModelError, match="no head guesses here"):
+    with pytest.raises(ModelError, match="no draft head is served"):
         HeadHotSwap(tmp_path, LLM(heads / "model", drafter="ngram", quiet=True).engine)
 
 

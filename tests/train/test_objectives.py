@@ -62,7 +62,7 @@ def test_dense_forward_gives_the_hidden_states_of_the_runner() -> None:
     attend = CausalAttention(model.config.scale, model.config.windows)
     positions = torch.arange(len(tokens))
     dense, layers = dense_forward(model, rope, tokens[None], positions, attend, (0, 1, 2))
-    model.tables = rope
+    model.rope_tables = rope
     cache = KVCache(model.layer_shapes, 16, 4, model.dtype, CPU)
     layout = AttentionLayout(4, CONFIG.heads // CONFIG.kv_heads, frozenset(CONFIG.windows), model.dtype)
     groups = group_spans([Span(0, len(tokens), 0, tuple(range(10)))], layout)
@@ -124,25 +124,27 @@ def test_a_training_time_test_step_equals_a_served_chain() -> None:
     length = tokens.shape[1]
     positions, attend = torch.arange(1, length), TrainingTimeTestAttention(head.config.layer.scale, None)
     column = 18
-    outputs = [head.step(tokens[:, 1:], fused[:, :-1], head.turn(positions), attend)[:, column]]
+    outputs = [head.step(tokens[:, 1:], fused[:, :-1], head.rope_rows(positions), attend)[:, column]]
     narrow = torch.tensor([[15, column, 21]])  # later steps run some columns only
     attend.set_columns(narrow)
     hidden = head.carry(
-        head.step(tokens[:, 1:], fused[:, :-1], head.turn(positions), TrainingTimeTestAttention(attend.scale, None))
+        head.step(
+            tokens[:, 1:], fused[:, :-1], head.rope_rows(positions), TrainingTimeTestAttention(attend.scale, None)
+        )
     )
     hidden = hidden[:, narrow[0]]
     for step in (1, 2):
-        run = head.step(tokens[:, narrow[0] + 1 + step], hidden, head.turn(narrow + 1 + step), attend)
+        run = head.step(tokens[:, narrow[0] + 1 + step], hidden, head.rope_rows(narrow + 1 + step), attend)
         outputs.append(run[:, 1])
         hidden = head.carry(run)
     chain = Chain(head.config.layer.scale)
-    own = head.step(tokens[:, 1 : column + 2], fused[:, : column + 1], head.turn(positions[: column + 1]), chain)[
+    own = head.step(tokens[:, 1 : column + 2], fused[:, : column + 1], head.rope_rows(positions[: column + 1]), chain)[
         :, -1:
     ]
     for step in range(3):
         torch.testing.assert_close(own[0, 0], outputs[step][0], rtol=1e-4, atol=1e-5)
         position = column + 1 + step + 1
-        own = head.step(tokens[:, position, None], head.carry(own), head.turn(torch.tensor([position])), chain)
+        own = head.step(tokens[:, position, None], head.carry(own), head.rope_rows(torch.tensor([position])), chain)
 
 
 class Chain:
@@ -180,11 +182,11 @@ def test_a_block_attends_only_to_the_context_before_its_anchor() -> None:
 def block_states(head: Any, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, cut: int = 99) -> Any:
     from foretell.train.block import BlockAttention
 
-    features = head.known(features[:, :cut], tokens[:, :cut])
-    read = head.remember(head.fuse(features), head.turn(torch.arange(features.shape[1])))
+    features = head.with_token_hints(features[:, :cut], tokens[:, :cut])
+    read = head.context_kv(head.fuse(features), head.rope_rows(torch.arange(features.shape[1])))
     positions = anchors[..., None] + torch.arange(head.config.block)
     attend = BlockAttention(head.config.layer.scale, head.config.causal_in_block, read, anchors)
-    return head(tokens.gather(1, anchors), head.turn(positions), attend)
+    return head(tokens.gather(1, anchors), head.rope_rows(positions), attend)
 
 
 def test_cached_hidden_states_belong_to_their_step() -> None:

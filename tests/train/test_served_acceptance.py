@@ -33,7 +33,9 @@ def generate(head: DraftHead[Any] | None, draft_tokens: int) -> tuple[list[Seque
     """Generate with the toy target and a head, or n-grams; return the sequences and tokens per step."""
     model = target()
     lender = TargetWeights.of(model)
-    hidden_layers, head_layers = ((), ()) if head is None else (head.config.taps, head_layer_shapes(head.config))
+    hidden_layers, head_layers = (
+        ((), ()) if head is None else (head.config.hidden_layers, head_layer_shapes(head.config))
+    )
     runner = ModelRunner(model, 128, 4, 2 * CONTEXT, hidden_layers, head_layers)
     drafter: Drafter = NGramDrafter()
     if head is not None:

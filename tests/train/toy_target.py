@@ -55,4 +55,4 @@ def head_for(kind: str, model: Decoder, **settings: object) -> DraftHead[Any]:
 
 
 def capture_for(head: DraftHead[Any], model: Decoder) -> HiddenStateCapture:
-    return HiddenStateCapture(model, head.config.taps, CONTEXT)
+    return HiddenStateCapture(model, head.config.hidden_layers, CONTEXT)

@@ -1,4 +1,4 @@
-"""foretell tune, as it is typed, on a model that loads in a blink."""
+"""The command `foretell tune` on a tiny model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from foretell.llm import LLM
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Short enough for the tiny model, and full of what n-grams like."""
+    """Return requests short enough for the tiny model, with many repeated n-grams."""
     fox = "The quick brown fox jumps"
     lines = [
         {"id": f"fox {i}", "prompt": f"{fox}. {fox}. {fox} {i}", "max_tokens": 12, "ignore_eos": True} for i in range(3)
@@ -33,18 +33,18 @@ def trace(tmp_path: Path) -> Path:
 def tune(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     try:
         code = main(["tune", *arguments])
-    except SystemExit as leaving:
-        code = int(str(leaving.code))
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
     return code, *capsys.readouterr()
 
 
-def words(folder: Path, trace: Path, out: Path) -> list[str]:
+def arguments_for(folder: Path, trace: Path, out: Path) -> list[str]:
     drafters = ("--drafters", "ngram,suffix,self:int4", "--num-speculative-tokens", "2")
     return ["--model", str(folder), "--trace", str(trace), "--budget", "5s", "--out", str(out), *drafters]
 
 
-def served(path: Path) -> Any:
-    """What foretell serve makes of a config."""
+def serve_config(path: Path) -> Any:
+    """Return the settings that `foretell serve` reads from a config."""
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     return serve.settings(parser.parse_args(["--config", str(path)]))
@@ -55,29 +55,29 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretell.cli.tune.MIN_BUDGET", 0.2)
 
 
-def test_it_writes_a_config_that_serves_and_its_evidence(
+def test_it_writes_a_config_for_serve_and_its_evidence(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, quick: None
 ) -> None:
     out = tmp_path / "tuned.yaml"
-    line = words(tiny_folder, trace, out)
+    line = arguments_for(tiny_folder, trace, out)
     line[line.index("5s")] = "1s"
     code, printed, err = tune(capsys, *line, "--json")
     assert code == 0, err
     found = json.loads(printed)
     assert found == json.loads(out.with_suffix(".json").read_text())
     assert found["complete"] is True and found["model"] == str(tiny_folder) and found["no_memory_for"] == []
-    names = {arm["arm"] for arm in found["arms"]}
+    names = {variant["arm"] for variant in found["arms"]}
     assert names == {f"{name}, {how}" for name in ("ngram", "suffix", "self:int4") for how in ("adapting", "2 tokens")}
-    assert all(arm["same_text"] is True and arm["accepted_per_step"] >= 1 for arm in found["arms"])
-    _, engine, speculation, _ = served(out)
+    assert all(variant["same_text"] is True and variant["accepted_per_step"] >= 1 for variant in found["arms"])
+    _, engine, speculation, _ = serve_config(out)
     assert engine.model == str(tiny_folder)
-    taken = next((arm for arm in found["arms"] if arm["arm"] == found["tune"]), None)
-    assert speculation.drafter == (taken["drafter"] if taken else "none")
-    assert speculation.num_speculative_tokens == (taken["num_speculative_tokens"] if taken else None)
+    chosen = next((variant for variant in found["arms"] if variant["arm"] == found["tune"]), None)
+    assert speculation.drafter == (chosen["drafter"] if chosen else "none")
+    assert speculation.num_speculative_tokens == (chosen["num_speculative_tokens"] if chosen else None)
     text = out.read_text()
     assert text.startswith("# ") and all(f"#   {name}: " in text for name in names)
     assert yaml.safe_load(text)["model"] == str(tiny_folder)
-    assert "| drafter | ratio to plain |" in err and f"foretell serve --config {out}" in err
+    assert "| drafter | speedup |" in err and f"foretell serve --config {out}" in err
 
 
 def test_ctrl_c_leaves_a_config(
@@ -85,22 +85,22 @@ def test_ctrl_c_leaves_a_config(
 ) -> None:
     write, seen = EngineBackend.generate, []
 
-    def stopped(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
-        seen.append(arm)
-        if len(seen) == 17:  # in the third text
+    def stopped(self: EngineBackend, variant: Any, job: MeasureJob) -> TimedOutput:
+        seen.append(variant)
+        if len(seen) == 17:  # in the third prompt
             raise KeyboardInterrupt
-        return write(self, arm, job)
+        return write(self, variant, job)
 
     monkeypatch.setattr(EngineBackend, "generate", stopped)
     out = tmp_path / "part.yaml"
-    code, printed, err = tune(capsys, *words(tiny_folder, trace, out))
+    code, printed, err = tune(capsys, *arguments_for(tiny_folder, trace, out))
     assert code == 130 and "Interrupted: these are the results so far" in printed and "foretell: stopped" in err
     part = json.loads(out.with_suffix(".json").read_text())
     assert part["complete"] is False and len(part["arms"]) == 6
-    assert "stopped before the end" in out.read_text() and served(out)
+    assert "interrupted" in out.read_text() and serve_config(out)
 
 
-def test_drafters_without_room_are_told(
+def test_drafters_without_memory_are_reported(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -108,14 +108,14 @@ def test_drafters_without_room_are_told(
 
     monkeypatch.setattr(ModelSource, "copy_bytes", lambda self, bits: 1 << 60)
     out = tmp_path / "tuned.yaml"
-    line = words(tiny_folder, trace, out)
+    line = arguments_for(tiny_folder, trace, out)
     line[line.index("5s")] = "0.3s"
     code, printed, _ = tune(capsys, *line)
-    assert code == 0 and "do not fit in memory: self:int4" in printed
-    assert not any("self" in arm["arm"] for arm in json.loads(out.with_suffix(".json").read_text())["arms"])
+    assert code == 0 and "no memory for them: self:int4" in printed
+    assert not any("self" in variant["arm"] for variant in json.loads(out.with_suffix(".json").read_text())["arms"])
 
 
-def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+def test_bad_input_is_rejected_before_a_model_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
 ) -> None:
     def load(*_: object, **__: object) -> None:
@@ -144,5 +144,5 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         assert err.count("\n") == 1, "one line"
 
 
-def test_times() -> None:
+def test_durations_are_parsed() -> None:
     assert [seconds(text) for text in ("90", "90s", "5m", "1.5h")] == [90, 90, 300, 5400]

@@ -1,218 +1,209 @@
-"""Asks a smaller model that has a tokenizer of its own: it reads the text in its tokens and guesses in the target's.
+"""Drafts from a smaller model with another tokenizer: it conditions on the text in its own tokens.
 
-There are two ways. By tokens: drawn from the draft's distribution over the tokens that both have, with the noise that
-the target draws with. By strings: the draft writes its likeliest text, and the target's tokenizer encodes it. Sampled
-text goes by tokens where the two tokenizers are alike enough: of gemma3-270m by smollm2-135m at temperature 1 a step of
-4 guesses yields 1.9 tokens, and 1.4 by strings. Greedy text goes by strings, for the words that the two cut
-differently: 2.29 tokens a step and not 2.25, the other way round 2.15 and not 2.09, at the same cost.
+There are two methods. By tokens: sample from the draft model's distribution over the tokens that both vocabularies
+share, with the noise that the target samples with. By strings: let the draft model generate greedy text and encode it
+with the target's tokenizer.
+
+Sampled requests draft by tokens if the tokenizers are similar enough: gemma3-270m with smollm2-135m at temperature 1
+and 4 draft tokens yields 1.9 tokens per step, and 1.4 by strings. Greedy requests draft by strings, which handles words
+that the two split differently: 2.29 tokens per step instead of 2.25, and with the models swapped 2.15 instead of 2.09,
+at the same cost.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from foretell.draft.cross_tokenizer.alignment import AlignedText, Speller, Utf8Buffer
+from foretell.draft.cross_tokenizer.alignment import AlignedText, TextEncoder, Utf8Buffer
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
-from foretell.draft.heads.sampling import DraftTemperature, draw_nodes
+from foretell.draft.draft_builder import ChainBuilder
+from foretell.draft.heads.sampling import DraftTemperature, sample_draft_tokens
 from foretell.draft.model import ModelDrafter
 from foretell.runner.model_runner import ModelRunner
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence
+from foretell.types import Budget, Draft, Sequence
 
 LOG = logging.getLogger("foretell")
 
 
 @dataclass
-class _Chain:
-    """A draft in the making."""
+class TranslatedChain(ChainBuilder):
+    """A chain of target tokens that are translated from tokens of the draft model."""
 
-    budget: Budget
-    reach: int  # the most that the draft may say, in its own tokens
-    said: int = 0
-    sureness: float = 1.0
-    over: bool = False
-    tokens: list[int] = field(default_factory=list)  # the target's
-    confidence: list[float] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)  # where tokens are drawn
-    text: str = ""  # where text is written
-    words: Utf8Buffer = field(default_factory=Utf8Buffer)
-    waiting: float = 1.0  # the chance of what was said since the last guess
+    max_steps: int = 0  # the most tokens that the draft model may generate
+    num_steps: int = 0
+    has_ended: bool = False  # the draft model generated an end token
+    text: str = ""  # text generated so far, by strings
+    buffer: Utf8Buffer = field(default_factory=Utf8Buffer)
+    pending_confidence: float = 1.0  # of draft-model tokens that have not completed a target token yet
 
-    def goes_on(self, least: float) -> bool:
-        """Decided by what was said before, never by the token to come."""
-        sure = self.sureness >= max(least, self.budget.min_probability)
-        return sure and not self.over and self.said < self.reach and len(self.tokens) < self.budget.depth
+    @property
+    def is_open(self) -> bool:
+        return super().is_open and not self.has_ended and self.num_steps < self.max_steps
 
-    def say(self, chance: float) -> None:
-        self.said += 1
-        self.sureness *= chance
-
-    def draft(self, name: str) -> Draft:
-        count = min(len(self.tokens), self.budget.depth)
-        drawn, probs = ((True,) * count, torch.stack(self.probs)) if self.probs else (None, None)
-        sure = tuple(self.confidence[:count])
-        return Draft(tuple(self.tokens[:count]), tuple(range(-1, count - 1)), name, drawn, sure, probs)
+    def translated_draft(self, source: str) -> Draft:
+        return self.draft(source, True if self.probs else None, self.stacked_probs())
 
 
-class ByTokens:
-    """Draws from the tokens that both have, by the draft's chances of them."""
+class DraftByTokens:
+    """Samples from the tokens that both vocabularies share, by the draft model's logits."""
 
-    def __init__(self, vocabularies: VocabMap, device: torch.device, temperature: DraftTemperature) -> None:
-        self.vocabularies, self.temperature = vocabularies, temperature
-        self.ours = torch.tensor(list(vocabularies.to_draft), device=device)
-        self.theirs = torch.tensor(list(vocabularies.to_draft.values()), device=device)
+    def __init__(self, vocab_map: VocabMap, device: torch.device, temperature: DraftTemperature) -> None:
+        self.vocab_map, self.temperature = vocab_map, temperature
+        self.target_ids = torch.tensor(list(vocab_map.to_draft), device=device)
+        self.draft_ids = torch.tensor(list(vocab_map.to_draft.values()), device=device)
 
-    def begin(self, budget: Budget) -> _Chain:
-        return _Chain(budget, budget.depth)
+    def max_steps(self, budget: Budget) -> int:
+        """Return how many tokens the draft model may generate for a budget."""
+        return budget.depth
 
-    def hear(self, seqs: list[Sequence], chains: list[_Chain], scores: Tensor) -> list[int]:
-        """A token more for each chain by scores [chains, draft's vocabulary]; gives what the draft said.
+    def extend(self, seqs: list[Sequence], chains: list[TranslatedChain], logits: Tensor) -> list[int]:
+        """Append a token to each chain by logits [chains, draft vocab] and return the tokens of the draft model.
 
-        Drawn in the target's vocabulary: under `match` the two then race with the same noise.
+        Sampling happens in the target's vocabulary, so that under `match` both models use the same noise.
         """
-        known = scores.new_full((len(seqs), self.vocabularies.target.size), float("-inf"))
-        known[:, self.ours] = scores[:, self.theirs]
-        drawn = draw_nodes(known, seqs, chains[0].said, self.temperature)
-        for chain, token, probs, chance in zip(chains, drawn.tokens, drawn.probs, drawn.confidence, strict=True):
-            chain.say(chance)
-            chain.tokens.append(token)
-            chain.probs.append(probs)
-            chain.confidence.append(chance)
-        return [self.vocabularies.to_draft[token] for token in drawn.tokens]
+        shared = logits.new_full((len(seqs), self.vocab_map.target.size), float("-inf"))
+        shared[:, self.target_ids] = logits[:, self.draft_ids]
+        sampled = sample_draft_tokens(shared, seqs, chains[0].num_steps, self.temperature)
+        assert sampled.probs is not None, "sampled tokens come with their distributions"
+        for chain, token, confidence, probs in zip(
+            chains, sampled.tokens, sampled.confidence, sampled.probs, strict=True
+        ):
+            chain.num_steps += 1
+            chain.append(token, confidence, probs)
+        return [self.vocab_map.to_draft[token] for token in sampled.tokens]
 
 
-class ByStrings:
-    """Lets the draft write its likeliest text and encodes that."""
+class DraftByStrings:
+    """Lets the draft model generate greedy text and encodes it with the target's tokenizer."""
 
-    def __init__(self, vocabularies: VocabMap, speller: Speller) -> None:
-        """`speller` is the target's."""
-        self.vocabularies, self.speller = vocabularies, speller
+    def __init__(self, vocab_map: VocabMap, encoder: TextEncoder) -> None:
+        """`encoder` uses the target's tokenizer."""
+        self.vocab_map, self.encoder = vocab_map, encoder
 
-    def begin(self, budget: Budget) -> _Chain:
-        """It may say as many tokens as it needs for what is asked and for one that is left out, and one to spare."""
-        reach = math.ceil((budget.depth + 1) * max(self.vocabularies.spread, 1.0)) + 1
-        return _Chain(budget, reach if budget.depth else 0)
+    def max_steps(self, budget: Budget) -> int:
+        """Return how many tokens the draft model may generate for a budget: enough for its depth, for the last target
+        token, which is left out, and one to spare."""
+        if not budget.depth:
+            return 0
+        return math.ceil((budget.depth + 1) * max(self.vocab_map.draft_tokens_per_target_token, 1.0)) + 1
 
-    def hear(self, seqs: list[Sequence], chains: list[_Chain], scores: Tensor) -> list[int]:
-        """What the draft finds likeliest for each chain by scores [chains, draft's vocabulary]."""
-        best = scores.softmax(-1).max(-1)
-        said: list[int] = best.indices.tolist()
-        for chain, token, chance in zip(chains, said, best.values.tolist(), strict=True):
-            chain.say(chance)
-            self._write(chain, token)
-            _share_out(chain, chance)
-        return said
+    def extend(self, seqs: list[Sequence], chains: list[TranslatedChain], logits: Tensor) -> list[int]:
+        """Append the argmax of logits [chains, draft vocab] to the text of each chain and encode it again."""
+        best = logits.softmax(-1).max(-1)
+        tokens: list[int] = best.indices.tolist()
+        for chain, token, confidence in zip(chains, tokens, best.values.tolist(), strict=True):
+            chain.num_steps += 1
+            chain.path_confidence *= confidence
+            self._append_text(chain, token)
+            _assign_confidence(chain, confidence)
+        return tokens
 
-    def _write(self, chain: _Chain, token: int) -> None:
-        """Let a token into the text; a character that is not whole yet is held back."""
-        pair = self.vocabularies
-        if token not in pair.draft.special:
-            chain.text += chain.words.push(pair.draft.tokenizer.token_bytes(token))
-            tokens = self.speller.inside(chain.text)
-            # The last one may be the beginning of a longer one, unless it is a word of the draft's, too: had that
-            # meant a longer word, it would have said so.
-            chain.tokens = tokens if tokens[-1:] == [pair.to_target.get(token)] else tokens[:-1]
+    def _append_text(self, chain: TranslatedChain, token: int) -> None:
+        """Append a token's text, and encode the text as target tokens; incomplete characters wait in the buffer."""
+        draft, to_target = self.vocab_map.draft, self.vocab_map.to_target
+        if token not in draft.special:
+            chain.text += chain.buffer.push(draft.tokenizer.token_bytes(token))
+            tokens = self.encoder.encode_inside(chain.text)
+            # More text could turn the last target token into a longer one, so it is left out. Not if it equals the
+            # draft model's token: for a longer word the draft model would have chosen another token.
+            chain.tokens = tokens if tokens[-1:] == [to_target.get(token)] else tokens[:-1]
         else:
-            chain.over = True
-            known = token in pair.to_target and chain.words.whole
-            chain.tokens = self.speller.inside(chain.text) + ([pair.to_target[token]] if known else [])
+            chain.has_ended = True
+            is_shared = token in to_target and chain.buffer.is_empty
+            chain.tokens = self.encoder.encode_inside(chain.text) + ([to_target[token]] if is_shared else [])
 
 
-def _share_out(chain: _Chain, chance: float) -> None:
-    """Give the guesses that came with a word its chance, and that of the words before it that brought none."""
-    chain.waiting *= chance
-    while len(chain.confidence) > len(chain.tokens):  # two of them became one
-        chain.waiting *= chain.confidence.pop()
+def _assign_confidence(chain: TranslatedChain, confidence: float) -> None:
+    """Give new target tokens the confidence of the draft-model tokens that completed them."""
+    chain.pending_confidence *= confidence
+    while len(chain.confidence) > len(chain.tokens):  # two target tokens merged into one
+        chain.pending_confidence *= chain.confidence.pop()
     if new := len(chain.tokens) - len(chain.confidence):
-        chain.confidence += [chain.waiting] + [1.0] * (new - 1)
-        chain.waiting = 1.0
+        chain.confidence += [chain.pending_confidence] + [1.0] * (new - 1)
+        chain.pending_confidence = 1.0
 
 
 class CrossTokenizerDrafter(ModelDrafter):
-    """Keeps a shadow of each sequence in the draft's own tokens."""
+    """A draft model that keeps a copy of each sequence in its own tokens."""
 
     def __init__(
         self,
         runner: ModelRunner,
-        vocabularies: VocabMap,
+        vocab_map: VocabMap,
         name: str = "translate",
         draft_temperature: DraftTemperature = "fixed",
         min_confidence: float = 0.0,
     ) -> None:
-        super().__init__(runner, vocabularies.target.size, name, draft_temperature, min_confidence)
-        speller = Speller(vocabularies.target)
-        self.vocabularies, self.draws = vocabularies, vocabularies.way == "tokens"
-        self.strips, self.speller = speller.adds_space, Speller(vocabularies.draft)
-        self.by_tokens = ByTokens(vocabularies, runner.device, draft_temperature)
-        self.by_strings = ByStrings(vocabularies, speller)
-        self._retellings: dict[int, AlignedText] = {}
-        LOG.info("%s has another tokenizer than the target: %s", name, vocabularies.in_words)
+        super().__init__(runner, vocab_map.target.size, name, draft_temperature, min_confidence)
+        target_encoder = TextEncoder(vocab_map.target)
+        self.vocab_map = vocab_map
+        self.traits = replace(self.traits, samples=vocab_map.method == "tokens")
+        self.strips_space, self.encoder = target_encoder.adds_space, TextEncoder(vocab_map.draft)
+        self.by_tokens = DraftByTokens(vocab_map, runner.device, draft_temperature)
+        self.by_strings = DraftByStrings(vocab_map, target_encoder)
+        self._aligned: dict[int, AlignedText] = {}
+        LOG.info("the tokenizers of %s and the target differ: %s", name, vocab_map.summary)
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        chains = {seq.id: self._way(seq).begin(budget) for seq, budget in zip(seqs, budgets, strict=True)}
-        asked = {seq.id for seq in seqs if chains[seq.id].reach}
-        live = [seq for seq in seqs if seq.id in asked and self._ready(seq, chains[seq.id].reach, asked)]
-        self._prefill([self._shadows[seq.id].seq for seq in live])
-        while live := [seq for seq in live if chains[seq.id].goes_on(self.min_confidence)]:
-            scores = self._run(live)
-            for way in (self.by_tokens, self.by_strings):
-                rows = [i for i, seq in enumerate(live) if self._way(seq) is way]
+        pairs = zip(seqs, budgets, strict=True)
+        chains = {seq.id: self._translated_chain(seq, budget) for seq, budget in pairs}
+        keep = {seq.id for seq in seqs if chains[seq.id].max_steps}
+        live = [seq for seq in seqs if seq.id in keep and self._make_ready(seq, chains[seq.id].max_steps, keep)]
+        self._prefill([self._draft_seqs[seq.id].seq for seq in live])
+        while live := [seq for seq in live if chains[seq.id].is_open]:
+            logits = self._forward(live)
+            for method in (self.by_tokens, self.by_strings):
+                rows = [i for i, seq in enumerate(live) if self._method(seq) is method]
                 if rows:
                     some = [live[i] for i in rows]
-                    self._go_on(some, way.hear(some, [chains[seq.id] for seq in some], scores[rows]))
-        return [chains[seq.id].draft(self.name) for seq in seqs]
+                    tokens = method.extend(some, [chains[seq.id] for seq in some], logits[rows])
+                    for seq, token in zip(some, tokens, strict=True):
+                        self._append_to_copy(seq, token)
+        return [chains[seq.id].translated_draft(self.name) for seq in seqs]
 
-    def _way(self, seq: Sequence) -> ByTokens | ByStrings:
-        return self.by_tokens if self.draws and seq.request.params.temperature > 0 else self.by_strings
+    def _translated_chain(self, seq: Sequence, budget: Budget) -> TranslatedChain:
+        min_confidence = max(self.min_confidence, budget.min_probability)
+        return TranslatedChain(budget, min_confidence, max_steps=self._method(seq).max_steps(budget))
 
-    def _ready(self, seq: Sequence, nodes: int, asked: set[int]) -> bool:
-        """As its parent; False also where the target's tokens end within a character, or the draft has none yet."""
-        shadow = self._catch_up(seq)
-        length = len(shadow.tokens) + nodes
-        if not shadow.tokens or not self._retellings[seq.id].aligned or length > self.runner.context:
+    def _method(self, seq: Sequence) -> DraftByTokens | DraftByStrings:
+        return self.by_tokens if self.traits.samples and seq.request.params.temperature > 0 else self.by_strings
+
+    def _make_ready(self, seq: Sequence, nodes: int, keep: set[int]) -> bool:
+        """Bring the copy of a sequence up to date; return False without context or pages, while the target's tokens
+        end inside a character, or if the copy is empty."""
+        copy = self._catch_up(seq)
+        length = len(copy.tokens) + nodes
+        if not copy.tokens or not self._aligned[seq.id].ends_on_character or length > self.runner.context:
             return False
-        return self._reserve(shadow, length, asked)
+        return self._reserve(copy, length, keep)
 
     def _catch_up(self, seq: Sequence) -> Sequence:
-        """Keep what the shadow and the text as told anew agree on; up to what is settled they always do."""
-        shadow, told = self._shadow(seq), self._told(seq)
-        told.follow(seq.tokens)
-        mine, new = shadow.seq, told.since(shadow.agreed)
-        same = shadow.agreed + shared_length(mine.tokens[shadow.agreed :], new)
-        mine.tokens[shadow.agreed :] = new
-        mine.cached = max(min(mine.cached, same, len(mine.tokens) - 1), 0)
-        shadow.agreed = len(told.settled)
-        return mine
+        """Replace the tokens of the copy that differ from the aligned text and keep the KV before them."""
+        own, aligned = self._draft_sequence(seq), self._aligned_text(seq)
+        aligned.append(seq.tokens)
+        copy, new = own.seq, aligned.tokens_from(own.verified)
+        same = own.verified + common_prefix_length(copy.tokens[own.verified :], new)
+        copy.tokens[own.verified :] = new
+        copy.cached = max(min(copy.cached, same, len(copy.tokens) - 1), 0)
+        own.verified = len(aligned.stable_tokens)
+        return copy
 
-    def _told(self, seq: Sequence) -> AlignedText:
-        if seq.id not in self._retellings:
-            self._retellings[seq.id] = AlignedText(self.vocabularies, self.speller, self.strips)
-        return self._retellings[seq.id]
-
-    def _run(self, seqs: list[Sequence]) -> Tensor:
-        """The draft's scores of what comes next, [sequences, draft's vocabulary]."""
-        shadows = [self._shadows[seq.id].seq for seq in seqs]
-        return self.runner.forward(
-            [ScheduledSequence.of(each, each.pending) for each in shadows], [Draft()] * len(seqs)
-        ).logits
-
-    def _go_on(self, seqs: list[Sequence], said: list[int]) -> None:
-        """Let the draft hear its own words."""
-        for seq, token in zip(seqs, said, strict=True):
-            shadow = self._shadows[seq.id].seq
-            shadow.cached = len(shadow.tokens)
-            shadow.tokens.append(token)
+    def _aligned_text(self, seq: Sequence) -> AlignedText:
+        if seq.id not in self._aligned:
+            self._aligned[seq.id] = AlignedText(self.vocab_map, self.encoder, self.strips_space)
+        return self._aligned[seq.id]
 
     def forget(self, seq: Sequence) -> None:
         super().forget(seq)
-        self._retellings.pop(seq.id, None)
+        self._aligned.pop(seq.id, None)
 
 
-def shared_length(one: list[int], other: list[int]) -> int:
-    """How many tokens two lists begin with alike."""
+def common_prefix_length(one: list[int], other: list[int]) -> int:
+    """Return the length of the longest common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+    return next((i for i, (left, right) in pairs if left != right), min(len(one), len(other)))

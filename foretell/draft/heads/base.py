@@ -1,131 +1,58 @@
-"""What drafters over the target's states have in common: they keep what the target ran, and guess from that."""
+"""Base of drafters that predict from the target's hidden states: EAGLE, MTP, Medusa, DFlash and DSpark heads."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretell.draft.base import Drafter
+from foretell.draft.base import HiddenStateDrafter
 from foretell.draft.draft_builder import ChainBuilder, DraftTokens
-from foretell.draft.heads.graph_draft import whole_reader
-from foretell.draft.heads.sampling import ChildSampler, DraftTemperature, TreeInProgress, draw_nodes, must_draw
-from foretell.draft.heads.tree import EagleTree, FixedTree, RankAcceptance
-from foretell.draft.reserved import check_reserved
-from foretell.models.draft_heads import DraftHead, HeadConfig
+from foretell.draft.heads.graph_draft import graph_prefill
+from foretell.draft.heads.hidden_states import (
+    HiddenStateTracker,
+    PendingHiddenStates,
+    accepted_hidden_states,
+    layer_columns,
+    layer_offsets,
+)
+from foretell.draft.heads.sampling import (
+    ChildSampler,
+    DraftTemperature,
+    TreeInProgress,
+    needs_draft_probs,
+    sample_draft_tokens,
+)
+from foretell.draft.heads.tree import EagleTree, FixedTree, RankAcceptance, Tree
+from foretell.models.draft_heads import DraftHead
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.heads.ops import PrefillOp, flatten_pages, make_head_ops
 from foretell.runner.model_runner import ModelRunner
 from foretell.runner.native.head_draft import DraftRequest, NativeHead
-from foretell.runner.native.head_prefill import NativePrefill, PrefillRange, addresses_of
-from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
-
-Rows = tuple[Tensor, int, int]  # of a step's states, from one row to another
+from foretell.runner.native.head_prefill import NativePrefill, PrefillRange
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence, StepResult
 
 
-@dataclass
-class PendingHiddenStates:
-    """States of a text that the head has not read yet: of the places from `start` on."""
-
-    start: int
-    states: list[Rows] = field(default_factory=list)
-    stop: int = 0
-    gap: bool = False  # whether positions before are missing: a step failed
-    pages: list[int] = field(default_factory=list)  # the sequence's own list, a new one each time it is admitted
-
-    def take(self, seq: Sequence, whole: bool) -> PrefillRange:
-        """What is still to be read of the text; it counts as read from now on. `whole`: states need not be cut out."""
-        states = [] if whole else [rows[begin:end] for rows, begin, end in self.states]
-        found = WholeReading(seq, self.start, self.stop, states, self.states)
-        self.start, self.states = self.stop, []
-        return found
+def check_reserved(seq: Sequence, tokens: int, page_size: int) -> None:
+    """Raise if the pages of a sequence hold fewer than `tokens` tokens: native code does not check its bounds."""
+    if tokens > len(seq.pages) * page_size:
+        slots = len(seq.pages) * page_size
+        raise RuntimeError(f"a draft needs {tokens} slots and {slots} are reserved for sequence {seq.id}")
 
 
-class Trails(dict[int, PendingHiddenStates]):
-    """The trails of all sequences by id, and the pages with positions that the head could not read."""
+class HeadDrafter(HiddenStateDrafter):
+    """A draft head whose KV is in the target's own pages, so a prefix cache hit needs no prefill by the head.
 
-    def __init__(self, page_size: int) -> None:
-        super().__init__()
-        self.page_size = page_size
-        self.unread: set[int] = set()  # pages
-
-    def continued(self, seq: Sequence, start: int) -> PendingHiddenStates:
-        """Return the trail of a sequence whose next step begins at `start`.
-
-        A sequence that is new here, or was preempted and admitted again, has its first positions from the prefix
-        cache: the head has read these for another sequence, unless that failed.
-        """
-        trail = self.get(seq.id)
-        if trail is None or (trail.pages is not seq.pages and start != trail.stop) or start < trail.stop:
-            trail = self[seq.id] = PendingHiddenStates(start, stop=start)
-            trail.gap = bool(self.unread) and not self.unread.isdisjoint(seq.pages[: self._pages_for(start)])
-        trail.pages = seq.pages
-        return trail
-
-    def rewrite(self, seq: Sequence, start: int) -> None:
-        """Note that a step has written the pages after position `start` from their first position on."""
-        if self.unread:
-            self.unread.difference_update(seq.pages[self._pages_for(start) : self._pages_for(seq.cached)])
-
-    def miss(self, outcomes: list[StepResult]) -> None:
-        """Note that positions of these sequences were not read: drafts without them would be noise."""
-        for outcome in outcomes:
-            seq = outcome.scheduled.seq
-            self.unread.update(seq.pages[outcome.scheduled.start // self.page_size : self._pages_for(seq.cached)])
-            self[seq.id] = PendingHiddenStates(seq.cached, stop=seq.cached, gap=True, pages=seq.pages)
-            if seq.finish_reason is not None:
-                del self[seq.id]
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
-
-
-@dataclass(frozen=True)
-class WholeReading(PrefillRange):
-    """The same, told by rows of steps: to cut those out takes torch as long as the library takes to read them."""
-
-    runs: list[Rows]
-
-    def row_addresses(self) -> list[int]:
-        found: list[int] = []
-        for states, begin, end in self.runs:
-            found += addresses_of(states, begin, end)
-        return found
-
-
-def of_the_text(outcome: StepResult, first: int, places: int) -> list[Rows]:
-    """The states of a step's rows that are the text's now, what was pending and the accepted path, from place `first`
-    of them on: in pieces, for an index would have to be brought to where they are."""
-    assert outcome.hidden_states is not None, "the target taps what a head wants"
-    take, path = (
-        outcome.scheduled.num_new_tokens,
-        () if outcome.verify_result is None else outcome.verify_result.accepted_path,
-    )
-    stop = min(places, take)
-    start = min(first, stop)
-    runs: list[tuple[int, int]] = []
-    for node in path[max(0, first - take) : max(0, places - take)]:
-        if take + node != stop:
-            runs.append((start, stop))
-            start = take + node
-        stop = take + node + 1
-    return [(outcome.hidden_states, begin, end) for begin, end in (*runs, (start, stop)) if begin < end]
-
-
-class HeadDrafter(Drafter):
-    """All it knows of a text lies in the text's own pages, so a prefix that is found there was read already.
-
-    States are read when a page is full or a guess is wanted: while nobody asks, many places cost as much as one.
+    Hidden states are read when a page is full or a draft is wanted: one batch of positions costs as much as one
+    position.
     """
 
-    draws = True
-    gives_probability = True
-    grows = True
-    cost_share = 0.1
-    prior = 0.6
+    traits = DrafterTraits(
+        samples=True, gives_probability=True, makes_trees=True, relative_cost=0.1, prior_acceptance=0.6
+    )
 
     def __init__(
         self,
@@ -135,258 +62,251 @@ class HeadDrafter(Drafter):
         name: str,
         draft_temperature: DraftTemperature = "fixed",
         min_confidence: float = 0.0,
-        whole: bool | None = None,
+        single_graph: bool | None = None,
     ) -> None:
-        """`runner` is the target's, which taps what this head wants. `whole`: a draft is one piece of work, unless
-        the head is split."""
-        self.head, self.pages, self.name, self.context = head, pages, name, runner.context
-        self._runner = runner
-        self.hidden_layers, self.device, self.vocab = (
-            head.config.hidden_layers,
-            runner.device,
-            runner.model.config.vocab,
-        )
-        self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
-        self.is_split = head.shard is not None
-        self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
-        self.work = runner.leader_head_ops(make_head_ops(head, pages)) if self.is_split else make_head_ops(head, pages)
-        self._columns = _columns(runner.hidden_layers, head.config, runner.device, self.is_split)
-        self._reader: NativePrefill | None = None  # where the native library can read for it
-        self._whole_reader = whole_reader(head, pages) if self.whole else None
-        self._trails = Trails(pages.page_size)
-        self.chooser, self.ranks = ChildSampler(head.draft_ids, draft_temperature), RankAcceptance(head.config.accuracy)
-        # As good as it was seen to be when it was made; one that was bad then may be better at what is asked here.
-        self.prior = max(0.1, head.config.accuracy[0]) if head.config.accuracy else type(self).prior
+        """`runner` is the target's, which returns the hidden states that the head reads.
 
-    def take(self, head: DraftHead[Any]) -> None:
-        """Guess with another head of the same shape from now on: all that was readied for the old one is made anew."""
-        settings = (self.name, self.draft_temperature, self.min_confidence, self.whole)
-        vars(self).update(vars(type(self)(self._runner, head, self.pages, *settings)))
+        `single_graph`: run a draft as one CUDA graph; by default on CUDA, and never for a head that is split.
+        """
+        self.head, self.pages, self.name = head, pages, name
+        self.context, self.device, self.vocab = runner.context, runner.device, runner.model.config.vocab
+        self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
+        self._runner = runner
+        self.is_split = head.shard is not None  # over the ranks of a tensor-parallel group
+        if single_graph is None:
+            single_graph = runner.device.type == "cuda"
+        self.traits = replace(
+            self.traits,
+            hidden_layers=head.config.hidden_layers,
+            single_graph=single_graph and not self.is_split,
+            weight_bytes=head.bytes,
+        )
+        if head.config.accuracy:  # measured in training; a head that was poor there may be better on these requests
+            self.traits = replace(self.traits, prior_acceptance=max(0.1, head.config.accuracy[0]))
+        self.ops = runner.leader_head_ops(make_head_ops(head, pages)) if self.is_split else make_head_ops(head, pages)
+        self._columns = layer_columns(runner.hidden_layers, head.config, runner.device, self.is_split)
+        self._native_prefill: NativePrefill | None = None
+        self._graph_prefill = graph_prefill(head, pages) if self.traits.single_graph else None
+        self._pending = HiddenStateTracker(pages.page_size)
+        self.child_sampler = ChildSampler(head.draft_ids, draft_temperature)
+        self.rank_acceptance = RankAcceptance(head.config.accuracy)
+
+    def replace_head(self, head: DraftHead[Any]) -> None:
+        """Draft with another head of the same shape from now on."""
+        settings = (self.name, self.draft_temperature, self.min_confidence, self.traits.single_graph)
+        fresh = type(self)(self._runner, head, self.pages, *settings)
+        fresh.traits = replace(fresh.traits, relative_cost=self.traits.relative_cost)
+        vars(self).update(vars(fresh))
 
     @property
-    def by_library(self) -> bool:
-        """Whether the native library reads for it, and guesses chains: then torch computes nothing, and need not enter
-        a mode, which takes it longer than all that is done here."""
-        return self._reader is not None and self._whole_reader is None
+    def is_native(self) -> bool:
+        """Return whether the native library runs prefill and chains. Then torch computes nothing, and entering
+        inference mode would take longer than the rest of the call."""
+        return self._native_prefill is not None and self._graph_prefill is None
 
-    def update_kv(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, results: list[StepResult]) -> None:
+        """Take over the hidden states of a step, and read those of pages that are full now."""
         try:
-            if self.by_library:
-                self._follow(outcomes)
+            if self.is_native:
+                self._update_kv(results)
             else:
                 with torch.inference_mode():
-                    self._follow(outcomes)
+                    self._update_kv(results)
         except BaseException:
-            self._trails.miss(outcomes)
+            self._pending.mark_unread(results)
             raise
 
-    def _follow(self, outcomes: list[StepResult]) -> None:
+    def _update_kv(self, results: list[StepResult]) -> None:
         full = []
-        for outcome in outcomes:
-            seq = outcome.scheduled.seq
-            trail = self._add(outcome)
-            if seq.cached // self.pages.page_size * self.pages.page_size > trail.start:
-                full.append(seq)  # a page is full, and is offered to others after this
+        for result in results:
+            seq = result.scheduled.seq
+            pending = self._add_hidden_states(result)
+            if seq.cached // self.pages.page_size * self.pages.page_size > pending.start:
+                full.append(seq)  # its full pages enter the prefix cache after this
         if full:
-            self._read([reading for seq in full if (reading := self._take(seq)) is not None])
-        for outcome in outcomes:
-            if outcome.scheduled.seq.finish_reason is not None:
-                self._trails.pop(outcome.scheduled.seq.id, None)
+            self.read_hidden_states([taken for seq in full if (taken := self._take_pending(seq)) is not None])
+        for result in results:
+            if result.scheduled.seq.finish_reason is not None:
+                self._pending.pop(result.scheduled.seq.id, None)
 
-    def _add(self, outcome: StepResult) -> PendingHiddenStates:
-        """Note the states of what was run and stayed."""
-        seq, start = outcome.scheduled.seq, outcome.scheduled.start
-        trail = self._trails.continued(seq, start)
-        if start > trail.stop:
-            trail.gap = True
-            trail.start, trail.states = start, []
-        self._trails.rewrite(seq, start)
-        known = self.known_of(outcome) if trail.start == start else 0
-        trail.start += known
-        trail.states += of_the_text(outcome, known, seq.cached - start)
-        trail.stop = seq.cached
-        return trail
+    def _add_hidden_states(self, result: StepResult) -> PendingHiddenStates:
+        """Append the hidden states of a step's accepted tokens to the pending ones of the sequence."""
+        seq, start = result.scheduled.seq, result.scheduled.start
+        pending = self._pending.continued(seq, start)
+        if start > pending.stop:
+            pending.has_gap = True
+            pending.start, pending.rows = start, []
+        self._pending.mark_rewritten(seq, start)
+        known = self.num_known_positions(result) if pending.start == start else 0
+        pending.start += known
+        pending.rows += accepted_hidden_states(result, known, seq.cached - start)
+        pending.stop = seq.cached
+        return pending
 
-    def known_of(self, outcome: StepResult) -> int:
-        """How many of the places that a step brought are remembered already, as reading them would have it."""
+    def num_known_positions(self, result: StepResult) -> int:
+        """Return how many positions of a step already have the head's KV, exactly as a prefill would compute it."""
         return 0
 
-    def _take(self, seq: Sequence) -> PrefillRange | None:
-        """What is still to be read of a text; it counts as read from now on."""
-        trail = self._trails.get(seq.id)
-        if trail is None or trail.start == trail.stop:
+    def _take_pending(self, seq: Sequence) -> PrefillRange | None:
+        """Return the pending hidden states of a sequence and mark them as read."""
+        pending = self._pending.get(seq.id)
+        if pending is None or pending.start == pending.stop:
             return None
-        return trail.take(seq, whole=self.by_library)
+        return pending.take(seq, by_address=self.is_native)
 
-    def _read(self, readings: list[PrefillRange]) -> None:
-        if not readings:
+    def read_hidden_states(self, ranges: list[PrefillRange]) -> None:
+        """Compute the head's KV of these positions from the target's hidden states."""
+        if not ranges:
             return
-        if self._whole_reader is not None and self._whole_reader.prefill(readings, self._columns):
+        if self._graph_prefill is not None and self._graph_prefill.prefill(ranges, self._columns):
             return
-        if self._reader is not None:
-            self._reader.prefill(readings)
+        if self._native_prefill is not None:
+            self._native_prefill.prefill(ranges)
             return
-        slots = [slot for each in readings for slot in self.pages.slots(each.seq, each.start, each.stop)]
-        pieces = [piece for each in readings for piece in each.states]
-        states = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        slots = [slot for each in ranges for slot in self.pages.slots(each.seq, each.start, each.stop)]
+        parts = [part for each in ranges for part in each.states]
+        states = parts[0] if len(parts) == 1 else torch.cat(parts)
         states = states if self._columns is None else states.index_select(1, self._columns)
-        self.read(readings, torch.tensor(slots, device=self.device), states)
+        self.prefill(ranges, torch.tensor(slots, device=self.device), states)
 
-    def to_read(self, readings: list[PrefillRange], first: int | None) -> PrefillOp:
-        """The same in plain numbers, with the tokens of places from `first` on, where the head looks at them."""
-        starts, stops = [each.start for each in readings], [each.stop for each in readings]
+    def prefill_op(self, ranges: list[PrefillRange], first: int | None) -> PrefillOp:
+        """Return the prefill as plain integers, with the tokens of positions from `first` on; None: no tokens."""
+        starts, stops = [each.start for each in ranges], [each.stop for each in ranges]
         begins = stops if first is None else [max(start, first) for start in starts]
-        spans = zip(readings, begins, stops, strict=True)
-        tokens = [token for each, start, stop in spans for token in each.seq.tokens[start:stop]]
-        return PrefillOp(starts, stops, tokens, *flatten_pages([each.seq.pages for each in readings]))
+        spans = zip(ranges, begins, stops, strict=True)
+        tokens = [token for each, begin, stop in spans for token in each.seq.tokens[begin:stop]]
+        return PrefillOp(starts, stops, tokens, *flatten_pages([each.seq.pages for each in ranges]))
 
-    def catch_up(self, readings: list[PrefillRange]) -> None:
-        """Read these places before the guesses that are wanted now, or with them."""
-        self._read(readings)
+    def catch_up(self, ranges: list[PrefillRange]) -> None:
+        """Read these positions before, or together with, the drafts that are wanted now."""
+        self.read_hidden_states(ranges)
 
     @abstractmethod
-    def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
-        """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
+    def prefill(self, ranges: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
+        """Store the head's KV of these positions; `slots` and `states` cover all ranges, one after the other."""
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        if self.by_library and not any(budget.is_tree for budget in budgets):
+        if self.is_native and not any(budget.is_tree for budget in budgets):
             return self._propose(seqs, budgets)
         with torch.inference_mode():
             return self._propose(seqs, budgets)
 
     def _propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(seqs)
-        straight, bushy, readings = list[int](), list[int](), list[PrefillRange]()
+        for_chains, for_trees, ranges = list[int](), list[int](), list[PrefillRange]()
         for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
-            if self._can(seq, budget):
-                (bushy if budget.is_tree else straight).append(i)
-                if (reading := self._take(seq)) is not None:
-                    readings.append(reading)
-        self.catch_up(readings)
-        if straight:
-            chains = self.guess([seqs[i] for i in straight], [budgets[i] for i in straight])
-            for i, chain in zip(straight, chains, strict=True):
-                drafts[i] = self._draft(seqs[i], chain)
-        if not bushy:
+            if self._can_draft(seq, budget):
+                (for_trees if budget.is_tree else for_chains).append(i)
+                if (taken := self._take_pending(seq)) is not None:
+                    ranges.append(taken)
+        self.catch_up(ranges)
+        if for_chains:
+            chains = self.draft_chains([seqs[i] for i in for_chains], [budgets[i] for i in for_chains])
+            for i, chain in zip(for_chains, chains, strict=True):
+                drafts[i] = self._chain_draft(seqs[i], chain)
+        if not for_trees:
             return drafts
-        trees = {i: TreeInProgress(seqs[i], self.plant(seqs[i], budgets[i])) for i in bushy}
-        self.grow(list(trees.values()))
-        for i, plot in trees.items():
-            drafts[i] = self._tree(plot)
+        growing = {i: TreeInProgress(seqs[i], self.new_tree(seqs[i], budgets[i])) for i in for_trees}
+        self.draft_trees(list(growing.values()))
+        for i, each in growing.items():
+            drafts[i] = self._tree_draft(each.tree)
         return drafts
 
-    def _can(self, seq: Sequence, budget: Budget) -> bool:
-        """Whether all that is needed is there: every place but the last was run, and none of them is missing."""
-        known = seq.pending == 1 and len(seq.tokens) > 1 and not self._trails.continued(seq, seq.cached).gap
+    def _can_draft(self, seq: Sequence, budget: Budget) -> bool:
+        """Return whether the head has the KV of all positions but the last, and context for the draft."""
+        known = seq.pending == 1 and len(seq.tokens) > 1 and not self._pending.continued(seq, seq.cached).has_gap
         return known and 0 < budget.depth <= self.context - len(seq.tokens)
 
     @abstractmethod
-    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
-        """A chain for each text, of at least one guess."""
-
-    def plant(self, seq: Sequence, budget: Budget) -> EagleTree | FixedTree:
-        """A tree without nodes yet: where tokens are drawn, its shape is settled before."""
-        floor = max(budget.min_probability, self.min_confidence)
-        if must_draw(seq):
-            return FixedTree(self.ranks.shape(budget, self.deepest, floor))
-        if budget.depth > self.deepest:
-            budget = replace(budget, max_depth=self.deepest)
-        return EagleTree(budget, floor)
-
-    @property
-    def deepest(self) -> int:
-        """The longest chain it can guess."""
-        return self.context
+    def draft_chains(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
+        """Return a chain of at least one draft token for each sequence."""
 
     @abstractmethod
-    def grow(self, plots: list[TreeInProgress]) -> None:
-        """Grow a tree behind each text."""
+    def draft_trees(self, growing: list[TreeInProgress]) -> None:
+        """Complete the tree of each sequence."""
 
-    def _tree(self, plot: TreeInProgress) -> Draft:
-        draft = plot.tree.draft(self.name)
-        rows = plot.tree.rows() if isinstance(plot.tree, FixedTree) else None
-        if rows is None:
-            return draft
-        probs = torch.zeros(len(draft), self.vocab, device=self.device)
-        return replace(draft, probs=probs.index_copy_(1, self.head.draft_ids, rows))
+    def new_tree(self, seq: Sequence, budget: Budget) -> Tree:
+        """Return an empty tree; one for sampled tokens has a fixed shape."""
+        min_confidence = max(budget.min_probability, self.min_confidence)
+        if needs_draft_probs(seq):
+            return FixedTree(self.rank_acceptance.best_shape(budget, self.max_depth, min_confidence))
+        if budget.depth > self.max_depth:
+            budget = replace(budget, max_depth=self.max_depth)
+        return EagleTree(budget, min_confidence, self.tree_width(budget))
 
-    def observe(self, outcomes: list[StepResult]) -> None:
-        for outcome in outcomes:
-            if outcome.draft.source == self.name and outcome.draft.origins is None:
-                self.ranks.learn(outcome)
+    def tree_width(self, budget: Budget) -> int | None:
+        """Return how many nodes are expanded per level; None: as many as fit into the budget."""
+        return None
 
-    def read_natively(self, native: NativeHead, tapped: tuple[int, ...]) -> None:
-        """Let the library that guesses read, too; the target taps these layers."""
-        columns = _parts(tapped, self.head.config)
-        self._reader = NativePrefill(native, self.pages.state_cache, columns)
+    @property
+    def max_depth(self) -> int:
+        """Return the length of the longest chain that the head can draft."""
+        return self.context
 
-    def chains(self, budgets: list[Budget]) -> list[ChainBuilder]:
+    def _tree_draft(self, tree: Tree) -> Draft:
+        draft, probs = tree.draft(self.name), tree.sampled_probs()
+        return draft if probs is None else replace(draft, probs=self._over_target_vocab(probs))
+
+    def observe(self, results: list[StepResult]) -> None:
+        for result in results:
+            if result.draft.source == self.name and result.draft.origins is None:
+                self.rank_acceptance.observe(result)
+
+    def use_native_prefill(self, native: NativeHead, available: tuple[int, ...]) -> None:
+        """Let the native library read hidden states; `available` are the layers that the target returns."""
+        offsets = layer_offsets(available, self.head.config)
+        self._native_prefill = NativePrefill(native, self.pages.state_cache, offsets)
+
+    def new_chains(self, budgets: list[Budget]) -> list[ChainBuilder]:
+        """Return empty chains for these budgets."""
         return [ChainBuilder(budget, max(budget.min_probability, self.min_confidence)) for budget in budgets]
 
-    def asked(self, seqs: list[Sequence], chains: list[ChainBuilder]) -> DraftRequest:
-        asked = DraftRequest([], [], [], [], [])
+    def native_request(self, seqs: list[Sequence], chains: list[ChainBuilder]) -> DraftRequest:
+        """Return the arguments of a native call that drafts these chains."""
+        request = DraftRequest([], [], [], [], [])
         for seq, chain in zip(seqs, chains, strict=True):
             last, depth = len(seq.tokens) - 1, chain.budget.depth
             check_reserved(seq, last + depth, self.pages.page_size)
-            asked.tokens.append(seq.tokens[last])
-            asked.positions.append(last)
-            asked.pages.append(seq.pages)
-            asked.depths.append(depth)
-            asked.min_probabilities.append(chain.floor)
-        return asked
+            request.tokens.append(seq.tokens[last])
+            request.positions.append(last)
+            request.pages.append(seq.pages)
+            request.depths.append(depth)
+            request.min_probabilities.append(chain.min_confidence)
+        return request
 
-    def slots_before(self, seqs: list[Sequence]) -> list[int]:
-        """Of the last place of each text that was run."""
+    def last_cached_slots(self, seqs: list[Sequence]) -> list[int]:
+        """Return the slot of the position before the last of each sequence."""
         return [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
 
     @staticmethod
-    def is_greedy(seqs: list[Sequence]) -> bool:
-        """Whether nothing is drawn for any of them."""
+    def all_greedy(seqs: list[Sequence]) -> bool:
+        """Return whether no request samples."""
         return all(seq.request.params.temperature == 0 for seq in seqs)
 
-    def draw(self, seqs: list[Sequence], offset: int, logits: Tensor) -> DraftTokens:
-        """A guess for each text of logits [texts, outputs]; drawn, where any request draws."""
-        if self.is_greedy(seqs):
-            best, at = logits.max(-1)
-            sure = (best - logits.logsumexp(-1)).exp()
-            return DraftTokens(self.head.draft_ids[at], sure.tolist())
-        drawn = draw_nodes(logits, seqs, offset, self.draft_temperature, self.head.draft_ids)
-        return DraftTokens(torch.tensor(drawn.tokens, device=logits.device), drawn.confidence, drawn.probs)
+    def sample(self, seqs: list[Sequence], offset: int, logits: Tensor) -> DraftTokens:
+        """Return the argmax of logits [sequences, outputs], or a sample where any request samples."""
+        if self.all_greedy(seqs):
+            best, columns = logits.max(-1)
+            confidence = (best - logits.logsumexp(-1)).exp()
+            return DraftTokens(self.head.draft_ids[columns].tolist(), confidence.tolist())
+        return sample_draft_tokens(logits, seqs, offset, self.draft_temperature, self.head.draft_ids)
 
-    def _draft(self, seq: Sequence, chain: ChainBuilder) -> Draft:
-        parents = tuple(range(-1, len(chain.tokens) - 1))
-        # What is drawn with the target's own noise is judged by its token, as what is likeliest is.
-        drawn, probs = ((True,) * len(parents), self._probs(chain)) if must_draw(seq) else (None, None)
-        return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
+    def _chain_draft(self, seq: Sequence, chain: ChainBuilder) -> Draft:
+        # A token sampled with the target's own noise is verified by equality, as an argmax is.
+        if not needs_draft_probs(seq):
+            return chain.draft(self.name)
+        return chain.draft(self.name, True, self._chain_probs(chain))
 
-    def _probs(self, chain: ChainBuilder) -> Tensor:
-        """What its guesses were drawn from, [guesses, vocab]."""
-        if chain.spread is not None:
-            return chain.spread[: len(chain.tokens)]
-        probs = torch.zeros(len(chain.probs), self.vocab, device=self.device)
-        return probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
+    def _chain_probs(self, chain: ChainBuilder) -> Tensor:
+        """Return the distributions of a chain's tokens, [tokens, vocab]."""
+        if chain.chain_probs is not None:
+            return chain.chain_probs[: len(chain.tokens)]
+        return self._over_target_vocab(torch.stack(chain.probs))
+
+    def _over_target_vocab(self, probs: Tensor) -> Tensor:
+        """Expand distributions over the head's outputs to the target's vocabulary."""
+        full = torch.zeros(len(probs), self.vocab, device=self.device)
+        return full.index_copy_(1, self.head.draft_ids, probs)
 
     def forget(self, seq: Sequence) -> None:
-        self._trails.pop(seq.id, None)
-
-    @property
-    def memory(self) -> int:
-        return self.head.bytes
-
-
-def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:
-    """Where what a head is given of a place begins, in parts of the target's width: the layers' states that it wants
-    among all that are tapped, and behind those what else it wants to know."""
-    width, others = config.target_width, config.input_width // config.target_width - len(config.hidden_layers)
-    return [tapped.index(tap) * width for tap in config.hidden_layers] + [
-        (len(tapped) + i) * width for i in range(others)
-    ]
-
-
-def _columns(tapped: tuple[int, ...], config: HeadConfig, device: torch.device, is_split: bool) -> Tensor | None:
-    """All of those columns; None: just so. Where a head is split, what else it wants to know is each rank's to make."""
-    if tapped == config.hidden_layers:
-        return None
-    width, parts = config.target_width, _parts(tapped, config)
-    some = parts[: len(config.hidden_layers)] if is_split else parts
-    return torch.tensor([first + i for first in some for i in range(width)], device=device)
+        self._pending.pop(seq.id, None)

@@ -1,4 +1,4 @@
-"""Guesses a block of tokens in one pass from the target's states: DFlash and DSpark heads."""
+"""Heads that draft a block of tokens in one forward from the target's hidden states: DFlash and DSpark."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.draft.draft_builder import ChainBuilder, extend, hang
+from foretell.draft.draft_builder import ChainBuilder, extend_chains, fill_chains
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.graph_draft import chain_whole, goes_whole, grow_alike, grow_from, grow_whole
+from foretell.draft.heads.graph_draft import (
+    build_dynamic_tree,
+    build_trees_from_graph,
+    build_uniform_tree,
+    fill_chains_from_graph,
+    supports_single_graph,
+)
 from foretell.draft.heads.sampling import TreeInProgress
-from foretell.draft.heads.tree import MOST_WIDE, EagleTree, FixedTree
+from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.models.draft_heads import BlockHead
 from foretell.runner.heads.graph_draft import GraphBlockDraft
 from foretell.runner.heads.kv import HeadPages
@@ -33,130 +39,131 @@ from foretell.types import Budget, Sequence
 
 
 class BlockDrafter(HeadDrafter):
-    """At place p it keeps keys and values of p's own feature, and of the tokens up to p where the head looks back, in
-    each of its layers."""
+    """A block head. At position p each of its layers stores KV of p's hidden state, and of the tokens up to p if the
+    head looks back."""
 
     head: BlockHead
-    prior = 0.65
+    traits = replace(HeadDrafter.traits, prior_acceptance=0.65)
 
     def __init__(self, runner: ModelRunner, head: BlockHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
         native = native_for_head(head) if head.config.layer.window is None and not self.is_split else None
-        places = (pages.keys, pages.values, runner.pool.count)
-        self._native = None if native is None else NativeBlock(native, head, *places)
+        self._native = (
+            None if native is None else NativeBlock(native, head, pages.keys, pages.values, runner.pool.count)
+        )
         if self._native is not None:
-            self.read_natively(self._native, runner.hidden_layers)
-        self._whole = GraphBlockDraft(head, pages.keys, pages.values, MOST_WIDE) if self.whole else None
+            self.use_native_prefill(self._native, runner.hidden_layers)
+        self._graph = GraphBlockDraft(head, pages.keys, pages.values, MAX_WIDTH) if self.traits.single_graph else None
 
     @property
-    def by_library(self) -> bool:
-        return super().by_library and not self.head.config.look_back  # what is known beside states is torch's to make
+    def is_native(self) -> bool:
+        return super().is_native and not self.head.config.look_back  # torch computes the token hints
 
-    def _read(self, readings: list[PrefillRange]) -> None:
+    def read_hidden_states(self, ranges: list[PrefillRange]) -> None:
         if self.head.config.look_back and not self.is_split:
-            readings = self._completed(readings)
-        super()._read(readings)
+            ranges = self._with_token_hints(ranges)
+        super().read_hidden_states(ranges)
 
-    def _completed(self, readings: list[PrefillRange]) -> list[PrefillRange]:
-        """With what is known beside the target's states; of all of them at once, and without a wait."""
-        firsts = [max(0, each.start + 1 - self.head.config.look_back) for each in readings]
-        runs = [each.seq.tokens[first : each.stop] for first, each in zip(firsts, readings, strict=True)]
+    def _with_token_hints(self, ranges: list[PrefillRange]) -> list[PrefillRange]:
+        """Append the token hints to the hidden states, for all ranges in one transfer and without a wait."""
+        firsts = [max(0, each.start + 1 - self.head.config.look_back) for each in ranges]
+        runs = [each.seq.tokens[first : each.stop] for first, each in zip(firsts, ranges, strict=True)]
         tokens = torch.tensor([token for run in runs for token in run])
         if self.device.type == "cuda":
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
-        found = []
-        for each, run in zip(readings, torch.split(tokens, [len(run) for run in runs]), strict=True):
-            beside = self.head.token_hints(run)[each.start - each.stop :]
-            found.append(
-                PrefillRange(each.seq, each.start, each.stop, [torch.cat([torch.cat(each.states), beside], -1)])
-            )
-        return found
+        completed = []
+        for each, run in zip(ranges, torch.split(tokens, [len(run) for run in runs]), strict=True):
+            hints = self.head.token_hints(run)[each.start - each.stop :]
+            states = [torch.cat([torch.cat(each.states), hints], -1)]
+            completed.append(PrefillRange(each.seq, each.start, each.stop, states))
+        return completed
 
-    def _tokens_back(self, reading: PrefillRange) -> list[list[int]]:
-        """Of each place its token and those before it; -1 is none."""
-        tokens, count = reading.seq.tokens, self.head.config.look_back
-        places = range(reading.start, reading.stop)
-        return [[tokens[place - back] if place >= back else -1 for back in range(count)] for place in places]
+    def _previous_tokens(self, prefill_range: PrefillRange) -> list[list[int]]:
+        """Return the token of each position and those before it, as many as the head looks back; -1 is none."""
+        tokens, count = prefill_range.seq.tokens, self.head.config.look_back
+        positions = range(prefill_range.start, prefill_range.stop)
+        return [
+            [tokens[position - back] if position >= back else -1 for back in range(count)] for position in positions
+        ]
 
-    def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
-        if isinstance(self.work, BlockOps):  # it is whole
-            places = [place for each in readings for place in range(each.start, each.stop)]
-            self.work.store_kv(slots, places, self.head.fuse(states))
+    def prefill(self, ranges: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
+        if isinstance(self.ops, BlockOps):  # not split over ranks
+            positions = [position for each in ranges for position in range(each.start, each.stop)]
+            self.ops.store_kv(slots, positions, self.head.fuse(states))
         else:
-            self.work.store_hidden_states(slots, states)
-            tokens = [token for each in readings for some in self._tokens_back(each) for token in some]
-            self.work.run(replace(self.to_read(readings, None), tokens=tokens))
+            self.ops.store_hidden_states(slots, states)
+            tokens = [token for each in ranges for some in self._previous_tokens(each) for token in some]
+            self.ops.run(replace(self.prefill_op(ranges, None), tokens=tokens))
 
-    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
-        chains = self.chains(budgets)
-        depth = min(self.deepest, max(budget.depth for budget in budgets))
-        if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
-            chain_whole(chains, self._whole, self.pages, seqs, depth)
+    def draft_chains(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
+        chains = self.new_chains(budgets)
+        depth = min(self.max_depth, max(budget.depth for budget in budgets))
+        if self._graph is not None and all(supports_single_graph(seq, self.draft_temperature) for seq in seqs):
+            fill_chains_from_graph(chains, self._graph, self.pages, seqs, depth)
             return chains
-        if self._native is not None and len(seqs) <= self._native.max_sequences and self.is_greedy(seqs):
-            hang(chains, self._native.draft(self.asked(seqs, chains)))
+        if self._native is not None and len(seqs) <= self._native.max_sequences and self.all_greedy(seqs):
+            fill_chains(chains, self._native.draft(self.native_request(seqs, chains)))
             return chains
-        level = self._passed(seqs, chains, depth)
-        tokens, top = [seq.tokens[-1] for seq in seqs], int(self.is_greedy(seqs))
+        level = self._forward_blocks(seqs, chains, depth)
+        tokens, top_k = [seq.tokens[-1] for seq in seqs], int(self.all_greedy(seqs))
         for offset in range(depth):
-            found = level(BlockLevelOp(offset, list(range(len(seqs))), tokens, top, self.head.config.confidence))
-            guesses = self.draw(seqs, offset, found.logits)
-            sure: list[float] | None = None if found.confidence is None else found.confidence.sigmoid().tolist()
-            if not extend(chains, guesses, sure):
+            output = level(BlockLevelOp(offset, list(range(len(seqs))), tokens, top_k, self.head.config.confidence))
+            draft_tokens = self.sample(seqs, offset, output.logits)
+            confidence: list[float] | None = None if output.confidence is None else output.confidence.sigmoid().tolist()
+            if not extend_chains(chains, draft_tokens, confidence):
                 break
-            tokens = guesses.tokens.tolist()
+            tokens = draft_tokens.tokens
         return chains
 
     @property
-    def deepest(self) -> int:
+    def max_depth(self) -> int:
         return self.head.config.drafts
 
-    def plant(self, seq: Sequence, budget: Budget) -> EagleTree | FixedTree:
-        """Without a Markov head all branches of a level go on alike, and to follow them costs nothing."""
-        tree = super().plant(seq, budget)
-        if isinstance(tree, EagleTree) and not self.head.config.markov_rank:
-            tree.wide = budget.nodes
-        return tree
+    def tree_width(self, budget: Budget) -> int | None:
+        """Return the width of a tree: without a Markov head all nodes of a level have the same children, and to expand
+        them costs nothing."""
+        return None if self.head.config.markov_rank else budget.nodes
 
-    def grow(self, plots: list[TreeInProgress]) -> None:
-        if self._whole is not None:
-            grown_by = grow_from if self._whole.depends_on_tokens else grow_alike
-            plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grown_by)
-        if plots:
-            self._grow_by_levels(plots)
+    def draft_trees(self, growing: list[TreeInProgress]) -> None:
+        if self._graph is not None:
+            build = build_dynamic_tree if self._graph.depends_on_tokens else build_uniform_tree
+            growing = build_trees_from_graph(growing, self._graph, self.pages, self.draft_temperature, build)
+        if growing:
+            self._expand_by_level(growing)
 
-    def _grow_by_levels(self, plots: list[TreeInProgress]) -> None:
-        seqs = [plot.seq for plot in plots]
-        # Pages are reserved for each tree's own depth, which may be less than the head's longest draft.
-        depths = [len(plot.tree.follows) + 1 for plot in plots]
-        level = self._passed(seqs, self.chains([Budget(depth) for depth in depths]), max(depths))
-        top = MOST_WIDE if self.is_greedy(seqs) else 0
-        while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
-            owners, rows = self._level(live)
-            before = [token for _, token in owners]
-            job = BlockLevelOp(live[0][1].tree.depth, [row for row, _ in owners], before, top, wants_confidence=False)
-            self.chooser.grow([plot for _, plot in live], level(job).logits, rows)
+    def _expand_by_level(self, growing: list[TreeInProgress]) -> None:
+        seqs = [each.seq for each in growing]
+        # Pages are reserved for the depth of each tree, which may be less than the head's longest draft.
+        depths = [len(each.tree.max_frontier) + 1 for each in growing]
+        level = self._forward_blocks(seqs, self.new_chains([Budget(depth) for depth in depths]), max(depths))
+        top_k = MAX_WIDTH if self.all_greedy(seqs) else 0
+        while live := [(row, each) for row, each in enumerate(growing) if each.tree.is_open]:
+            owners, rows = self._level_rows(live)
+            depth, previous = live[0][1].tree.depth, [token for _, token in owners]
+            op = BlockLevelOp(depth, [row for row, _ in owners], previous, top_k, wants_confidence=False)
+            self.child_sampler.expand([each for _, each in live], level(op).logits, rows)
 
-    def _level(self, live: list[tuple[int, TreeInProgress]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
-        """Whose guesses a level has, each behind which token, and which of them each node has: what a Markov head adds
-        hangs on the token before."""
+    def _level_rows(self, live: list[tuple[int, TreeInProgress]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
+        """Return the rows of a level, as sequence and previous token, and the rows of each tree's frontier nodes.
+
+        The logits of a Markov head depend on the previous token, so there each node has a row of its own.
+        """
         if not self.head.config.markov_rank:
-            rows = [[at] * len(plot.tree.level) for at, (_, plot) in enumerate(live)]
-            return [(row, plot.seq.tokens[-1]) for row, plot in live], rows
-        owners = [(row, plot.before(node)) for row, plot in live for node in plot.tree.level]
-        ends = list(accumulate(len(plot.tree.level) for _, plot in live))
-        rows = [list(range(stop - len(plot.tree.level), stop)) for (_, plot), stop in zip(live, ends, strict=True)]
+            rows = [[i] * len(each.tree.frontier) for i, (_, each) in enumerate(live)]
+            return [(row, each.seq.tokens[-1]) for row, each in live], rows
+        owners = [(row, each.token(node)) for row, each in live for node in each.tree.frontier]
+        ends = list(accumulate(len(each.tree.frontier) for _, each in live))
+        rows = [list(range(end - len(each.tree.frontier), end)) for (_, each), end in zip(live, ends, strict=True)]
         return owners, rows
 
-    def _passed(
+    def _forward_blocks(
         self, seqs: list[Sequence], chains: list[ChainBuilder], depth: int
     ) -> Callable[[BlockLevelOp], HeadLogits]:
-        """Run a block behind each text; what it guesses is asked for level by level."""
+        """Run a block after each sequence and return a function that gives the logits of a level."""
         if self._native is not None and len(seqs) <= self._native.max_sequences:
-            states, scores = self._native.states(self.asked(seqs, chains))
+            states, scores = self._native.states(self.native_request(seqs, chains))
             return BlockForwardOutput(self.head, self.head.draft_states(states)[:, :depth], scores).level
-        text = [len(seq.tokens) - 1 for seq in seqs]
-        self.work.run(
-            BlockForwardOp([seq.tokens[-1] for seq in seqs], text, depth, *flatten_pages([seq.pages for seq in seqs]))
-        )
-        return self.work.run
+        last = [len(seq.tokens) - 1 for seq in seqs]
+        tokens = [seq.tokens[-1] for seq in seqs]
+        self.ops.run(BlockForwardOp(tokens, last, depth, *flatten_pages([seq.pages for seq in seqs])))
+        return self.ops.run

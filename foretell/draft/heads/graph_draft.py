@@ -1,4 +1,4 @@
-"""Drafts of heads that are made in one piece: what goes to the device, and what becomes of that which comes back."""
+"""Drafts of heads as a single CUDA graph: prepares the inputs and builds chains and trees from the outputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from foretell.draft.draft_builder import ChainBuilder
-from foretell.draft.heads.sampling import DraftTemperature, TreeInProgress, must_draw, noise_keys
-from foretell.draft.heads.tree import MOST_WIDE, Children, EagleTree, Tree, settle
+from foretell.draft.heads.sampling import DraftTemperature, TreeInProgress, needs_draft_probs, noise_keys
+from foretell.draft.heads.tree import MAX_WIDTH, Children, EagleTree, Tree, build_from_topk
 from foretell.models.draft_heads import DraftHead
 from foretell.runner.heads.graph_draft import AutoregressiveHead, GraphDraft
 from foretell.runner.heads.kv import HeadPages
@@ -22,19 +22,19 @@ from foretell.sampling.sampling import truncates
 from foretell.types import Sequence
 
 
-def whole_steps(head: AutoregressiveHead, pages: HeadPages) -> GraphDraft:
-    """For a head that guesses one token after another."""
+def graph_draft(head: AutoregressiveHead, pages: HeadPages) -> GraphDraft:
+    """Return the graph of an autoregressive head, with fused kernels where they support it."""
     features = pages.state_cache
     if has_kernels(features):
         from foretell.runner.heads.fused_draft import FusedDraft, is_fused
 
         if is_fused(head, pages.keys, features):
-            return FusedDraft(head, pages.keys, pages.values, features, MOST_WIDE)
-    return GraphDraft(head, pages.keys, pages.values, features, MOST_WIDE)
+            return FusedDraft(head, pages.keys, pages.values, features, MAX_WIDTH)
+    return GraphDraft(head, pages.keys, pages.values, features, MAX_WIDTH)
 
 
-def whole_reader(head: DraftHead[Any], pages: HeadPages) -> GraphPrefill:
-    """For a head of any kind."""
+def graph_prefill(head: DraftHead[Any], pages: HeadPages) -> GraphPrefill:
+    """Return the graph in which a head of any kind reads hidden states."""
     features = pages.state_cache
     if has_kernels(features):
         from foretell.runner.heads.fused_draft import is_fused
@@ -46,83 +46,87 @@ def whole_reader(head: DraftHead[Any], pages: HeadPages) -> GraphPrefill:
 
 
 def has_kernels(features: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether what a head keeps of each place lies where Triton's kernels run."""
+    """Return whether a head's hidden states are on a device with Triton kernels."""
     return features is not None and features.is_cuda and find_spec("triton") is not None
 
 
-def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
-    """Whether a text's guesses can be drawn without a look at them: tokens that are left out are found by sorting, and
-    a temperature of the draft's own by their entropy."""
+def supports_single_graph(seq: Sequence, temperature: DraftTemperature) -> bool:
+    """Return whether the draft of a sequence can be sampled inside a graph: without top-k, top-p and min-p, which need
+    a sort, and without a temperature that depends on the entropy."""
     params = seq.request.params
     return params.temperature == 0 or (temperature == "fixed" and not truncates(params))
 
 
-def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> DraftRow:
-    """A text as the device sees it."""
-    place, heat = len(seq.tokens) - 1, seq.request.params.temperature
-    keys = np.array(noise_keys(seq, depth) if heat > 0 else [], np.int64)
-    return DraftRow(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
+def draft_row(pages: HeadPages, seq: Sequence, depth: int, width: int = 1) -> DraftRow:
+    """Return the graph's inputs for one sequence."""
+    last, temperature = len(seq.tokens) - 1, seq.request.params.temperature
+    keys = np.array(noise_keys(seq, depth) if temperature > 0 else [], np.int64)
+    return DraftRow(seq.tokens[-1], last, pages.slots(seq, last - 1, last)[0], seq.pages, width, temperature, keys)
 
 
-class Chaining(Protocol):
-    """What makes chains in one piece."""
+class ChainGraph(Protocol):
+    """A graph that drafts chains."""
 
-    def chain(self, texts: list[DraftRow], depth: int) -> DraftOutput: ...
-
-
-def chain_whole(chains: list[ChainBuilder], head: Chaining, pages: HeadPages, seqs: list[Sequence], depth: int) -> None:
-    """Hang on each text's chain what is guessed for it."""
-    texts = [text_of(pages, seq, depth) for seq in seqs]
-    tells = any(map(must_draw, seqs))  # else nobody asks what guesses were drawn from
-    for some in split_batch(texts):
-        found = head.chain(texts[some], depth)
-        _hang(chains[some], found, found.probs if tells else None)
+    def chain(self, rows: list[DraftRow], depth: int) -> DraftOutput: ...
 
 
-def _hang(chains: list[ChainBuilder], found: DraftOutput, probs: Tensor | None) -> None:
-    """As far as each would have been asked for one by one."""
-    for depth, (tokens, sure) in enumerate(zip(found.tokens, found.confidence, strict=True)):
-        for text, chain in enumerate(chains):
-            if chain.goes_on:
-                chain.append(tokens[text], sure[text], None if probs is None else probs[depth, text])
+def fill_chains_from_graph(
+    chains: list[ChainBuilder], graph: ChainGraph, pages: HeadPages, seqs: list[Sequence], depth: int
+) -> None:
+    """Run the graph and append its draft tokens to the chain of each sequence."""
+    rows = [draft_row(pages, seq, depth) for seq in seqs]
+    wants_probs = any(map(needs_draft_probs, seqs))
+    for some in split_batch(rows):
+        output = graph.chain(rows[some], depth)
+        _append_output(chains[some], output, output.probs if wants_probs else None)
 
 
-class Growing(Protocol):
-    """What makes trees in one piece."""
+def _append_output(chains: list[ChainBuilder], output: DraftOutput, probs: Tensor | None) -> None:
+    """Append as many tokens as a step-by-step draft would have."""
+    for depth, (tokens, confidences) in enumerate(zip(output.tokens, output.confidence, strict=True)):
+        for row, chain in enumerate(chains):
+            if chain.is_open:
+                chain.append(tokens[row], confidences[row], None if probs is None else probs[depth, row])
 
-    def tree(self, texts: list[DraftRow], depth: int) -> TreeCandidates: ...
+
+class TreeGraph(Protocol):
+    """A graph that finds the candidates of trees."""
+
+    def tree(self, rows: list[DraftRow], depth: int) -> TreeCandidates: ...
 
 
-def grow_whole(
-    plots: list[TreeInProgress],
-    head: Growing,
+def build_trees_from_graph(
+    growing: list[TreeInProgress],
+    graph: TreeGraph,
     pages: HeadPages,
     temperature: DraftTemperature,
-    grow: Callable[[Tree, TreeCandidates, int], None],
+    build: Callable[[Tree, TreeCandidates, int], None],
 ) -> list[TreeInProgress]:
-    """Grow the trees whose nodes are the tokens likeliest to be the target's; those that are left."""
-    mine = [plot for plot in plots if not must_draw(plot.seq) and goes_whole(plot.seq, temperature)]
-    if mine:
-        depth = max(len(plot.tree.follows) + 1 for plot in mine)
-        wide = [max(plot.tree.follows, default=1) for plot in mine]
-        texts = [text_of(pages, plot.seq, depth, width) for plot, width in zip(mine, wide, strict=True)]
-        for some in split_batch(texts):
-            grown = head.tree(texts[some], depth)
-            for row, plot in enumerate(mine[some]):
-                grow(plot.tree, grown, row)
-    grown_trees = {id(plot.tree) for plot in mine}
-    return [plot for plot in plots if id(plot.tree) not in grown_trees]
+    """Complete the trees that the graph supports, those without sampled nodes, and return the others."""
+    supported = [
+        each for each in growing if not needs_draft_probs(each.seq) and supports_single_graph(each.seq, temperature)
+    ]
+    if supported:
+        depth = max(len(each.tree.max_frontier) + 1 for each in supported)
+        widths = [max(each.tree.max_frontier, default=1) for each in supported]
+        rows = [draft_row(pages, each.seq, depth, width) for each, width in zip(supported, widths, strict=True)]
+        for some in split_batch(rows):
+            candidates = graph.tree(rows[some], depth)
+            for row, each in enumerate(supported[some]):
+                build(each.tree, candidates, row)
+    done = {id(each.tree) for each in supported}
+    return [each for each in growing if id(each.tree) not in done]
 
 
-def grow_from(tree: Tree, grown: TreeCandidates, row: int) -> None:
-    """Grow the tree of one text from what was looked at. All that a tree follows was: it leaves out more than was left
-    out there, for it knows how many nodes are kept in the end, and never something likelier."""
-    assert isinstance(tree, EagleTree), "a shape that is settled is for tokens that are drawn one by one"
-    settle(tree, grown, row)
+def build_dynamic_tree(tree: Tree, candidates: TreeCandidates, row: int) -> None:
+    """Build an EAGLE-2 tree. The graph expanded every node that the tree expands: the tree prunes more, because it
+    knows how many nodes are kept in the end, and never a more likely node."""
+    assert isinstance(tree, EagleTree), "a fixed tree is for sampled tokens, which are drafted level by level"
+    build_from_topk(tree, candidates, row)
 
 
-def grow_alike(tree: Tree, grown: TreeCandidates, row: int) -> None:
-    """The same where all nodes of a level have the same children."""
-    while tree.goes_on:
-        tokens, shares = (part[tree.depth, row, 0].tolist() for part in (grown.tokens, grown.probs))
-        tree.grow([Children(tokens, shares)] * len(tree.level))
+def build_uniform_tree(tree: Tree, candidates: TreeCandidates, row: int) -> None:
+    """Build a tree whose nodes of one level all have the same children."""
+    while tree.is_open:
+        tokens, confidence = (part[tree.depth, row, 0].tolist() for part in (candidates.tokens, candidates.probs))
+        tree.expand([Children(tokens, confidence)] * len(tree.frontier))

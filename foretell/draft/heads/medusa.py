@@ -1,17 +1,23 @@
-"""Guesses several places at once from the target's last state: Medusa heads, and blockwise parallel decoding."""
+"""Heads that draft several positions at once from one hidden state: Medusa, and blockwise parallel decoding."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretell.draft.draft_builder import ChainBuilder, extend, hang
+from foretell.draft.draft_builder import ChainBuilder, extend_chains, fill_chains
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.graph_draft import chain_whole, goes_whole, grow_alike, grow_whole
+from foretell.draft.heads.graph_draft import (
+    build_trees_from_graph,
+    build_uniform_tree,
+    fill_chains_from_graph,
+    supports_single_graph,
+)
 from foretell.draft.heads.sampling import TreeInProgress
-from foretell.draft.heads.tree import MOST_WIDE, FixedTree
+from foretell.draft.heads.tree import MAX_WIDTH, FixedTree
 from foretell.models.draft_heads import MedusaHead
 from foretell.runner.heads.graph_draft import GraphMedusaDraft
 from foretell.runner.heads.kv import HeadPages
@@ -23,62 +29,67 @@ from foretell.types import Budget, Sequence
 
 
 class MedusaDrafter(HeadDrafter):
-    """Keeps the state of each place; only that of the last one that was run is ever guessed from."""
+    """A head for each draft position. It stores the hidden state of every position and drafts from the last one."""
 
     head: MedusaHead
-    prior = 0.5
+    traits = replace(HeadDrafter.traits, prior_acceptance=0.5)
 
     def __init__(self, runner: ModelRunner, head: MedusaHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
         native = None if self.is_split else native_for_head(head)
         self._native = None if native is None else NativeMedusa(native, head)
-        assert pages.state_cache is not None, "this head keeps features"
-        self._whole = GraphMedusaDraft(head, pages.state_cache, MOST_WIDE) if self.whole else None
+        assert pages.state_cache is not None, "Medusa heads store hidden states"
+        self._graph = GraphMedusaDraft(head, pages.state_cache, MAX_WIDTH) if self.traits.single_graph else None
 
-    def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
-        self.work.store_hidden_states(slots, states)
+    def prefill(self, ranges: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
+        self.ops.store_hidden_states(slots, states)
 
-    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
-        chains, depth = self.chains(budgets), min(self.deepest, max(budget.depth for budget in budgets))
-        if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
-            chain_whole(chains, self._whole, self.pages, seqs, depth)
+    def draft_chains(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
+        chains = self.new_chains(budgets)
+        depth = min(self.max_depth, max(budget.depth for budget in budgets))
+        if self._graph is not None and all(supports_single_graph(seq, self.draft_temperature) for seq in seqs):
+            fill_chains_from_graph(chains, self._graph, self.pages, seqs, depth)
             return chains
-        if self._native is not None and self.is_greedy(seqs):
-            hang(chains, self._native.draft(self._features(seqs), depth))
+        if self._native is not None and self.all_greedy(seqs):
+            fill_chains(chains, self._native.draft(self._last_hidden_states(seqs), depth))
             return chains
-        scores = self._scores(seqs, depth, 1)
+        logits = self._logits(seqs, depth, 1)
         for offset in range(depth):
-            if not extend(chains, self.draw(seqs, offset, scores[offset])):
+            if not extend_chains(chains, self.sample(seqs, offset, logits[offset])):
                 break
         return chains
 
     @property
-    def deepest(self) -> int:
+    def max_depth(self) -> int:
         return self.head.config.heads
 
-    def plant(self, seq: Sequence, budget: Budget) -> FixedTree:
-        """Heads know nothing of each other's choices, so how often each stood tells more than how sure they are."""
-        return FixedTree(self.ranks.shape(budget, self.deepest, max(budget.min_probability, self.min_confidence)))
+    def new_tree(self, seq: Sequence, budget: Budget) -> FixedTree:
+        """Return a tree of fixed shape: the heads are independent of each other's tokens, so acceptance rates by rank
+        say more than their confidence."""
+        min_confidence = max(budget.min_probability, self.min_confidence)
+        return FixedTree(self.rank_acceptance.best_shape(budget, self.max_depth, min_confidence))
 
-    def grow(self, plots: list[TreeInProgress]) -> None:
-        if self._whole is not None:
-            plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grow_alike)
-        if plots:
-            self._grow_by_levels(plots)
+    def draft_trees(self, growing: list[TreeInProgress]) -> None:
+        if self._graph is not None:
+            growing = build_trees_from_graph(
+                growing, self._graph, self.pages, self.draft_temperature, build_uniform_tree
+            )
+        if growing:
+            self._expand_by_level(growing)
 
-    def _grow_by_levels(self, plots: list[TreeInProgress]) -> None:
-        scores = self._scores([plot.seq for plot in plots], self.deepest, MOST_WIDE)
-        while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
-            rows = [[row] * len(plot.tree.level) for row, plot in live]
-            self.chooser.grow([plot for _, plot in live], scores[live[0][1].tree.depth], rows)
+    def _expand_by_level(self, growing: list[TreeInProgress]) -> None:
+        logits = self._logits([each.seq for each in growing], self.max_depth, MAX_WIDTH)
+        while live := [(row, each) for row, each in enumerate(growing) if each.tree.is_open]:
+            rows = [[row] * len(each.tree.frontier) for row, each in live]
+            self.child_sampler.expand([each for _, each in live], logits[live[0][1].tree.depth], rows)
 
-    def _features(self, seqs: list[Sequence]) -> Tensor:
-        """The target's last states, [texts, width]."""
-        return self.pages.hidden_states(torch.tensor(self.slots_before(seqs), device=self.device))
+    def _last_hidden_states(self, seqs: list[Sequence]) -> Tensor:
+        """Return the target's hidden state of the position before the last, [sequences, width]."""
+        return self.pages.hidden_states(torch.tensor(self.last_cached_slots(seqs), device=self.device))
 
-    def _scores(self, seqs: list[Sequence], depth: int, top: int) -> Tensor:
-        """[depth, texts, outputs]; where nothing is drawn, no more than `top` tokens of each are looked at."""
+    def _logits(self, seqs: list[Sequence], depth: int, top_k: int) -> Tensor:
+        """Return logits [depth, sequences, outputs]; if all requests are greedy, only the `top_k` are needed."""
         if self._native is not None:
-            return self._native.logits(self._features(seqs), depth)
-        job = MedusaForwardOp(self.slots_before(seqs), depth, top if self.is_greedy(seqs) else 0)
-        return self.work.run(job).logits.view(len(seqs), depth, -1).transpose(0, 1)
+            return self._native.logits(self._last_hidden_states(seqs), depth)
+        op = MedusaForwardOp(self.last_cached_slots(seqs), depth, top_k if self.all_greedy(seqs) else 0)
+        return self.ops.run(op).logits.view(len(seqs), depth, -1).transpose(0, 1)

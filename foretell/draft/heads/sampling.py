@@ -1,4 +1,4 @@
-"""How a head's guesses are drawn where its logits are; `drawing.draw_nodes` is the definition."""
+"""Samples draft tokens from logits: one per sequence for chains, several per node for trees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foretell.draft.heads.tree import MOST_WIDE, ROOT, Children, Tree
+from foretell.draft.draft_builder import DraftTokens
+from foretell.draft.heads.tree import MAX_WIDTH, ROOT, Children, Tree
 from foretell.sampling import noise
 from foretell.sampling.native_sampler import native_sampler_for, pack_sampling_rows
 from foretell.sampling.sampling import probabilities
@@ -17,188 +18,193 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import Sequence
 
 DraftTemperature = Literal["fixed", "entropy"]
-SHARPEST, PULL = 0.8, 1.0  # entropy: the temperature is multiplied with SHARPEST ** (PULL / entropy)
+# With "entropy" the draft temperature is the request's times SHARPENING ** (1 / entropy), the entropy in nats.
+SHARPENING = 0.8
+MIN_ENTROPY = 1e-2  # nats
+MIN_TEMPERATURE = 1e-3
 
 
-@dataclass(frozen=True)
-class SampledToken:
-    """One guess for each sequence."""
+def needs_draft_probs(seq: Sequence) -> bool:
+    """Return whether the verify rule needs the distributions of draft tokens, so that they must be sampled from them.
 
-    tokens: list[int]
-    probs: Tensor  # [sequences, vocab], or as many as there are `ids`: what each was drawn from
-    confidence: list[float]  # the probability each was drawn with
+    Under `match` the target's own noise decides, and greedy requests have no distribution.
+    """
+    return seq.request.params.temperature > 0 and seq.request.rule != "match"
 
 
-def draw_nodes(
+def sample_draft_tokens(
     logits: Tensor,
     seqs: list[Sequence],
     offset: int,
     temperature: DraftTemperature = "fixed",
     ids: Tensor | None = None,
-) -> SampledToken:
-    """Node `offset` of a chain for each sequence, from the draft's logits [sequences, vocab].
+) -> DraftTokens:
+    """Sample token `offset` of a draft chain for each sequence from logits [sequences, vocab].
 
-    `ids` are the tokens the logits are of, where they are not of all. Under `match` draft and target share their noise,
-    keyed by position; the other rules need noise of the step's own.
+    `ids` are the tokens of the columns, where the draft has a smaller vocabulary. Under `match` draft and target share
+    the noise of a position (Gumbel-max coupling); the other rules need noise of the step's own.
     """
     probs = draft_probabilities(logits, [seq.request.params for seq in seqs], temperature)
-    lanes = torch.arange(probs.shape[-1], device=probs.device) if ids is None else ids
-    best = (probs / _noise(seqs, offset, probs, lanes)).argmax(-1)
-    tokens: list[int] = lanes[best].tolist()
-    # Of a greedy draft the row says 1 for its token; how sure the draft was is in what lies behind it.
+    columns = torch.arange(probs.shape[-1], device=probs.device) if ids is None else ids
+    best = (probs / _noise(seqs, offset, probs, columns)).argmax(-1)
+    tokens: list[int] = columns[best].tolist()
+    # The row of a greedy request is one-hot; its confidence is in the logits.
     greedy = torch.tensor([[seq.request.params.temperature == 0] for seq in seqs], device=probs.device)
-    sure = torch.where(greedy, logits.softmax(-1), probs) if greedy.any() else probs
-    return SampledToken(tokens, probs, sure[torch.arange(len(seqs), device=best.device), best].tolist())
+    confidence = torch.where(greedy, logits.softmax(-1), probs) if greedy.any() else probs
+    rows = torch.arange(len(seqs), device=best.device)
+    return DraftTokens(tokens, confidence[rows, best].tolist(), probs)
 
 
 def draft_probabilities(logits: Tensor, params: list[SamplingParams], temperature: DraftTemperature) -> Tensor:
-    """What is drawn from, row by row of logits [rows, tokens]."""
+    """Return the distributions to sample from, for logits [rows, tokens]."""
     return probabilities(logits, draft_params(logits, params, temperature))
 
 
 def draft_params(logits: Tensor, params: list[SamplingParams], temperature: DraftTemperature) -> list[SamplingParams]:
-    """How that is drawn from."""
+    """Return the sampling parameters of each row, with the draft's temperature."""
     if temperature == "fixed":
         return params
     return [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
 
 
-def _noise(seqs: list[Sequence], offset: int, like: Tensor, lanes: Tensor) -> Tensor:
-    """[sequences, lanes] exponentials."""
-    race = torch.empty_like(like)
+def _noise(seqs: list[Sequence], offset: int, like: Tensor, columns: Tensor) -> Tensor:
+    """Return exponential noise, [sequences, columns]."""
+    found = torch.empty_like(like)
     for shared in (True, False):
         rows = [i for i, seq in enumerate(seqs) if (seq.request.rule == "match") == shared]
         if rows:
             seeds = torch.tensor([seqs[i].request.seed for i in rows], device=like.device)
             roots = torch.tensor([len(seqs[i].tokens) for i in rows], device=like.device)
-            race[rows] = (
-                noise.exponential(seeds, roots + offset, noise.TOKEN_STREAM, lanes)
-                if shared
-                else noise.draft_noise(seeds, roots, offset, lanes)
-            )
-    return race
+            if shared:
+                found[rows] = noise.exponential(seeds, roots + offset, noise.TOKEN_STREAM, columns)
+            else:
+                found[rows] = noise.draft_noise(seeds, roots, offset, columns)
+    return found
 
 
 def _sharpened(logits: Tensor, params: SamplingParams) -> SamplingParams:
-    """Draw closer to the likeliest where the draft is sure; q is the sharpened distribution, so nothing is lost."""
+    """Lower the temperature where the draft has low entropy. The sharpened distribution is the q that the verifier
+    gets, so the output distribution does not change."""
     if params.temperature == 0:
         return params
     probs = probabilities(logits[None], [SamplingParams(temperature=params.temperature)])
     entropy = float(-(probs * probs.clamp_min(1e-12).log()).sum())
-    factor = SHARPEST ** (PULL / max(entropy, 1e-2))
-    return replace(params, temperature=max(params.temperature * factor, 1e-3))
+    factor = SHARPENING ** (1.0 / max(entropy, MIN_ENTROPY))
+    return replace(params, temperature=max(params.temperature * factor, MIN_TEMPERATURE))
 
 
 @dataclass(frozen=True)
 class TreeInProgress:
-    """A text and the tree that grows behind it."""
+    """A sequence and its draft tree under construction."""
 
     seq: Sequence
     tree: Tree
 
     @property
-    def races(self) -> bool:
-        """Whether the target's token is what wins a race: under `match`, whose noise the draft knows."""
+    def shares_noise(self) -> bool:
+        """Return whether the target samples with noise that the draft knows: under `match`."""
         return self.seq.request.params.temperature > 0 and self.seq.request.rule == "match"
 
     @property
-    def place(self) -> int:
-        """Where in the text the next level's tokens would stand."""
+    def position(self) -> int:
+        """Position in the sequence of the next level's tokens."""
         return len(self.seq.tokens) + self.tree.depth
 
-    def before(self, node: int) -> int:
-        """The token of a node, or of the root."""
+    def token(self, node: int) -> int:
+        """Return the token of a node; that of the root is the sequence's last token."""
         return self.seq.tokens[-1] if node == ROOT else self.tree.tokens[node]
 
 
-def must_draw(seq: Sequence) -> bool:
-    """Whether a text's guesses are judged by what they were drawn from, and so must be drawn."""
-    return seq.request.params.temperature > 0 and seq.request.rule != "match"
-
-
 class ChildSampler:
-    """Grows trees by what a head says, over the tokens `ids`."""
+    """Finds the children of tree nodes from the logits of a head with output tokens `ids`."""
 
     def __init__(self, ids: Tensor, temperature: DraftTemperature) -> None:
         self.ids, self.temperature = ids.contiguous(), temperature
 
-    def grow(self, plots: list[TreeInProgress], logits: Tensor, rows: list[list[int]]) -> None:
-        """Grow each tree by a level. `rows` tell for each node of each tree's level which of the logits [rows, outputs]
-        are its own; where all nodes of a level have the same ones, they are made up once."""
-        owners = {row: plot for plot, mine in zip(plots, rows, strict=True) for row in mine}
-        likely = [row for row, plot in owners.items() if not must_draw(plot.seq)]
-        some = logits if likely == list(range(len(logits))) else logits[likely]
-        known = dict(zip(likely, self._likeliest(some, [owners[row] for row in likely]), strict=True))
-        drawn = [row for row in owners if row not in known]
-        shares = dict(zip(drawn, self._shares(logits[drawn], [owners[row] for row in drawn]), strict=True))
-        for plot, mine in zip(plots, rows, strict=True):
-            pairs = zip(plot.tree.level, mine, strict=True)
-            plot.tree.grow(
-                [known[row] if row in known else self._drawn(plot, node, shares[row]) for node, row in pairs]
+    def expand(self, growing: list[TreeInProgress], logits: Tensor, rows: list[list[int]]) -> None:
+        """Expand each tree by one level.
+
+        `rows` gives the row of the logits [rows, outputs] for each node of each frontier. Children of a row that
+        several nodes share are computed once.
+        """
+        owners = {row: each for each, own in zip(growing, rows, strict=True) for row in own}
+        by_topk = [row for row, each in owners.items() if not needs_draft_probs(each.seq)]
+        some = logits if by_topk == list(range(len(logits))) else logits[by_topk]
+        known = dict(zip(by_topk, self._topk(some, [owners[row] for row in by_topk]), strict=True))
+        by_sampling = [row for row in owners if row not in known]
+        distributions = self._distributions(logits[by_sampling], [owners[row] for row in by_sampling])
+        probs = dict(zip(by_sampling, distributions, strict=True))
+        for each, own in zip(growing, rows, strict=True):
+            pairs = zip(each.tree.frontier, own, strict=True)
+            each.tree.expand(
+                [known[row] if row in known else self._sample(each, node, probs[row]) for node, row in pairs]
             )
 
-    def _likeliest(self, logits: Tensor, plots: list[TreeInProgress]) -> list[Children]:
-        """The tokens that are likeliest to be the target's own, of logits [plots, outputs]."""
-        if not plots:
+    def _topk(self, logits: Tensor, growing: list[TreeInProgress]) -> list[Children]:
+        """Return the tokens that the target most likely generates, for logits [trees, outputs]."""
+        if not growing:
             return []
-        most = min(MOST_WIDE, logits.shape[-1])
+        count = min(MAX_WIDTH, logits.shape[-1])
         if (native := native_sampler_for(logits)) is not None:
-            # One call: torch makes a dozen for a few rows, and its threads and the library's are in each other's way.
-            found = native.race_topk(logits, self.ids, self._draws(logits, plots), most)
+            # One native call: torch needs a dozen for a few rows, and its thread pool disturbs the native one.
+            found = native.race_topk(logits, self.ids, self._sampling_rows(logits, growing), count)
             return [Children(*each) for each in zip(*found, strict=True)]
-        if any(plot.races for plot in plots):
-            shares, at = self._odds(logits, plots).topk(most)
+        if any(each.shares_noise for each in growing):
+            confidence, columns = self._winning_probability(logits, growing).topk(count)
         else:
-            best, at = logits.topk(most)
-            shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
-        return [Children(*each) for each in zip(self.ids[at].tolist(), shares.tolist(), strict=True)]
+            best, columns = logits.topk(count)
+            confidence = (best - logits.logsumexp(-1, keepdim=True)).exp()
+        return [Children(*each) for each in zip(self.ids[columns].tolist(), confidence.tolist(), strict=True)]
 
-    def _draws(self, logits: Tensor, plots: list[TreeInProgress]) -> bytes:
-        """The races of the plots, as the library wants them."""
-        params = draft_params(logits, [plot.seq.request.params for plot in plots], self.temperature)
-        return pack_sampling_rows(params, [noise.key(plot.seq.request.seed, plot.place) for plot in plots])
+    def _sampling_rows(self, logits: Tensor, growing: list[TreeInProgress]) -> bytes:
+        """Pack sampling parameters and noise keys for the native library."""
+        params = draft_params(logits, [each.seq.request.params for each in growing], self.temperature)
+        return pack_sampling_rows(params, [noise.key(each.seq.request.seed, each.position) for each in growing])
 
-    def _odds(self, logits: Tensor, plots: list[TreeInProgress]) -> Tensor:
-        """How far each token is ahead in its text's race, as shares: a target that sees it as the head does takes the
-        first, and the closer the second is, the likelier it takes that. Without a race, how likely each is."""
-        races = torch.tensor([[plot.races] for plot in plots], device=logits.device)
-        seeds = torch.tensor([plot.seq.request.seed for plot in plots], device=logits.device)
-        places = torch.tensor([plot.place for plot in plots], device=logits.device)
-        ahead = self._shares(logits, plots) / noise.exponential(seeds, places, noise.TOKEN_STREAM, self.ids)
-        return torch.where(races, ahead / ahead.sum(-1, keepdim=True), logits.softmax(-1))
+    def _winning_probability(self, logits: Tensor, growing: list[TreeInProgress]) -> Tensor:
+        """Return p / noise, normalized: how close each token is to winning the exponential race of its position.
 
-    def _shares(self, logits: Tensor, plots: list[TreeInProgress]) -> Tensor:
-        """What is drawn from, as each request wants it."""
-        if not plots:
+        A target with the head's distribution takes the first; the closer the second, the more likely a slightly
+        different target takes that one. Rows without shared noise get plain probabilities.
+        """
+        shares_noise = torch.tensor([[each.shares_noise] for each in growing], device=logits.device)
+        seeds = torch.tensor([each.seq.request.seed for each in growing], device=logits.device)
+        positions = torch.tensor([each.position for each in growing], device=logits.device)
+        race = self._distributions(logits, growing) / noise.exponential(seeds, positions, noise.TOKEN_STREAM, self.ids)
+        return torch.where(shares_noise, race / race.sum(-1, keepdim=True), logits.softmax(-1))
+
+    def _distributions(self, logits: Tensor, growing: list[TreeInProgress]) -> Tensor:
+        """Return the distributions to sample from, by the parameters of each request."""
+        if not growing:
             return logits
-        return draft_probabilities(logits, [plot.seq.request.params for plot in plots], self.temperature)
+        return draft_probabilities(logits, [each.seq.request.params for each in growing], self.temperature)
 
-    def _drawn(self, plot: TreeInProgress, node: int, probs: Tensor) -> Children:
-        """As many children as are wanted, drawn without replacement: in the order in which a race ends."""
-        request = plot.seq.request
+    def _sample(self, growing: TreeInProgress, node: int, probs: Tensor) -> Children:
+        """Sample the children of a node without replacement: the first finishers of an exponential race."""
+        request = growing.seq.request
         seed = torch.tensor([request.seed], device=probs.device)
-        root = torch.tensor([len(plot.seq.tokens)], device=probs.device)
+        root = torch.tensor([len(growing.seq.tokens)], device=probs.device)
         race = probs / noise.draft_noise(seed, root, node + 1, self.ids)[0]
-        count = min(plot.tree.wanted(node), int((probs > 0).sum()))
+        count = min(growing.tree.num_children(node), int((probs > 0).sum()))
         order = race.topk(count).indices
         rows = probs.repeat(count, 1)
-        for later in range(1, count):  # who is out cannot be drawn again
+        for later in range(1, count):  # a sampled token is excluded from the distributions of later siblings
             rows[later:, order[later - 1]] = 0
         rows /= rows.sum(-1, keepdim=True)
-        shares: list[float] = rows[torch.arange(count, device=rows.device), order].tolist()
-        return Children(self.ids[order].tolist(), shares, rows)
+        confidence: list[float] = rows[torch.arange(count, device=rows.device), order].tolist()
+        return Children(self.ids[order].tolist(), confidence, rows)
 
 
 def noise_keys(seq: Sequence, depth: int) -> list[int]:
-    """Of the noise that draws the token of each depth."""
+    """Return the noise key of each depth of a draft."""
     seed, root = seq.request.seed, len(seq.tokens)
-    if must_draw(seq):
-        return [noise.key(seed, root, noise.DRAFT_STREAM + at) for at in range(depth)]
-    return [noise.key(seed, root + at) for at in range(depth)]
+    if needs_draft_probs(seq):
+        return [noise.key(seed, root, noise.DRAFT_STREAM + offset) for offset in range(depth)]
+    return [noise.key(seed, root + offset) for offset in range(depth)]
 
 
-def draws_of(seqs: list[Sequence], depth: int) -> bytes | None:
-    """As the native library wants them, a DRAW for each depth and text; None where nothing is drawn for any text."""
+def pack_draft_sampling(seqs: list[Sequence], depth: int) -> bytes | None:
+    """Pack sampling parameters and noise keys by depth and sequence for the native library; None: all greedy."""
     params = [seq.request.params for seq in seqs]
     if not any(each.temperature for each in params):
         return None

@@ -1,4 +1,4 @@
-"""Trees of guesses that grow level by level: a head is asked once a level, for all branches that may still matter."""
+"""Draft trees under construction: best first, level by level as in EAGLE-2, and with a fixed shape."""
 
 from __future__ import annotations
 
@@ -16,52 +16,55 @@ from torch import Tensor
 from foretell.runner.heads.sampler import TreeCandidates
 from foretell.types import Budget, Draft, StepResult
 
-ROOT = -1  # as a parent: the text's last token
+ROOT = -1  # parent of the first level: the sequence's last token
+MAX_WIDTH = 10  # nodes expanded per level, and children considered per node
+NO_TOKEN = -1  # token of a node that was not reached
 
 State = TypeVar("State")
+Continuations = Iterator[tuple[int, float, State]]  # token, confidence, state after it; most likely first
 
 
 class BestFirstTree(Generic[State]):
-    """A draft in the making, the likeliest node first, so that its beginning is the draft for a smaller budget.
+    """A tree that adds the most likely node next, so that a prefix of its nodes is the tree of a smaller budget.
 
-    `follow` tells what may come after a state, likeliest first: a token, how likely it is there, the state behind it.
-    A token stands once under each parent, whoever adds it.
+    `continuations` yields what may follow a state. A token appears once under each parent.
     """
 
-    def __init__(self, start: State, follow: Callable[[State], Iterator[tuple[int, float, State]]]) -> None:
+    def __init__(self, start: State, continuations: Callable[[State], Continuations[State]]) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.shares: list[float] = []  # how likely each node is where its parent stands
-        self._nodes: dict[tuple[int, int], int] = {}
-        self._follow, self._offered = follow, 0
-        # Nodes to be added next, and with each its siblings; the count decides between equals, so states never do.
-        self._buds: list[tuple[float, int, int, float, int, float, State, Iterator[tuple[int, float, State]]]] = []
-        self._offer(ROOT, 1.0, follow(start))
+        self.confidence: list[float] = []  # of each node, given its parent
+        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        self._continuations, self._num_pushed = continuations, 0
+        # A heap of candidates: negative path confidence, a count that breaks ties (states cannot be compared), parent,
+        # the parent's path confidence, token, confidence, state after it, and the remaining siblings.
+        self._heap: list[tuple[float, int, int, float, int, float, State, Continuations[State]]] = []
+        self._push(ROOT, 1.0, continuations(start))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, share: float = 0.0) -> int:
-        """The node of a token under a parent, made where there is none."""
+    def add(self, parent: int, token: int, confidence: float = 0.0) -> int:
+        """Return the node of a token under a parent; create it if it is missing."""
         node = self._nodes.setdefault((parent, token), len(self.tokens))
         if node == len(self.tokens):
             self.tokens.append(token)
             self.parents.append(parent)
-            self.shares.append(share)
-        elif share > self.shares[node]:
-            self.shares[node] = share
+            self.confidence.append(confidence)
+        elif confidence > self.confidence[node]:
+            self.confidence[node] = confidence
         return node
 
-    def grow(self, floor: float = 0.0) -> bool:
-        """Add the likeliest node that is missing; False if none is left that stands as likely as `floor`."""
+    def grow(self, min_confidence: float = 0.0) -> bool:
+        """Add the most likely missing node; return False if its path confidence is below `min_confidence`."""
         size = len(self.tokens)
         while len(self.tokens) == size:
-            if not self._buds or -self._buds[0][0] < floor:
+            if not self._heap or -self._heap[0][0] < min_confidence:
                 return False
-            chance, _, parent, before, token, share, state, siblings = heappop(self._buds)
-            node = self.add(parent, token, share)
-            self._offer(parent, before, siblings)
-            self._offer(node, -chance, self._follow(state))
+            negative, _, parent, above, token, confidence, state, siblings = heappop(self._heap)
+            node = self.add(parent, token, confidence)
+            self._push(parent, above, siblings)
+            self._push(node, -negative, self._continuations(state))
         return True
 
     def fill(self, budget: Budget) -> None:
@@ -70,269 +73,278 @@ class BestFirstTree(Generic[State]):
             pass
 
     def draft(self, source: str) -> Draft:
-        return Draft(tuple(self.tokens), tuple(self.parents), source, confidence=tuple(self.shares))
+        return Draft(tuple(self.tokens), tuple(self.parents), source, confidence=tuple(self.confidence))
 
-    def _offer(self, parent: int, chance: float, siblings: Iterator[tuple[int, float, State]]) -> None:
-        """Only the likeliest sibling waits; the next takes its place when it is added."""
-        found = next(siblings, None)
-        if found is not None:
-            token, share, state = found
-            self._offered += 1
-            heappush(self._buds, (-chance * share, self._offered, parent, chance, token, share, state, siblings))
-
-
-MOST_WIDE = 10  # branches that are followed farther in one level, and children looked at under one node
-NOBODY = -1  # the token of a node that was never reached
+    def _push(self, parent: int, path_confidence: float, siblings: Continuations[State]) -> None:
+        """Push the most likely of the siblings; the next one follows when it is added."""
+        best = next(siblings, None)
+        if best is not None:
+            token, confidence, state = best
+            self._num_pushed += 1
+            entry = (-path_confidence * confidence, self._num_pushed)
+            heappush(self._heap, (*entry, parent, path_confidence, token, confidence, state, siblings))
 
 
 @dataclass(frozen=True)
 class Children:
-    """What may come after a node, in the order it is to be tried, and how likely each is there. None comes twice."""
+    """Candidates for the children of a node, without duplicates, in the order in which they are verified."""
 
     tokens: list[int]
-    shares: list[float]
-    probs: Tensor | None = None  # [children, outputs]: what each was drawn from, where they were
+    confidence: list[float]
+    probs: Tensor | None = None  # [children, outputs]: the distributions they were sampled from
 
 
 class Tree(Protocol):
-    """A draft in the making."""
+    """A tree that a head expands level by level."""
 
-    depth: int  # of the nodes there are
-    level: list[int]  # nodes whose children are wanted next
+    depth: int  # levels so far
+    frontier: list[int]  # nodes whose children are wanted next
     tokens: list[int]
     parents: list[int]
 
-    def wanted(self, node: int) -> int:
-        """How many children are looked at."""
+    def num_children(self, node: int) -> int:
+        """Return how many children of a node are considered."""
 
-    def grow(self, children: list[Children]) -> None:
-        """The children of each node of the level."""
-
-    @property
-    def goes_on(self) -> bool: ...
+    def expand(self, children: list[Children]) -> None:
+        """Add a level: the children of each node of the frontier."""
 
     @property
-    def follows(self) -> list[int]:
-        """The most nodes whose children are asked for, of each depth from 1 on."""
+    def is_open(self) -> bool:
+        """Return whether the frontier has nodes."""
 
-    def draft(self, source: str) -> Draft: ...
+    @property
+    def max_frontier(self) -> list[int]:
+        """Return the most nodes that are expanded at each depth from 1 on."""
+
+    def draft(self, source: str) -> Draft:
+        """Return the tree as a draft."""
+
+    def sampled_probs(self) -> Tensor | None:
+        """Return the distributions of the draft's nodes, [nodes, outputs], if they were sampled."""
 
 
 class EagleTree:
-    """The tree of EAGLE-2: the likeliest branches go on, and of all that was found the likeliest nodes are kept.
+    """The dynamic tree of EAGLE-2: the most likely nodes of a level are expanded, the most likely of all are kept.
 
-    A node is as likely as all shares on its branch together, so none is likelier than its parent: the likeliest nodes
-    are a tree, and stand in an order whose beginning is the tree for a smaller budget.
+    The path confidence of a node is the product along its branch, so no node exceeds its parent. The best nodes form a
+    tree, and in order of path confidence a prefix of them is the tree of a smaller budget.
     """
 
-    def __init__(self, budget: Budget, floor: float = 0.0, wide: int | None = None) -> None:
-        """`wide`: the most branches that are followed in one level; by default as many as leave a place for each."""
-        self.budget, self.floor = budget, floor
-        self.wide = width(budget) if wide is None else wide
-        self.level: list[int] = [ROOT]
+    def __init__(self, budget: Budget, min_confidence: float = 0.0, width: int | None = None) -> None:
+        """`width`: the most nodes expanded per level; by default as many as fit into the budget's nodes."""
+        self.budget, self.min_confidence = budget, min_confidence
+        self.width = default_width(budget) if width is None else width
+        self.frontier: list[int] = [ROOT]
         self.depth = 0
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.shares: list[float] = []
-        self.chances: list[float] = []  # that a node stands: the shares of its branch, multiplied
-        self._least = 0.0  # as many nodes as are kept in the end are likelier, or as likely and found before
+        self.confidence: list[float] = []
+        self.path_confidence: list[float] = []
+        self._threshold = 0.0  # path confidence of the budget's last node so far; nodes at or below it are not kept
 
     @property
-    def goes_on(self) -> bool:
-        return bool(self.level)
+    def is_open(self) -> bool:
+        return bool(self.frontier)
 
     @property
-    def follows(self) -> list[int]:
-        return [self.wide] * (self.budget.depth - 1)
+    def max_frontier(self) -> list[int]:
+        return [self.width] * (self.budget.depth - 1)
 
-    def wanted(self, node: int) -> int:
-        return min(MOST_WIDE, self.budget.nodes)
+    def num_children(self, node: int) -> int:
+        return min(MAX_WIDTH, self.budget.nodes)
 
-    def grow(self, children: list[Children]) -> None:
-        """The best of the children are the next level."""
+    def expand(self, children: list[Children]) -> None:
         first = len(self.tokens)
-        for node, found in zip(self.level, children, strict=True):
-            before = 1.0 if node == ROOT else self.chances[node]
-            for token, share in zip(found.tokens, found.shares, strict=True):
-                chance = before * share
-                if self.tokens and (chance <= self._least or chance < self.floor):  # the first guess is always made
+        for node, found in zip(self.frontier, children, strict=True):
+            above = 1.0 if node == ROOT else self.path_confidence[node]
+            for token, confidence in zip(found.tokens, found.confidence, strict=True):
+                path = above * confidence
+                if self.tokens and (path <= self._threshold or path < self.min_confidence):  # one node at least
                     break
-                self._add(token, node, share, chance)
+                self._add(token, node, confidence, path)
         self.depth += 1
-        self.level = self._next(range(first, len(self.tokens))) if self.depth < self.budget.depth else []
+        self.frontier = self._next_frontier(range(first, len(self.tokens))) if self.depth < self.budget.depth else []
 
-    def _add(self, token: int, parent: int, share: float, chance: float) -> None:
+    def _add(self, token: int, parent: int, confidence: float, path_confidence: float) -> None:
         self.tokens.append(token)
         self.parents.append(parent)
-        self.shares.append(share)
-        self.chances.append(chance)
+        self.confidence.append(confidence)
+        self.path_confidence.append(path_confidence)
 
-    def take(self, tokens: list[int], parents: list[int], shares: list[float], chances: list[float]) -> None:
-        """All its nodes at once, the likeliest first; it has none yet, and gets no others."""
-        assert not self.tokens, "it grows level by level"
-        self.tokens, self.parents, self.shares, self.chances = tokens, parents, shares, chances
-        self.depth, self.level = self.budget.depth, []
+    def set_nodes(
+        self, tokens: list[int], parents: list[int], confidence: list[float], path_confidence: list[float]
+    ) -> None:
+        """Set all nodes of an empty tree at once, the most likely first."""
+        assert not self.tokens, "the tree is empty"
+        self.tokens, self.parents = tokens, parents
+        self.confidence, self.path_confidence = confidence, path_confidence
+        self.depth, self.frontier = self.budget.depth, []
 
-    def _next(self, fresh: Iterable[int]) -> list[int]:
-        """Of the new nodes those below which a node may be found that is kept in the end."""
-        chances = self.chances
+    def _next_frontier(self, new: Iterable[int]) -> list[int]:
+        """Return the new nodes to expand: those whose children can still be among the nodes that are kept."""
+        path_confidence = self.path_confidence
         if len(self.tokens) >= self.budget.nodes:
-            self._least = nlargest(self.budget.nodes, chances)[-1]
-        live = [node for node in fresh if chances[node] > self._least]
-        return sorted(nlargest(self.wide, live, key=chances.__getitem__))
+            self._threshold = nlargest(self.budget.nodes, path_confidence)[-1]
+        live = [node for node in new if path_confidence[node] > self._threshold]
+        return sorted(nlargest(self.width, live, key=path_confidence.__getitem__))
 
     def draft(self, source: str) -> Draft:
-        order = sorted(range(len(self.tokens)), key=self.chances.__getitem__, reverse=True)  # of equals the first
-        whole = Draft(tuple(self.tokens), tuple(self.parents), source, confidence=tuple(self.shares))
-        return whole.subset(order[: self.budget.nodes])
+        order = sorted(range(len(self.tokens)), key=self.path_confidence.__getitem__, reverse=True)  # stable
+        tree = Draft(tuple(self.tokens), tuple(self.parents), source, confidence=tuple(self.confidence))
+        return tree.subset(order[: self.budget.nodes])
+
+    def sampled_probs(self) -> Tensor | None:
+        return None
 
 
 class FixedTree:
-    """A tree whose shape is settled before its first token: of each node the parent, and the rank among its siblings.
+    """A tree whose shape is fixed before its first token: the parent of each node and its rank among siblings.
 
-    So it serves for tokens that are drawn at random: whether a node is there does not hang on what was drawn for it.
+    Sampled tokens need such a shape: whether a node exists must not depend on the token sampled for it.
     """
 
     def __init__(self, shape: list[tuple[int, int]]) -> None:
-        """Siblings stand in the order of their ranks, from 0 on, and none is left out."""
+        """`shape` has parent and rank of each node; siblings come in order of their ranks, from 0 without gaps."""
         self.parents = [parent for parent, _ in shape]
-        self.tokens = [NOBODY] * len(shape)
-        self.shares = [0.0] * len(shape)
+        self.tokens = [NO_TOKEN] * len(shape)
+        self.confidence = [0.0] * len(shape)
         self.probs: dict[int, Tensor] = {}
-        self.level: list[int] = [ROOT]
+        self.frontier: list[int] = [ROOT]
         self.depth = 0
         self._children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             self._children.setdefault(parent, []).append(node)
 
     @property
-    def goes_on(self) -> bool:
-        return bool(self.level)
+    def is_open(self) -> bool:
+        return bool(self.frontier)
 
     @property
-    def follows(self) -> list[int]:
+    def max_frontier(self) -> list[int]:
         depths: dict[int, int] = {ROOT: 0}
         for node, parent in enumerate(self.parents):
             depths[node] = depths[parent] + 1
-        followed = [depths[node] for node in self._children if node != ROOT]
-        return [followed.count(depth) for depth in range(1, max(followed, default=0) + 1)]
+        expanded = [depths[node] for node in self._children if node != ROOT]
+        return [expanded.count(depth) for depth in range(1, max(expanded, default=0) + 1)]
 
-    def wanted(self, node: int) -> int:
+    def num_children(self, node: int) -> int:
         return len(self._children[node])
 
-    def grow(self, children: list[Children]) -> None:
-        """Where there are fewer children than the shape has places for, what hangs below the others is left out."""
-        grown: list[int] = []
-        for node, found in zip(self.level, children, strict=True):
+    def expand(self, children: list[Children]) -> None:
+        """Add a level. Where there are fewer candidates than children in the shape, the other subtrees stay empty."""
+        added: list[int] = []
+        for node, found in zip(self.frontier, children, strict=True):
             for rank, (child, token) in enumerate(zip(self._children[node], found.tokens, strict=False)):
-                self.tokens[child], self.shares[child] = token, found.shares[rank]
+                self.tokens[child], self.confidence[child] = token, found.confidence[rank]
                 if found.probs is not None:
                     self.probs[child] = found.probs[rank]
-                grown.append(child)
+                added.append(child)
         self.depth += 1
-        self.level = [node for node in grown if node in self._children]
+        self.frontier = [node for node in added if node in self._children]
 
     def draft(self, source: str) -> Draft:
-        kept = [node for node, token in enumerate(self.tokens) if token != NOBODY]
-        drawn = tuple(node in self.probs for node in range(len(self.tokens))) if self.probs else None
-        whole = Draft(tuple(self.tokens), tuple(self.parents), source, drawn, tuple(self.shares))
-        return whole.subset(kept)
+        reached = [node for node, token in enumerate(self.tokens) if token != NO_TOKEN]
+        sampled = tuple(node in self.probs for node in range(len(self.tokens))) if self.probs else None
+        tree = Draft(tuple(self.tokens), tuple(self.parents), source, sampled, tuple(self.confidence))
+        return tree.subset(reached)
 
-    def rows(self) -> Tensor | None:
-        """What each node of the draft was drawn from, [nodes, outputs]."""
+    def sampled_probs(self) -> Tensor | None:
         return torch.stack([self.probs[node] for node in sorted(self.probs)]) if self.probs else None
 
 
-def width(budget: Budget) -> int:
-    """Branches to be followed in each level such that all of them have places among those of the budget's nodes."""
-    return max(1, min(MOST_WIDE, budget.nodes // max(1, budget.depth - 1)))
+def default_width(budget: Budget) -> int:
+    """Return how many nodes to expand per level so that all of them fit into the budget's nodes."""
+    return max(1, min(MAX_WIDTH, budget.nodes // max(1, budget.depth - 1)))
 
 
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 
-def settle(tree: EagleTree, grown: TreeCandidates, row: int) -> None:
-    """Give the tree of one text its nodes: of all that was looked at the likeliest, of equals the one found first."""
-    deep = tree.budget.depth
-    # By a rounding more than 1, a child would come before its parent.
-    shares = np.minimum(grown.probs[:deep, row], 1).astype(np.float64)
-    followed = grown.expanded[:deep, row]
-    chances = np.zeros(shares.shape)  # [depth, followed, children]; behind the root there is one row of children
-    chances[0, 0] = shares[0, 0]
-    for depth in range(1, deep):
-        branches = chances[depth - 1].take(followed[depth - 1])
-        if len(branches) > tree.wide:  # others are followed for another text, which has a wider tree
-            branches[np.argsort(-branches, kind="stable")[tree.wide :]] = 0
-        np.multiply(branches[:, None], shares[depth], out=chances[depth])
-    best = _best(chances.ravel(), tree)
-    parents = _parents(followed, best, chances.shape)
-    tokens = grown.tokens[:deep, row].ravel()[best]
-    tree.take(tokens.tolist(), parents, shares.ravel()[best].tolist(), chances.ravel()[best].tolist())
+def build_from_topk(tree: EagleTree, candidates: TreeCandidates, row: int) -> None:
+    """Fill the tree of one sequence from the top-k candidates of a single-graph draft: the most likely nodes, and of
+    equal ones the first found."""
+    max_depth = tree.budget.depth
+    # Rounded above 1, a child would come before its parent.
+    confidence = np.minimum(candidates.probs[:max_depth, row], 1).astype(np.float64)
+    expanded = candidates.expanded[:max_depth, row]
+    paths = np.zeros(confidence.shape)  # [depth, expanded, children]; the first level has one row of children
+    paths[0, 0] = confidence[0, 0]
+    for depth in range(1, max_depth):
+        above = paths[depth - 1].take(expanded[depth - 1])
+        if len(above) > tree.width:  # the others were expanded for a sequence with a wider tree
+            above[np.argsort(-above, kind="stable")[tree.width :]] = 0
+        np.multiply(above[:, None], confidence[depth], out=paths[depth])
+    best = _best_nodes(paths.ravel(), tree)
+    tokens = candidates.tokens[:max_depth, row].ravel()[best]
+    tree.set_nodes(
+        tokens=tokens.tolist(),
+        parents=_parents(expanded, best, paths.shape),
+        confidence=confidence.ravel()[best].tolist(),
+        path_confidence=paths.ravel()[best].tolist(),
+    )
 
 
-def _best(chances: npt.NDArray[np.float64], tree: EagleTree) -> Places:
-    """The tree's nodes in the order of their chances: a node's beginning is always before it."""
-    best = np.argsort(-chances, kind="stable")[: tree.budget.nodes]
-    likely = chances[best]
-    return best[: max(1, int(np.count_nonzero((likely > 0) & (likely >= tree.floor))))]  # the first is always made
+def _best_nodes(path_confidence: npt.NDArray[np.float64], tree: EagleTree) -> Indices:
+    """Return the nodes that the tree keeps, in order of path confidence, at least one; parents come first."""
+    best = np.argsort(-path_confidence, kind="stable")[: tree.budget.nodes]
+    paths = path_confidence[best]
+    return best[: max(1, int(np.count_nonzero((paths > 0) & (paths >= tree.min_confidence))))]
 
 
-def _parents(followed: Places, best: Places, shape: tuple[int, ...]) -> list[int]:
-    """The parent of each node, of the candidates that stand in this shape: each row of them hangs on what was followed
-    in the level before, the first level on the root."""
-    deep, wide, children = shape
-    above = np.full((deep, wide), ROOT)
-    above[1:] = followed[:-1] + wide * children * np.arange(deep - 1)[:, None]
-    nodes = np.full(deep * wide * children + 1, ROOT)  # by candidate; the last is for the root
+def _parents(expanded: Indices, best: Indices, shape: tuple[int, ...]) -> list[int]:
+    """Return the parent of each kept node: a row of candidates belongs to a node expanded one level above."""
+    max_depth, width, children = shape
+    above = np.full((max_depth, width), ROOT)
+    above[1:] = expanded[:-1] + width * children * np.arange(max_depth - 1)[:, None]
+    nodes = np.full(max_depth * width * children + 1, ROOT)  # by candidate; the last entry is for the root
     nodes[best] = np.arange(len(best))
     parents: list[int] = nodes[above.ravel()[best // children]].tolist()
     return parents
 
 
-RANKS = 8  # choices under one node
-DEPTHS = 8  # what lies deeper is like the last of them
-PACE = 0.01  # of what one case changes
-FIRST = 0.5  # how often a first choice stands, where nobody has measured it
-# Of the cases in which a first choice falls, how often each of the others stands: about what an EAGLE head of a small
-# model had.
-OTHERS = (0.24, 0.09, 0.08, 0.06, 0.04, 0.03, 0.02)
+NUM_RANKS = 8  # children of a node that are counted
+NUM_DEPTHS = 8  # deeper nodes count as the deepest of these
+LEARNING_RATE = 0.01  # of the exponential moving average
+FIRST_RANK_RATE = 0.5  # acceptance rate of the first rank, if training measured none
+# Acceptance rates of the other ranks where the first is rejected: about those of an EAGLE head of a small model.
+OTHER_RANK_RATES = (0.24, 0.09, 0.08, 0.06, 0.04, 0.03, 0.02)
 
 
 class RankAcceptance:
-    """Learns from every tree that was judged; before that it goes by what was measured when a head was trained."""
+    """Acceptance rates by depth and rank, to shape fixed trees; learned from every verified draft of the head."""
 
-    def __init__(self, firsts: Iterable[float] = ()) -> None:
-        """`firsts`: how often the first choice of each depth stood, as far as that is known."""
-        known = list(firsts) or [FIRST]
-        known += known[-1:] * (DEPTHS - len(known))
-        self.rates = [[first, *((1 - first) * other for other in OTHERS)] for first in known[:DEPTHS]]
+    def __init__(self, first_rates: Iterable[float] = ()) -> None:
+        """`first_rates`: acceptance rate of the first rank at each depth, as measured in training."""
+        known = list(first_rates) or [FIRST_RANK_RATE]
+        known += known[-1:] * (NUM_DEPTHS - len(known))
+        self.rates = [[first, *((1 - first) * other for other in OTHER_RANK_RATES)] for first in known[:NUM_DEPTHS]]
 
-    def at(self, depth: int) -> list[float]:
-        """How often each choice `depth` behind the text stands, if its parent does; never more than the one before."""
-        return list(accumulate(self.rates[min(depth, DEPTHS) - 1], min))
+    def at_depth(self, depth: int) -> list[float]:
+        """Return the acceptance rate of each rank given an accepted parent, made non-increasing."""
+        return list(accumulate(self.rates[min(depth, NUM_DEPTHS) - 1], min))
 
-    def shape(self, budget: Budget, deepest: int, floor: float = 0.0) -> list[tuple[int, int]]:
-        """Parents and ranks of the tree most of whose nodes should stand, likeliest node first."""
-        most = min(budget.depth, deepest)
-        rates = [self.at(depth) for depth in range(1, most + 1)]
+    def best_shape(self, budget: Budget, max_depth: int, min_confidence: float = 0.0) -> list[tuple[int, int]]:
+        """Return parents and ranks of the tree with the most expected accepted tokens, the most likely node first."""
+        depth_limit = min(budget.depth, max_depth)
+        rates = [self.at_depth(depth) for depth in range(1, depth_limit + 1)]
 
-        def follow(depth: int) -> Iterator[tuple[int, float, int]]:
-            if depth < most:
+        def continuations(depth: int) -> Continuations[int]:
+            if depth < depth_limit:
                 for rank, rate in enumerate(rates[depth]):
                     yield rank, rate, depth + 1
 
-        tree: BestFirstTree[int] = BestFirstTree(0, follow)
+        tree: BestFirstTree[int] = BestFirstTree(0, continuations)
         tree.grow()
-        while len(tree) < budget.nodes and tree.grow(floor):
+        while len(tree) < budget.nodes and tree.grow(min_confidence):
             pass
         return list(zip(tree.parents, tree.tokens, strict=True))
 
-    def learn(self, outcome: StepResult) -> None:
-        """Under each node that stood one child did, or none; siblings stand in the order of their ranks."""
-        if outcome.verify_result is None:
+    def observe(self, result: StepResult) -> None:
+        """Update the rates below each accepted node, where one child was accepted or none."""
+        if result.verify_result is None:
             return
-        draft, path = outcome.draft, outcome.verify_result.accepted_path
-        for depth, (node, stood) in enumerate(zip((ROOT, *path), (*path, None), strict=True), 1):
-            rates = self.rates[min(depth, DEPTHS) - 1]
-            for rank, child in enumerate(draft.children(node)[:RANKS]):
-                rates[rank] += PACE * ((child == stood) - rates[rank])
+        draft, path = result.draft, result.verify_result.accepted_path
+        for depth, (node, accepted) in enumerate(zip((ROOT, *path), (*path, None), strict=True), 1):
+            rates = self.rates[min(depth, NUM_DEPTHS) - 1]
+            for rank, child in enumerate(draft.children(node)[:NUM_RANKS]):
+                rates[rank] += LEARNING_RATE * ((child == accepted) - rates[rank])

@@ -1,5 +1,4 @@
-"""Drafts for texts that nobody wrote, so that the first that count wait for nothing: kernels are compiled by them, and
-what comes again is recorded."""
+"""Warm-up of drafters on dummy sequences: it compiles kernels and captures CUDA graphs before the first request."""
 
 from __future__ import annotations
 
@@ -21,56 +20,70 @@ from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, ScheduledSequence, Sequence, StepResult
 
-TEXT = 300  # tokens of a text: most that are written are in the first size that steps and drafts are made for
+CONTEXT = 300  # tokens of a dummy sequence: most requests fall into the first size of steps and drafts
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """A draft, and how many places a head reads before it; sizes hang on both, and on how long the text is."""
+class WarmupDraft:
+    """A draft to warm up with; the sizes of its graphs depend on all of these fields."""
 
     budget: Budget
-    read: int = 1
-    cached: int = TEXT
+    prefill: int = 1  # positions that a head reads before it drafts
+    cached: int = CONTEXT
     temperature: float = 0.0
-    texts: int = 1
+    num_seqs: int = 1
 
 
-# How deep drafts are that are recorded: others are filled up to these. What a head reads of a prompt, and behind it as
-# many places as a draft left and one more, fills up to powers of two, which go along, so that no pair comes twice.
-READS_BY_DEPTH = {1: 256, 2: 1, 3: 2, 4: 4, 5: 8, 6: 16, 8: 32, 12: 64, 16: 128}
-# The same of a draft model, each level of which is a step of it: what is run in vain costs more than a recording.
-OF_MODELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
-SERVING = (2, 4, 8, 16)  # depths that serve for all others: none is filled up to more than twice its own
+# Depths of captured drafts, to which others are padded, and with each a prefill length. A head reads a prompt, or the
+# accepted tokens of a draft, padded to powers of two; pairing the two sizes captures both in one pass.
+PREFILL_BY_DEPTH = {1: 256, 2: 1, 3: 2, 4: 4, 5: 8, 6: 16, 8: 32, 12: 64, 16: 128}
+# Depths of captured chains of a draft model. There are more: a padded level is a forward of the model.
+MODEL_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+SERVING_DEPTHS = (2, 4, 8, 16)  # depths that serve all others with at most twice the depth
 
 
-def chains(longest: int) -> list[Guessing]:
-    """Of up to so many tokens."""
-    return [Guessing(Budget(depth), read) for depth, read in READS_BY_DEPTH.items() if depth < longest] + (
-        [Guessing(Budget(longest), READS_BY_DEPTH.get(longest, 1))] if longest else []
-    )
+def warmup_chains(max_depth: int) -> list[WarmupDraft]:
+    """Return the chains of a head up to a depth."""
+    drafts = [WarmupDraft(Budget(depth), prefill) for depth, prefill in PREFILL_BY_DEPTH.items() if depth < max_depth]
+    if max_depth:
+        drafts.append(WarmupDraft(Budget(max_depth), PREFILL_BY_DEPTH.get(max_depth, 1)))
+    return drafts
 
 
-def model_chains(longest: int) -> list[Guessing]:
-    """The same of a draft model."""
-    depths = [depth for depth in OF_MODELS if depth < longest] + ([longest] if longest else [])
-    return [Guessing(Budget(depth)) for depth in depths]
+def warmup_model_chains(max_depth: int) -> list[WarmupDraft]:
+    """Return the chains of a draft model up to a depth."""
+    depths = [depth for depth in MODEL_DEPTHS if depth < max_depth] + ([max_depth] if max_depth else [])
+    return [WarmupDraft(Budget(depth)) for depth in depths]
 
 
-def trees(most: int, longest: int) -> list[Guessing]:
-    """Of so many nodes, and branches of up to so many: how wide a tree is makes no other size where texts are few."""
-    return [Guessing(Budget(most, max_depth=each.budget.depth)) for each in chains(longest) if each.budget.depth < most]
+def warmup_trees(nodes: int, max_depth: int) -> list[WarmupDraft]:
+    """Return trees of so many nodes up to a depth; with few sequences the width does not change the graph's size."""
+    return [
+        WarmupDraft(Budget(nodes, max_depth=each.budget.depth))
+        for each in warmup_chains(max_depth)
+        if each.budget.depth < nodes
+    ]
 
 
-def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing, times: int = 1) -> int:
-    """Let a drafter guess so, `times` over; how often it did. It keeps nothing of the texts."""
-    done, nodes = 0, guessing.budget.nodes
-    cached = max(1, min(guessing.cached, made_up.runner.context - 1 - nodes))
-    with made_up.allocate(guessing.texts, cached, extra_tokens=nodes, temperature=guessing.temperature) as seqs:
+def warm_up_draft(
+    drafter: Drafter,
+    dummies: DummySequences,
+    draft: WarmupDraft,
+    repeats: int = 1,
+    update_kv: Callable[[list[StepResult]], None] | None = None,
+) -> int:
+    """Let a drafter draft for dummy sequences, which it forgets afterwards, and return how often it did.
+
+    `update_kv` is the drafter's own, if it reads hidden states.
+    """
+    done, nodes = 0, draft.budget.nodes
+    cached = max(1, min(draft.cached, dummies.runner.context - 1 - nodes))
+    with dummies.allocate(draft.num_seqs, cached, extra_tokens=nodes, temperature=draft.temperature) as seqs:
         try:
-            for _ in range(times if seqs else 0):
-                if drafter.hidden_layers:
-                    drafter.update_kv([_run(seq, min(guessing.read, cached), made_up.runner) for seq in seqs])
-                drafter.propose(seqs, [guessing.budget] * len(seqs))
+            for _ in range(repeats if seqs else 0):
+                if update_kv is not None:
+                    update_kv([_dummy_result(seq, min(draft.prefill, cached), dummies.runner) for seq in seqs])
+                drafter.propose(seqs, [draft.budget] * len(seqs))
                 done += 1
         finally:
             for seq in seqs:
@@ -78,66 +91,66 @@ def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing
     return done
 
 
-def _run(seq: Sequence, places: int, runner: ModelRunner) -> StepResult:
-    """A step that brought the last places of a text, as the target would tell of it."""
+def _dummy_result(seq: Sequence, count: int, runner: ModelRunner) -> StepResult:
+    """Return the result of a step that ran the last `count` positions of a sequence."""
     width = len(runner.hidden_layers) * runner.model.config.width
-    states = torch.zeros(places, width, dtype=runner.model.dtype, device=runner.device)
-    return StepResult(
-        ScheduledSequence(seq, places, start=seq.cached - places, length=seq.cached), hidden_states=states
-    )
+    states = torch.zeros(count, width, dtype=runner.model.dtype, device=runner.device)
+    scheduled = ScheduledSequence(seq, count, start=seq.cached - count, length=seq.cached)
+    return StepResult(scheduled, hidden_states=states)
 
 
-NODES, LONGEST = 64, 16  # of drafts by which kernels are compiled
+MAX_NODES = 64  # nodes of the trees that compile kernels
+MAX_DEPTH = 16  # and their depth
 
 
 class DummyHeads:
-    """For a model of few layers, which stands for the target."""
+    """Heads with dummy weights for a model of few layers that stands in for the target while weights are loaded."""
 
-    def __init__(self, configs: Iterable[HeadConfig], grow: bool) -> None:
-        """`grow`: whether they will be asked for trees."""
+    def __init__(self, configs: Iterable[HeadConfig], trees: bool) -> None:
+        """`trees`: the heads will be asked for trees."""
         self.configs = tuple(configs)
-        straight, grown = chains(LONGEST), trees(NODES, LONGEST) if grow else []
-        # Drafts whose tokens are drawn have kernels of their own, which do not hang on how deep they are.
-        drawn = [replace(each, temperature=1.0) for each in (straight[1], *grown[3:4])]
-        self.wanted: tuple[Guessing, ...] = (*straight, *grown, *drawn)
+        chains = warmup_chains(MAX_DEPTH)
+        grown = warmup_trees(MAX_NODES, MAX_DEPTH) if trees else []
+        # Sampled drafts have kernels of their own, which do not depend on the depth.
+        sampled = [replace(each, temperature=1.0) for each in (chains[1], *grown[3:4])]
+        self.drafts: tuple[WarmupDraft, ...] = (*chains, *grown, *sampled)
         self._heads: list[DraftHead[Any]] = []
 
     @property
     def extra_layers(self) -> tuple[LayerShape, ...]:
-        """The layers they need in the model's cache."""
+        """KV cache layers that the heads need after the model's own."""
         return tuple(shape for config in self.configs for shape in head_layer_shapes(config))
 
     def share_weights(self, model: Decoder, context: int) -> None:
-        """Come to be, with the model's embedding and output; before its weights are rounded."""
-        self._heads = [_sketched(config, model, context) for config in self.configs]
+        """Create the heads with the model's embedding and output layer, before those are quantized."""
+        self._heads = [_dummy_head(config, model, context) for config in self.configs]
 
     def run(self, runner: ModelRunner, stopped: Callable[[], bool]) -> int:
-        """Guess for texts that nobody wrote; how often. What the runner taps they take for what they want."""
-        made_up, first, count = DummySequences(runner), len(runner.model.layer_shapes), 0
-        heads, self._heads = self._heads, []  # whoever holds this one does not hold on to their memory
+        """Draft for dummy sequences until `stopped`, and return how many drafts were run."""
+        dummies, first, count = DummySequences(runner), len(runner.model.layer_shapes), 0
+        heads, self._heads = self._heads, []  # frees their memory at the end of this call
         for head in heads:
             pack_head(head, runner.model)
             drafter = head_drafter(runner, head, first, head.config.kind)
             first += len(head_layer_shapes(head.config))
-            for guessing in self.wanted:
+            for draft in self.drafts:
                 if stopped():
                     return count
-                count += rehearse_guess(drafter, made_up, guessing)
+                count += warm_up_draft(drafter, dummies, draft, update_kv=drafter.update_kv)
         return count
 
 
-def _sketched(config: HeadConfig, model: Decoder, context: int) -> DraftHead[Any]:
-    """A head over the ends of a model, as often as it taps places: which ones does not matter to any kernel."""
+def _dummy_head(config: HeadConfig, model: Decoder, context: int) -> DraftHead[Any]:
+    """Return a head over the model's first and last hidden layer, as many times as its config has hidden layers: no
+    kernel depends on which layers they are."""
     dtype, device = model.dtype, model.embed.device
-    config = replace(
-        config, hidden_layers=tuple(model.config.layers if i % 2 else 0 for i in range(len(config.hidden_layers)))
-    )
+    layers = tuple(model.config.layers if i % 2 else 0 for i in range(len(config.hidden_layers)))
     with torch.device("meta"):
-        head = make_head(config).eval()
+        head = make_head(replace(config, hidden_layers=layers)).eval()
     for module in head.modules():
-        for name, sketched in module._parameters.items():
-            if sketched is not None:
-                weight = torch.full(sketched.shape, DUMMY_WEIGHT, dtype=dtype, device=device)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                weight = torch.full(parameter.shape, DUMMY_WEIGHT, dtype=dtype, device=device)
                 module._parameters[name] = nn.Parameter(weight, requires_grad=False)
     head.like = torch.zeros(0, dtype=dtype, device=device)
     head.draft_ids = head.draft_ids.to(device)

@@ -1,4 +1,4 @@
-"""Examines a head that others wrote: whether it is wired to this target as its file says."""
+"""Checks that a head from another source is wired to this target as its config says, and corrects what it can."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from foretell.models.draft_heads.dense_attention import DenseBlockAttention, Den
 from foretell.runner.batch_layout import pack
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, ScheduledSequence, Sequence
+from foretell.types import NO_DRAFT, Request, ScheduledSequence, Sequence
 
-TOKENS, LEAST_TOKENS = 64, 16  # written after each beginning
-FAIR, POOR = 0.30, 0.10  # of the first guesses right: below the one something is wrong, below the other all is
-BETTER = 0.10  # so much more often right is another wiring, not luck
-OPENINGS = (
+TOKENS = 64  # generated after each prompt
+MIN_TOKENS = 16  # fewer show nothing
+FAIR_ACCURACY = 0.30  # of first draft tokens; below it the wiring is suspect
+POOR_ACCURACY = 0.10  # below it the head is refused
+MIN_GAIN = 0.10  # accuracy by which another wiring must be better
+CHECK_PROMPTS = (
     "The history of bread begins",
     "def read_lines(path):\n",
     "Question: Why is the sky blue?\nAnswer:",
@@ -30,135 +32,149 @@ OPENINGS = (
 
 @dataclass(frozen=True)
 class GeneratedSample:
-    """A text that the target wrote, and its states after every layer, [places, layers + 1, width]."""
+    """A text that the target generated, and its hidden states after every layer, [positions, layers + 1, width]."""
 
     tokens: Tensor
     states: Tensor
-    first: int  # the first place the target wrote
+    first: int  # position of the first generated token
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """One way to connect a head, in words, and how to set it."""
+    """A way to connect a head: a description and a function that sets it."""
 
-    words: str
-    set: Callable[[DraftHead[Any]], None]
+    description: str
+    apply: Callable[[DraftHead[Any]], None]
 
 
 @torch.inference_mode()
-def examine(runner: ModelRunner, head: DraftHead[Any], beginnings: list[list[int]], where: str) -> str:
-    """Try what the file says and what it may have meant. Says what was corrected; refuses a head that knows nothing."""
-    texts = [text for text in write(runner, beginnings) if len(text.tokens) - text.first >= LEAST_TOKENS]
-    if not texts:
-        return f"{where}: the target writes too little to examine it by"
+def check_wiring(runner: ModelRunner, head: DraftHead[Any], prompts: list[list[int]], where: str) -> str:
+    """Measure the wiring of the config and known alternatives, apply the best and return a message, "" if all is well.
+
+    Raises `ModelError` if no wiring drafts better than chance.
+    """
+    generated = generate_samples(runner, prompts)
+    samples = [sample for sample in generated if len(sample.tokens) - sample.first >= MIN_TOKENS]
+    if not samples:
+        return f"{where}: not checked, the target generates too few tokens"
     stated = head.config
-    best, best_found = Wiring("", _as(stated)), accuracy(head, texts)
-    said = best_found
-    for wiring in wirings(head, runner.model.config.layers):
-        wiring.set(head)
-        found = accuracy(head, texts)
-        _as(stated)(head)
-        if found > best_found + (BETTER if not best.words else 0.0):
-            best, best_found = wiring, found
-    if best_found < POOR:
+    best, best_accuracy = Wiring("", _with_config(stated)), accuracy(head, samples)
+    stated_accuracy = best_accuracy
+    for wiring in known_wirings(head, runner.model.config.layers):
+        wiring.apply(head)
+        found = accuracy(head, samples)
+        _with_config(stated)(head)
+        if found > best_accuracy + (MIN_GAIN if not best.description else 0.0):
+            best, best_accuracy = wiring, found
+    if best_accuracy < POOR_ACCURACY:
         raise ModelError(
-            f"{where}: of {best_found:.0%} of its first guesses the target writes the same, whichever way it is "
-            "connected; it is not a head for this target, or its format is not what its config says"
+            f"{where}: the target agrees with {best_accuracy:.0%} of its first draft tokens, however it is wired; "
+            "it is not a head for this target, or its format differs from its config"
         )
-    best.set(head)
-    if best.words:
-        return f"{where}: guesses right {said:.0%} as its config says and {best_found:.0%} with {best.words}: taken so"
-    return f"{where}: only {said:.0%} of its first guesses are right" if said < FAIR else ""
+    best.apply(head)
+    if best.description:
+        return (
+            f"{where}: first draft tokens are right {stated_accuracy:.0%} of the time as its config says and "
+            f"{best_accuracy:.0%} with {best.description}; using the latter"
+        )
+    if stated_accuracy < FAIR_ACCURACY:
+        return f"{where}: only {stated_accuracy:.0%} of its first draft tokens are right"
+    return ""
 
 
-def _as(config: Any) -> Callable[[DraftHead[Any]], None]:
-    def set_(head: DraftHead[Any]) -> None:
+def _with_config(config: Any) -> Callable[[DraftHead[Any]], None]:
+    def apply(head: DraftHead[Any]) -> None:
         head.config = config
 
-    return set_
+    return apply
 
 
-def wirings(head: DraftHead[Any], layers: int) -> Iterator[Wiring]:
-    """What configs are known to get wrong: where a head taps, and which norms stand where."""
+def known_wirings(head: DraftHead[Any], num_layers: int) -> Iterator[Wiring]:
+    """Yield alternatives for what configs are known to get wrong: the hidden layers, and which norms apply."""
     config = head.config
     for shift in (-1, 1):
-        taps = tuple(tap + shift for tap in config.hidden_layers)
-        if min(taps) >= 0 and max(taps) <= layers:
-            yield Wiring(f"taps {taps} for {config.hidden_layers}", _as(replace(config, hidden_layers=taps)))
-    if isinstance(head, EagleHead):
+        layers = tuple(layer + shift for layer in config.hidden_layers)
+        if min(layers) >= 0 and max(layers) <= num_layers:
+            description = f"hidden layers {layers} instead of {config.hidden_layers}"
+            yield Wiring(description, _with_config(replace(config, hidden_layers=layers)))
+    if isinstance(head, EagleHead) and config.generation == 3:
         flag = not config.norm_before_residual
-        if config.generation == 3:
-            yield Wiring(f"norm_before_residual {flag}", _as(replace(config, norm_before_residual=flag)))
+        yield Wiring(f"norm_before_residual {flag}", _with_config(replace(config, norm_before_residual=flag)))
     if head.target_norm is not None:
-        yield Wiring("states that are not normed", _as(replace(config, target_norm=False)))
+        yield Wiring("hidden states without the target's norm", _with_config(replace(config, target_norm=False)))
 
 
-def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[GeneratedSample]:
-    """Continue each beginning greedily with the target and return tokens and hidden states; [] if pages are short."""
-    if not beginnings:
+def generate_samples(runner: ModelRunner, prompts: list[list[int]]) -> list[GeneratedSample]:
+    """Continue each prompt greedily with the target and return tokens and hidden states; [] if pages are short."""
+    if not prompts:
         return []
-    request = Request("examine", (), SamplingParams(temperature=0.0), 0, TOKENS)
-    seqs = [Sequence(-1 - i, request, list(tokens)) for i, tokens in enumerate(beginnings)]
-    taps = tuple(range(runner.model.config.layers + 1))
-    room = min(TOKENS, runner.context - max(map(len, beginnings)) - 1)
+    request = Request("wiring-check", (), SamplingParams(temperature=0.0), 0, TOKENS)
+    seqs = [Sequence(-1 - i, request, list(tokens)) for i, tokens in enumerate(prompts)]
+    layers = tuple(range(runner.model.config.layers + 1))
+    count = min(TOKENS, runner.context - max(map(len, prompts)) - 1)
     try:
-        if room < LEAST_TOKENS or not all(runner.reserve(seq, len(seq.tokens) + room) for seq in seqs):
+        if count < MIN_TOKENS or not all(runner.reserve(seq, len(seq.tokens) + count) for seq in seqs):
             return []
-        for _ in range(room):
-            output = runner.forward([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * len(seqs))
+        for _ in range(count):
+            scheduled = [ScheduledSequence.of(seq, seq.pending) for seq in seqs]
+            output = runner.forward(scheduled, [NO_DRAFT] * len(seqs))
             for seq, token in zip(seqs, output.logits.argmax(-1).tolist(), strict=True):
                 seq.cached = len(seq.tokens)
                 seq.tokens.append(token)
-        return [_thought(runner, seq, taps, len(start)) for seq, start in zip(seqs, beginnings, strict=True)]
+        return [_with_hidden_states(runner, seq, layers, len(start)) for seq, start in zip(seqs, prompts, strict=True)]
     finally:
         for seq in seqs:
             runner.trim(seq, 0)
 
 
-def _thought(runner: ModelRunner, seq: Sequence, taps: tuple[int, ...], first: int) -> GeneratedSample:
+def _with_hidden_states(runner: ModelRunner, seq: Sequence, layers: tuple[int, ...], first: int) -> GeneratedSample:
+    """Run a whole sequence once more and return it with the hidden states of all layers."""
     seq.cached = 0
-    share = ScheduledSequence.of(seq, len(seq.tokens))
-    features = runner.executor.forward(pack([share], [Draft()], runner.layout.page_size), taps).hidden_states
-    assert features is not None, "all layers were tapped"
-    tokens = torch.tensor(seq.tokens, device=features.device)
-    return GeneratedSample(tokens, features.view(len(tokens), len(taps), -1), first)
+    scheduled = ScheduledSequence.of(seq, len(seq.tokens))
+    layout = pack([scheduled], [NO_DRAFT], runner.layout.page_size)
+    states = runner.executor.forward(layout, layers).hidden_states
+    assert states is not None, "all layers were requested"
+    tokens = torch.tensor(seq.tokens, device=states.device)
+    return GeneratedSample(tokens, states.view(len(tokens), len(layers), -1), first)
 
 
-def accuracy(head: DraftHead[Any], texts: list[GeneratedSample]) -> float:
-    """How often the first guess is what the target wrote."""
+def accuracy(head: DraftHead[Any], samples: list[GeneratedSample]) -> float:
+    """Return how often the first draft token equals the target's."""
     right = total = 0
-    for text in texts:
-        guessed, places = first_guesses(head, text.tokens, text.states[:, list(head.config.hidden_layers)].flatten(1))
-        counted = (places >= text.first) & (places < len(text.tokens))
-        right += int((guessed[counted] == text.tokens[places[counted]]).sum())
+    for sample in samples:
+        states = sample.states[:, list(head.config.hidden_layers)].flatten(1)
+        drafted, positions = first_draft_tokens(head, sample.tokens, states)
+        counted = (positions >= sample.first) & (positions < len(sample.tokens))
+        right += int((drafted[counted] == sample.tokens[positions[counted]]).sum())
         total += int(counted.sum())
     return right / max(total, 1)
 
 
-def first_guesses(head: DraftHead[Any], tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """The guess behind each anchor of a text, and the place each is of."""
-    features = features.to(head.like.dtype)
-    places = torch.arange(1, len(tokens), device=tokens.device)  # of anchors: the first place has no state before it
+def first_draft_tokens(head: DraftHead[Any], tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first draft token after every position of a text, and the positions they are for."""
+    states = states.to(head.like.dtype)
+    positions = torch.arange(1, len(tokens), device=tokens.device)  # the first has no hidden state before it
     if isinstance(head, MedusaHead):
-        logits = head.logits(head(features[:-1], 1))[:, 0]
+        logits = head.logits(head(states[:-1], 1))[:, 0]
     elif isinstance(head, BlockHead):
-        features = head.with_token_hints(features, tokens)
-        read = head.context_kv(head.fuse(features), head.rope_rows(torch.arange(len(tokens), device=tokens.device)))
-        rows = places[:, None] + torch.arange(head.config.block, device=tokens.device)
-        look = Flat(DenseBlockAttention(head.config, read, places), head.config.block)
-        states = head.run_layers(head.block_inputs(tokens[places]).flatten(0, 1), head.rope_rows(rows.flatten()), look)
-        first = head.draft_states(states.view(len(places), head.config.block, -1))[:, 0]
-        logits = head.logits(first, tokens[places])
+        states = head.with_token_hints(states, tokens)
+        context = head.context_kv(head.fuse(states), head.rope_rows(torch.arange(len(tokens), device=tokens.device)))
+        rows = positions[:, None] + torch.arange(head.config.block, device=tokens.device)
+        attend = FlatBlockAttention(DenseBlockAttention(head.config, context, positions), head.config.block)
+        inputs = head.block_inputs(tokens[positions]).flatten(0, 1)
+        outputs = head.run_layers(inputs, head.rope_rows(rows.flatten()), attend)
+        first = head.draft_states(outputs.view(len(positions), head.config.block, -1))[:, 0]
+        logits = head.logits(first, tokens[positions])
     else:
         assert isinstance(head, EagleHead | MtpHead | DistilledHead), "there are no other heads"
-        look_back = DenseChainAttention(head.config.layer)
-        logits = head.logits(head.step(tokens[1:], head.fuse(features)[:-1], head.rope_rows(places), look_back))
-    return head.draft_ids[logits.argmax(-1)], places + 1
+        attend_chain = DenseChainAttention(head.config.layer)
+        logits = head.logits(head.step(tokens[1:], head.fuse(states)[:-1], head.rope_rows(positions), attend_chain))
+    return head.draft_ids[logits.argmax(-1)], positions + 1
 
 
 @dataclass(frozen=True)
-class Flat:
-    """Blocks attended row by row, as packed layers want them."""
+class FlatBlockAttention:
+    """Block attention over rows of all blocks in one dimension, as packed layers pass them."""
 
     blocks: DenseBlockAttention
     rows: int

@@ -1,1 +1,1 @@
-"""Many copies of a model in numbers: who comes when, who is sent where, and how long everybody waits."""
+"""Fleet simulation: request arrivals, routing over replicas, queueing and latency percentiles."""

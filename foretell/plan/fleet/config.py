@@ -1,4 +1,4 @@
-"""What a user says of a fleet, and the trial that comes of it."""
+"""Options of `foretell plan fleet`, and the simulation they describe."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from .service_time import SPECULATION, ServiceTimes, Speculation, service_times
 from .simulate import ROUTES, FleetSpec
 from .sizing import FleetSlo, FleetTrial
 
-FEWEST_CALLS, MOST_CALLS = 20, 2_000_000
+MIN_REQUESTS, MAX_REQUESTS = 20, 2_000_000
 
 
 @strict
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """Who comes, and how they are served."""
+    """Traffic, replicas and SLOs."""
 
-    rate: float | None = option(None, "requests a second, in the mean")
-    replicas: int | None = option(None, "copies of the model, each on --count devices (default: as few as do)")
-    prompt: float = option(1024, "tokens of a prompt, in the mean")
-    output: float = option(256, "tokens of an answer, in the mean")
-    lengths: str = option("lognormal", "how both are spread", choices=LENGTHS)
-    arrivals: str = option("poisson", "how requests come", choices=ARRIVALS)
-    burst: float = option(3.0, "bursty: how many times the mean rate comes in a burst")
-    prefixes: int = option(0, "beginnings that prompts share, by popularity; 0 is none")
-    prefix_tokens: float = option(512, "tokens of such a beginning, part of the prompt")
-    routing: str = option("least-loaded", "which copy a request is sent to", choices=ROUTES)
-    speculation: str = option("load", "guess always, never, or as far as the load lets it pay", choices=SPECULATION)
-    max_num_seqs: int = option(64, "the most texts a copy writes at once")
-    ttft: float | None = option(None, "seconds to the first token that 99 of 100 must not exceed")
-    tpot: float | None = option(None, "seconds a later token, likewise")
-    seconds: float = option(600.0, "of time in the simulation")
-    seed: int = option(0, "decides all chance")
+    rate: float | None = option(None, "mean requests per second")
+    replicas: int | None = option(
+        None, "replicas of the model, each on --count devices (default: the fewest that meet the SLOs)"
+    )
+    prompt: float = option(1024, "mean prompt length in tokens")
+    output: float = option(256, "mean output length in tokens")
+    lengths: str = option("lognormal", "distribution of both lengths", choices=LENGTHS)
+    arrivals: str = option("poisson", "arrival process", choices=ARRIVALS)
+    burst: float = option(3.0, "with bursty arrivals: rate in a burst over the mean rate")
+    prefixes: int = option(0, "number of shared prompt prefixes (Zipf distributed); 0 for none")
+    prefix_tokens: float = option(512, "tokens of a shared prefix, part of the prompt")
+    routing: str = option("least-loaded", "routing policy", choices=ROUTES)
+    speculation: str = option("load", "speculation always on, off, or by load", choices=SPECULATION)
+    max_num_seqs: int = option(64, "largest batch of a replica")
+    ttft: float | None = option(None, "SLO: p99 time to first token in seconds")
+    tpot: float | None = option(None, "SLO: p99 time per output token in seconds")
+    seconds: float = option(600.0, "simulated seconds")
+    seed: int = option(0, "random seed")
 
     def __post_init__(self) -> None:
         if self.rate is None:
-            raise RequestError("rate", "is not said; give requests a second, such as --rate 5")
+            raise RequestError("rate", "is missing; give requests per second, such as --rate 5")
         positive = ("rate", "replicas", "output", "burst", "max_num_seqs", "ttft", "tpot", "seconds")
         for name in positive:
             value = getattr(self, name)
@@ -55,54 +57,57 @@ class FleetConfig:
         if self.prefixes and self.prefix_tokens >= self.prompt:
             raise RequestError("prefix_tokens", f"must be fewer than the prompt's {self.prompt:g}")
         if self.burst > 1 / BUSY_SHARE:
-            raise RequestError("burst", f"must be {1 / BUSY_SHARE:g} or less: a burst lasts a fifth of the time")
-        self._check_calls(self.rate * self.seconds)
+            raise RequestError("burst", f"must be {1 / BUSY_SHARE:g} or less: bursts are a fifth of the time")
+        self._check_requests(self.rate * self.seconds)
 
-    def _check_calls(self, expected: float) -> None:
-        if expected < FEWEST_CALLS:
-            raise RequestError("seconds", f"leave {expected:.0f} requests, too few to tell; raise seconds or rate")
-        if expected > MOST_CALLS:
-            raise RequestError("seconds", f"make {expected:.0f} requests, {MOST_CALLS} at most; lower seconds or rate")
+    def _check_requests(self, expected: float) -> None:
+        if expected < MIN_REQUESTS:
+            raise RequestError("seconds", f"give {expected:.0f} requests, which is too few; raise seconds or rate")
+        if expected > MAX_REQUESTS:
+            raise RequestError(
+                "seconds", f"give {expected:.0f} requests, at most {MAX_REQUESTS} are allowed; lower seconds or rate"
+            )
 
     @property
-    def demand(self) -> TrafficModel:
+    def traffic(self) -> TrafficModel:
         assert self.rate is not None, "checked where the config was made"
         shared = self.prefix_tokens if self.prefixes else 0.0
         arrivals, lengths = cast(Arrivals, self.arrivals), cast(Lengths, self.lengths)
         return TrafficModel(self.rate, self.prompt, self.output, arrivals, self.burst, lengths, self.prefixes, shared)
 
 
-def trial_of(config: PlanConfig, fleet: FleetConfig, parts: PlanInputs) -> FleetTrial:
-    """Everything a fleet of any size is tried with."""
-    demand = fleet.demand
-    seats, known = room_for(config, fleet, parts)
-    copies = FleetSpec(1, _pace(config, fleet, parts, seats), known, demand.prefix_tokens)
-    coming = generate_requests(demand, fleet.seconds, fleet.seed)
-    price = config.count * parts.target.device.price
-    return FleetTrial(copies, coming, fleet.routing, fleet.seconds, fleet.seed, FleetSlo(fleet.ttft, fleet.tpot), price)
+def trial_of(config: PlanConfig, fleet: FleetConfig, inputs: PlanInputs) -> FleetTrial:
+    """Return the simulation of a fleet, ready to run with any number of replicas."""
+    traffic = fleet.traffic
+    max_num_seqs, max_prefixes = cache_capacity(config, fleet, inputs)
+    spec = FleetSpec(1, _service_times(config, fleet, inputs, max_num_seqs), max_prefixes, traffic.prefix_tokens)
+    requests = generate_requests(traffic, fleet.seconds, fleet.seed)
+    price = config.count * inputs.target.device.price
+    return FleetTrial(spec, requests, fleet.routing, fleet.seconds, fleet.seed, FleetSlo(fleet.ttft, fleet.tpot), price)
 
 
-def room_for(config: PlanConfig, fleet: FleetConfig, parts: PlanInputs) -> tuple[int, int]:
-    """Texts that a copy can write at once, and prompts' beginnings that it can keep beside them."""
+def cache_capacity(config: PlanConfig, fleet: FleetConfig, inputs: PlanInputs) -> tuple[int, int]:
+    """Return the largest batch of a replica, and the prefixes that fit into the rest of its KV cache."""
     context = math.ceil(fleet.prompt + fleet.output)
     length = config.max_draft if config.length is None else config.length
-    memory = plan_memory(parts.target, parts.drafter, 1, context, length)
+    memory = plan_memory(inputs.target, inputs.drafter, 1, context, length)
     if memory.max_batch < 1:
         raise CapacityError(
-            f"a copy on {config.count} x {parts.target.device.name} has no room for one text of {context} tokens; "
+            f"a replica on {config.count} x {inputs.target.device.name} has no memory for one sequence "
+            f"of {context} tokens; "
             "take more devices (--count), fewer bits (--dtype) or a smaller model"
         )
-    seats = min(fleet.max_num_seqs, memory.max_batch)
-    left = memory.usable - memory.weights - memory.draft - memory.workspace - seats * memory.kv_per_sequence
-    beginning = fleet.prefix_tokens * (parts.target.kv_bytes_per_token + parts.drafter.kv_bytes_per_token)
-    return seats, int(left // beginning) if fleet.prefixes and beginning else 0
+    max_num_seqs = min(fleet.max_num_seqs, memory.max_batch)
+    left = memory.usable - memory.weights - memory.draft - memory.workspace - max_num_seqs * memory.kv_per_sequence
+    prefix_bytes = fleet.prefix_tokens * (inputs.target.kv_bytes_per_token + inputs.drafter.kv_bytes_per_token)
+    return max_num_seqs, int(left // prefix_bytes) if fleet.prefixes and prefix_bytes else 0
 
 
-def _pace(config: PlanConfig, fleet: FleetConfig, parts: PlanInputs, seats: int) -> ServiceTimes:
+def _service_times(config: PlanConfig, fleet: FleetConfig, inputs: PlanInputs, max_num_seqs: int) -> ServiceTimes:
     return service_times(
-        parts.target,
-        parts.drafter,
-        seats,
+        inputs.target,
+        inputs.drafter,
+        max_num_seqs,
         fleet.prompt + fleet.output / 2,
         fleet.prompt,
         config.acceptance,

@@ -1,4 +1,4 @@
-"""How fast a copy of a model reads prompts and writes texts, by how many are written at once."""
+"""Service times of a replica: decode and prefill rates by the number of decoding sequences."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from foretell.plan.steps import DeployedModel
 
 Speculation = Literal["on", "off", "load"]
 SPECULATION = ("on", "off", "load")
-CHUNK = 2048  # tokens of prompts that one step takes along
+CHUNK = 2048  # prompt tokens per step (chunked prefill)
 
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """`steps[n]` is the step with n texts being written, from 1 on; `read` the seconds of a prompt's token."""
+    """Decode steps by batch size, and the cost of a prompt token. `steps[0]` is unused."""
 
     steps: tuple[StepEstimate, ...]
     prefill_seconds_per_token: float
@@ -25,46 +25,48 @@ class ServiceTimes:
     def max_num_seqs(self) -> int:
         return len(self.steps) - 1
 
-    def decode_rate(self, texts: int, reading: bool) -> float:
-        """Tokens a second of each text; a step that takes prompts along is longer by them."""
-        if texts == 0:
+    def decode_rate(self, num_decoding: int, is_prefilling: bool) -> float:
+        """Return tokens per second of each sequence; a chunk of prefill lengthens the step."""
+        if num_decoding == 0:
             return 0.0
-        step = self.steps[texts]
-        return step.tokens / (step.seconds + (self.chunk * self.prefill_seconds_per_token if reading else 0.0))
+        step = self.steps[num_decoding]
+        return step.tokens / (step.seconds + (self.chunk * self.prefill_seconds_per_token if is_prefilling else 0.0))
 
-    def prefill_rate(self, texts: int) -> float:
-        """Prompt tokens a second beside so many texts."""
+    def prefill_rate(self, num_decoding: int) -> float:
+        """Return prompt tokens per second alongside `num_decoding` sequences."""
         if self.prefill_seconds_per_token == 0:
             return float("inf")
-        if texts == 0:
+        if num_decoding == 0:
             return 1 / self.prefill_seconds_per_token
-        return self.chunk / (self.steps[texts].seconds + self.chunk * self.prefill_seconds_per_token)
+        return self.chunk / (self.steps[num_decoding].seconds + self.chunk * self.prefill_seconds_per_token)
 
 
 def service_times(
     target: DeployedModel,
-    guesser: DrafterCost,
-    seats: int,
+    drafter: DrafterCost,
+    max_num_seqs: int,
     context: float,
     prompt: float,
     acceptance: float,
-    most: int,
+    max_length: int,
     speculation: Speculation,
     length: int | None,
 ) -> ServiceTimes:
-    """As a plan has it: guesses always of one length, never, or as many as pay among so many texts."""
-    alone = best_step(target, guesser, 1, context, most, acceptance).length
+    """Return the service times of a plan, with speculation on, off, or by load."""
+    alone = best_step(target, drafter, 1, context, max_length, acceptance).length
 
-    def step(texts: int) -> StepEstimate:
+    def step(num_decoding: int) -> StepEstimate:
         if speculation == "off":
-            return estimate_step(target, guesser, texts, context, 0)
+            return estimate_step(target, drafter, num_decoding, context, 0)
         if speculation == "load" and length is None:
-            return best_step(target, guesser, texts, context, most, acceptance)
+            return best_step(target, drafter, num_decoding, context, max_length, acceptance)
         wanted = alone if length is None else length
-        fixed = estimate_step(target, guesser, texts, context, wanted, acceptance)
+        fixed = estimate_step(target, drafter, num_decoding, context, wanted, acceptance)
         if speculation == "on":
             return fixed
-        return max(fixed, estimate_step(target, guesser, texts, context, 0), key=lambda each: each.tokens_per_second)
+        return max(
+            fixed, estimate_step(target, drafter, num_decoding, context, 0), key=lambda each: each.tokens_per_second
+        )
 
-    steps = [step(1), *(step(texts) for texts in range(1, seats + 1))]  # the first is never asked for
+    steps = [step(1), *(step(num_decoding) for num_decoding in range(1, max_num_seqs + 1))]
     return ServiceTimes(tuple(steps), target.prefill_seconds(prompt) / prompt if prompt else 0.0)

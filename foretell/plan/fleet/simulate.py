@@ -1,4 +1,4 @@
-"""Lets calls come to a fleet, event by event, and says how it went."""
+"""Discrete-event simulation of a fleet: routing, replicas, and the statistics of a run."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from foretell.plan.fleet.service_time import ServiceTimes
 
 Route = Callable[[SimulatedRequest, Sequence[SimulatedReplica]], SimulatedReplica]
 ROUTES = ("random", "least-loaded", "prefix")
-CROWDED = 1.25  # a copy with so many times the mean load is passed over for its prefixes, too
-SLACK = 2  # texts that are no crowd
+OVERLOAD = 1.25  # a replica above this multiple of the mean load loses its prefix affinity
+SLACK = 2  # requests above that multiple that are tolerated
 
 
 def route_of(name: str, seed: int) -> Route:
-    """The way of that name."""
+    """Return the routing policy of that name."""
     if name == "random":
         rng = random.Random(f"{seed} routes")
-        return lambda call, replicas: rng.choice(replicas)
+        return lambda request, replicas: rng.choice(replicas)
     return by_prefix if name == "prefix" else least_loaded
 
 
-def least_loaded(call: SimulatedRequest, replicas: Sequence[SimulatedReplica]) -> SimulatedReplica:
+def least_loaded(request: SimulatedRequest, replicas: Sequence[SimulatedReplica]) -> SimulatedReplica:
     return min(replicas, key=lambda replica: (replica.load, replica.number))
 
 
-def by_prefix(call: SimulatedRequest, replicas: Sequence[SimulatedReplica]) -> SimulatedReplica:
-    """Where its beginning is likely cached, unless everybody else thought so too."""
-    if call.prefix is None:
-        return least_loaded(call, replicas)
-    digest = blake2b(str(call.prefix).encode(), digest_size=8).digest()
+def by_prefix(request: SimulatedRequest, replicas: Sequence[SimulatedReplica]) -> SimulatedReplica:
+    """Route by a hash of the prefix, or to the least loaded replica if that one is overloaded."""
+    if request.prefix is None:
+        return least_loaded(request, replicas)
+    digest = blake2b(str(request.prefix).encode(), digest_size=8).digest()
     home = replicas[int.from_bytes(digest, "big") % len(replicas)]
     mean = sum(replica.load for replica in replicas) / len(replicas)
-    return home if home.load <= CROWDED * mean + SLACK else least_loaded(call, replicas)
+    return home if home.load <= OVERLOAD * mean + SLACK else least_loaded(request, replicas)
 
 
-WARM_UP = 0.1  # of the time, whose calls are not counted
-STEADY = 0.05  # of the calls of the second half, by which the crowd may have grown meanwhile
+WARM_UP = 0.1  # share of the time whose requests are not counted
+MAX_GROWTH = 0.05  # growth of the queue over the second half, as a share of its arrivals
 
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """So many copies, and what each can keep of prompts' beginnings."""
+    """A number of equal replicas and the size of their prefix caches."""
 
     replicas: int
     service: ServiceTimes
@@ -56,47 +56,47 @@ class FleetSpec:
 
 @dataclass(frozen=True)
 class FleetRun:
-    """Everything that happened, up to when the last one was served."""
+    """The requests of a simulated run and their statistics."""
 
     requests: tuple[ServedRequest, ...]
     integrals: tuple[LoadIntegrals, ...]
-    seconds: float  # in which calls came
-    end: float
-    steady: LoadIntegrals  # of all copies, from when it had warmed up until the last call came
+    seconds: float  # during which requests arrive
+    end: float  # when the last request was finished
+    steady: LoadIntegrals  # of all replicas, from the end of the warm-up to the last arrival
 
     @property
     def counted(self) -> list[ServedRequest]:
-        """Those that came when it had warmed up."""
-        return [visit for visit in self.requests if visit.request.at >= WARM_UP * self.seconds]
+        """Return the requests that arrived after the warm-up."""
+        return [served for served in self.requests if served.request.at >= WARM_UP * self.seconds]
 
     @property
     def ttfts(self) -> list[float]:
-        return sorted(visit.ttft for visit in self.counted)
+        return sorted(served.ttft for served in self.counted)
 
     @property
     def tpots(self) -> list[float]:
-        return sorted(each for visit in self.counted if (each := visit.tpot) is not None)
+        return sorted(each for served in self.counted if (each := served.tpot) is not None)
 
     @property
     def tokens_per_second(self) -> float:
-        """Written by all copies, while calls come: what it takes to finish the longest text says nothing of a rate."""
+        """Return the throughput while requests arrive, without the time to finish the last ones."""
         span = (WARM_UP * self.seconds, self.seconds)
-        firsts = sum(span[0] < visit.first_token_at <= span[1] for visit in self.requests)
+        firsts = sum(span[0] < served.first_token_at <= span[1] for served in self.requests)
         return (self.steady.output_tokens + firsts) / self._time
 
     @property
     def utilisation(self) -> float:
-        """The share of time in which a copy has work."""
+        """Return the share of time in which a replica has requests."""
         return self.steady.busy_seconds / (len(self.integrals) * self._time)
 
     @property
     def running_per_replica(self) -> float:
-        """On one copy at once, without those that wait."""
+        """Return the mean number of running requests on a replica."""
         return self.steady.running_seconds / (len(self.integrals) * self._time)
 
     @property
     def sequences_per_replica(self) -> float:
-        """On one copy, waiting ones included."""
+        """Return the mean number of requests on a replica, waiting ones included."""
         return self.steady.sequence_seconds / (len(self.integrals) * self._time)
 
     @property
@@ -105,77 +105,77 @@ class FleetRun:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the crowd at the end is not much larger than at half time."""
+        """Return whether the number of requests in the fleet is stable over the second half."""
         half = self.seconds / 2
-        late = sum(visit.request.at >= half for visit in self.requests)
-        return self.in_system(self.seconds) - self.in_system(half) <= max(1.0, STEADY * late)
+        late = sum(served.request.at >= half for served in self.requests)
+        return self.in_system(self.seconds) - self.in_system(half) <= max(1.0, MAX_GROWTH * late)
 
     def in_system(self, at: float) -> int:
-        """Calls in the fleet at a moment."""
-        return sum(visit.request.at <= at < visit.finished_at for visit in self.requests)
+        """Return the number of requests in the fleet at a time."""
+        return sum(served.request.at <= at < served.finished_at for served in self.requests)
 
     @property
     def cached_share(self) -> float:
-        """Of the prompts' tokens, those that no copy had to read."""
-        asked = sum(visit.request.prompt for visit in self.requests)
-        return 1 - sum(visit.prefill_tokens for visit in self.requests) / asked if asked else 0.0
+        """Return the share of prompt tokens found in a prefix cache."""
+        total = sum(served.request.prompt for served in self.requests)
+        return 1 - sum(served.prefill_tokens for served in self.requests) / total if total else 0.0
 
 
-class _Fleet:
-    """Copies in the midst of it, and what is to happen next."""
+class _FleetSimulation:
+    """The state of a running simulation."""
 
     def __init__(self, fleet: FleetSpec, route: Route) -> None:
         self.replicas = [
             SimulatedReplica(number, fleet.service, fleet.max_prefixes, fleet.prefix_tokens)
             for number in range(fleet.replicas)
         ]
-        self.route, self.visits = route, list[ServedRequest]()
-        self._events: list[tuple[float, int, int]] = []  # when, the copy, and the version of its plans
+        self.route, self.served = route, list[ServedRequest]()
+        self._events: list[tuple[float, int, int]] = []  # time, replica, and version of its schedule
 
-    def come(self, calls: Iterable[SimulatedRequest]) -> None:
-        for call in calls:
-            self.let_pass(call.at)
-            replica = self.route(call, self.replicas)
-            self.visits.append(replica.add(call, call.at))
-            self._look_ahead(replica)
+    def add_requests(self, requests: Iterable[SimulatedRequest]) -> None:
+        for request in requests:
+            self.run_until(request.at)
+            replica = self.route(request, self.replicas)
+            self.served.append(replica.add(request, request.at))
+            self._schedule(replica)
 
-    def let_pass(self, until: float) -> None:
+    def run_until(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
             when, number, version = heapq.heappop(self._events)
             replica = self.replicas[number]
             if version == replica.version:
                 replica.advance(when)
                 replica.complete_due()
-                self._look_ahead(replica)
+                self._schedule(replica)
 
-    def tallied(self, at: float) -> LoadIntegrals:
-        """Of all copies, up to a moment."""
-        self.let_pass(at)
+    def integrals_at(self, at: float) -> LoadIntegrals:
+        """Run until a time and return the totals of all replicas."""
+        self.run_until(at)
         for replica in self.replicas:
             replica.advance(at)
         return LoadIntegrals.of_all([replica.integrals for replica in self.replicas])
 
-    def _look_ahead(self, replica: SimulatedReplica) -> None:
+    def _schedule(self, replica: SimulatedReplica) -> None:
         when = replica.next_event()
         if when is not None:
             heapq.heappush(self._events, (when, replica.number, replica.version))
 
 
-def simulate(fleet: FleetSpec, calls: Sequence[SimulatedRequest], route: Route, seconds: float) -> FleetRun:
-    """Send every call to a copy and run until all are served."""
-    running, warm = _Fleet(fleet, route), WARM_UP * seconds
-    running.come(call for call in calls if call.at < warm)
-    before = running.tallied(warm)
-    running.come(call for call in calls if call.at >= warm)
-    usual = running.tallied(seconds).since(before)
-    running.let_pass(float("inf"))
-    end = max([seconds, *(visit.finished_at for visit in running.visits)])
-    running.tallied(end)
+def simulate(fleet: FleetSpec, requests: Sequence[SimulatedRequest], route: Route, seconds: float) -> FleetRun:
+    """Simulate a fleet until all requests are finished."""
+    running, warm = _FleetSimulation(fleet, route), WARM_UP * seconds
+    running.add_requests(request for request in requests if request.at < warm)
+    before = running.integrals_at(warm)
+    running.add_requests(request for request in requests if request.at >= warm)
+    steady = running.integrals_at(seconds).since(before)
+    running.run_until(float("inf"))
+    end = max([seconds, *(served.finished_at for served in running.served)])
+    running.integrals_at(end)
     return FleetRun(
-        tuple(running.visits), tuple(replica.integrals for replica in running.replicas), seconds, end, usual
+        tuple(running.served), tuple(replica.integrals for replica in running.replicas), seconds, end, steady
     )
 
 
 def quantile(ranked: Sequence[float], share: float) -> float | None:
-    """The value that so large a share does not exceed."""
+    """Return a quantile of sorted values, or None if there are none."""
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else None

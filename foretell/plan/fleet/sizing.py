@@ -1,4 +1,4 @@
-"""How many copies a demand needs, and what they cost."""
+"""Fleet sizing: the fewest replicas that meet the SLOs, their price, and the report."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ MILLION, HOUR = 1e6, 3600.0
 
 @dataclass(frozen=True)
 class FleetSlo:
-    """Seconds that 99 of 100 calls must not exceed; None is no matter."""
+    """Upper bounds on p99 latencies in seconds; None for no bound."""
 
     ttft: float | None = None
     tpot: float | None = None
 
     def met_by(self, run: FleetRun) -> bool:
-        """Whether a run keeps up with what comes, and is as quick as is wanted."""
+        """Return whether a run keeps up with its arrivals and meets the bounds."""
         pairs = ((self.ttft, run.ttfts), (self.tpot, run.tpots))
-        return run.keeps_up and all(goal is None or (quantile(times, 0.99) or 0.0) <= goal for goal, times in pairs)
+        return run.keeps_up and all(bound is None or (quantile(times, 0.99) or 0.0) <= bound for bound, times in pairs)
 
 
 @dataclass(frozen=True)
 class SizedFleet:
-    """A fleet, a run of it, and its price."""
+    """A fleet, its simulated run, and its price."""
 
     fleet: FleetSpec
     run: FleetRun
     slo: FleetSlo
-    dollars_per_hour: float  # of one copy
+    dollars_per_hour: float  # of one replica
 
     @property
     def dollars_per_million(self) -> float | None:
-        """For tokens that were written, whether the fleet was busy or not."""
+        """Return the price of a million output tokens, idle time included."""
         rate = self.run.tokens_per_second
         return self.fleet.replicas * self.dollars_per_hour / HOUR / rate * MILLION if rate else None
 
@@ -65,7 +65,7 @@ class SizedFleet:
 
 @dataclass(frozen=True)
 class FleetTrial:
-    """A demand that fleets of any size are tried with."""
+    """Requests and SLOs that fleets of any size are simulated with."""
 
     fleet: FleetSpec
     requests: Sequence[SimulatedRequest]
@@ -81,13 +81,13 @@ class FleetTrial:
         return SizedFleet(fleet, run, self.slo, self.dollars_per_hour)
 
     def smallest(self) -> SizedFleet:
-        """The smallest fleet that meets the goals: doubled until one does, then halved in between."""
+        """Return the smallest fleet that meets the SLOs, by doubling and then bisection."""
         low, found = 0, self.simulate(1)
         while not self.slo.met_by(found.run):
             low = found.fleet.replicas
             if low >= MOST_REPLICAS:
                 raise CapacityError(
-                    f"{low} copies do not meet the goals; a single text may be too slow: "
+                    f"{low} replicas do not meet the SLOs; a single request may be too slow: "
                     "raise --ttft or --tpot, or take faster devices"
                 )
             found = self.simulate(min(MOST_REPLICAS, 2 * low))
@@ -104,30 +104,30 @@ NAME, VALUE = 39, 17  # widths of the columns
 
 
 def fleet_report(trial: FleetTrial, found: SizedFleet, asked_for: bool) -> str:
-    """What was tried, what came of it, and whether that is enough."""
-    run, told = found.run, found.as_json()
-    copies = found.fleet.replicas
-    first = f"{copies} {'copy' if copies == 1 else 'copies'}"
-    verdict = "meets the goals" if told["meets_goals"] else "does not meet the goals"
-    fleet = f"{first} of {found.fleet.service.max_num_seqs} seats, routed {trial.routing}"
+    """Return the report on a simulated fleet."""
+    run, figures = found.run, found.as_json()
+    replicas = found.fleet.replicas
+    first = f"{replicas} {'replica' if replicas == 1 else 'replicas'}"
+    result = "meets the SLOs" if figures["meets_goals"] else "does not meet the SLOs"
+    fleet = f"{first} with batches up to {found.fleet.service.max_num_seqs}, routing {trial.routing}"
     lines = [
-        f"{fleet}: {verdict}." if asked_for else f"{fleet}, is the smallest fleet that does.",
+        f"{fleet}: {result}." if asked_for else f"{fleet}: the smallest fleet that meets the SLOs.",
         "",
         f"| {'':<{NAME}} | {'':>{VALUE}} |",
         f"| {'-' * NAME} | {'-' * (VALUE - 1)}: |",
         _line("requests served", f"{len(run.requests):,}"),
-        _line("first token, half / 99 of 100 within", _pair(told["first_token_p50"], told["first_token_p99"], "s")),
-        _line("a later token, likewise", _pair(told["per_token_p50"], told["per_token_p99"], "ms")),
+        _line("time to first token, p50 / p99", _pair(figures["first_token_p50"], figures["first_token_p99"], "s")),
+        _line("time per output token, p50 / p99", _pair(figures["per_token_p50"], figures["per_token_p99"], "ms")),
         _line("tokens/s", f"{run.tokens_per_second:,.0f}"),
-        _line("a copy has work", f"{run.utilisation:.0%} of the time"),
-        _line("seats taken", f"{told['seats_taken']:.0%}"),
-        _line("texts on a copy, waiting ones included", f"{run.sequences_per_replica:.1f}"),
-        _line("of the prompts, found in a cache", f"{run.cached_share:.0%}"),
-        _line("dollars an hour", f"{told['dollars_per_hour']:.2f}"),
-        _line("dollars a million written tokens", _dollars(told["dollars_per_million_tokens"])),
+        _line("utilisation", f"{run.utilisation:.0%}"),
+        _line("batch slots in use", f"{figures['seats_taken']:.0%}"),
+        _line("requests per replica, with waiting ones", f"{run.sequences_per_replica:.1f}"),
+        _line("prompt tokens from the prefix cache", f"{run.cached_share:.0%}"),
+        _line("dollars per hour", f"{figures['dollars_per_hour']:.2f}"),
+        _line("dollars per million output tokens", _dollars(figures["dollars_per_million_tokens"])),
     ]
     if not run.keeps_up:
-        lines += ["", "It does not keep up: more came than was served, and times grow with --seconds. Add copies."]
+        lines += ["", "The fleet is overloaded: its queue grows, and latencies grow with --seconds. Add replicas."]
     return "\n".join(lines)
 
 
@@ -135,11 +135,11 @@ def _line(name: str, value: str) -> str:
     return f"| {name:<{NAME}} | {value:>{VALUE}} |"
 
 
-def _pair(half: float | None, most: float | None, unit: str) -> str:
-    if half is None or most is None:
+def _pair(p50: float | None, p99: float | None, unit: str) -> str:
+    if p50 is None or p99 is None:
         return "-"
-    scale, places = (1e3, 1) if unit == "ms" else (1.0, 3)
-    return f"{scale * half:.{places}f} / {scale * most:.{places}f} {unit}"
+    scale, digits = (1e3, 1) if unit == "ms" else (1.0, 3)
+    return f"{scale * p50:.{digits}f} / {scale * p99:.{digits}f} {unit}"
 
 
 def _dollars(value: float | None) -> str:

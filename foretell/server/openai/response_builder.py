@@ -48,7 +48,9 @@ class ResponseContext:
             body=body,
             tokenizer=self.tokenizer,
             decoder=decoder_for(request, self.tokenizer),
-            probability_drafters=frozenset(name for name, drafter in drafters.items() if drafter.gives_probability),
+            probability_drafters=frozenset(
+                name for name, drafter in drafters.items() if drafter.traits.gives_probability
+            ),
             plain_seconds=self.plain_seconds,
         )
 

@@ -1,29 +1,29 @@
-// One answer of the model: its words, its rounds, and what became of it.
+// One response of the model: its text, its rounds and its statistics.
 import { make } from "./dom.js";
-import { Ledger } from "./ledger.js";
+import { TokenSpans } from "./token_spans.js";
 import { Strip } from "./strip.js";
-import { Tally } from "./tally.js";
+import { RoundStats } from "./round_stats.js";
 import { paint, roam } from "./tokens.js";
-import { fixed, times, whole } from "./words.js";
+import { fixed, times, whole } from "./format.js";
 
 export class Answer {
   constructor(drafters) {
     this.drafters = drafters;
     this.tokens = [];
     this.content = "";
-    this.tally = new Tally();
-    this.ledger = new Ledger();
+    this.stats = new RoundStats();
+    this.spans = new TokenSpans();
     this.strip = new Strip(drafters);
-    this.thoughts = make("div", { class: "text" });
-    this.thinking = make("details", { class: "thoughts", hidden: true }, make("summary", {}, "Thoughts"), this.thoughts);
-    this.text = make("div", { class: "text", tabindex: 0, role: "group", "aria-label": "Answer; arrow keys go through its tokens" });
+    this.reasoning = make("div", { class: "text" });
+    this.reasoningBlock = make("details", { class: "reasoning", hidden: true }, make("summary", {}, "Reasoning"), this.reasoning);
+    this.text = make("div", { class: "text", tabindex: 0, role: "group", "aria-label": "Response; arrow keys move between its tokens" });
     this.foot = make("p", { class: "foot" });
     this.note = make("p", { class: "note", hidden: true });
     roam(this.text);
     this.element = make(
       "article",
-      { class: "message answer writing", "data-answer": true, "aria-label": "The model’s answer" },
-      this.thinking,
+      { class: "message answer writing", "data-answer": true, "aria-label": "The model’s response" },
+      this.reasoningBlock,
       this.text,
       this.note,
       this.strip.element,
@@ -31,55 +31,55 @@ export class Answer {
     );
   }
 
-  /** Take in a choice of a chunk. Its tokens are those of one round. */
+  /** Add a choice of a chunk. Its tokens are those of one round. */
   add(choice) {
-    const round = this.tally.rounds.length;
+    const round = this.stats.rounds.length;
     for (const detail of choice.token_details ?? []) {
-      const token = { ...detail, place: this.tokens.length, round };
+      const token = { ...detail, position: this.tokens.length, round };
       this.tokens.push(token);
-      this.ledger.push(token);
+      this.spans.push(token);
     }
-    this.tally.add(choice.rounds);
+    this.stats.add(choice.rounds);
     this.strip.add(choice.rounds);
-    const { reasoning_content: thought, content } = choice.delta ?? { content: choice.text };
-    if (thought) this.think(thought);
+    const { reasoning_content: reasoning, content } = choice.delta ?? { content: choice.text };
+    if (reasoning) this.addReasoning(reasoning);
     if (content) {
       this.content += content;
-      paint(this.text, this.ledger.take(content), this.drafters);
+      paint(this.text, this.spans.take(content), this.drafters);
     }
-    this.foot.textContent = this.footWords();
+    this.foot.textContent = this.footText();
   }
 
-  think(thought) {
-    this.thinking.hidden = false;
-    paint(this.thoughts, this.ledger.take(thought), this.drafters);
+  addReasoning(reasoning) {
+    this.reasoningBlock.hidden = false;
+    paint(this.reasoning, this.spans.take(reasoning), this.drafters);
   }
 
-  /** What an element of the message shows: a token and its round, or a round. */
+  /** Return the token and round that an element of the message shows, or the round alone. */
   find(element) {
     const token = this.tokens[element.dataset.token] ?? null;
-    const place = token ? token.round : Number(element.dataset.round);
-    return { token, place, round: this.tally.rounds[place] };
+    const index = token ? token.round : Number(element.dataset.round);
+    return { token, index, round: this.stats.rounds[index] };
   }
 
-  /** What the last chunk says of the whole. */
+  /** Show the rule of the last chunk's speculation statistics. */
   close(account) {
     const { rule, lossless } = account.speculation;
     const mark = lossless ? `rule ${rule}, lossless` : `rule ${rule}, lossy`;
-    this.foot.replaceChildren(this.footWords(), " · ", make("span", { class: lossless ? "lossless" : "lossy" }, mark));
+    this.foot.replaceChildren(this.footText(), " · ", make("span", { class: lossless ? "lossless" : "lossy" }, mark));
   }
 
-  /** It is over, well or not. */
+  /** End the response, with a note if it failed. */
   end(words = "") {
     this.element.classList.remove("writing");
     this.note.textContent = words;
     this.note.hidden = !words;
   }
 
-  footWords() {
-    const { tokens, rounds, perStep, speed, ratio } = this.tally;
-    const counts = `${whole(tokens)} tokens in ${whole(rounds.length)} rounds, ${fixed(perStep, 2)} each`;
-    const pace = Number.isFinite(speed) ? ` · ${fixed(speed)} tokens/s` : "";
-    return `${counts}${pace}${Number.isFinite(ratio) ? ` · about ${times(ratio)} plain` : ""}`;
+  footText() {
+    const { tokens, rounds, perStep, speed, ratio } = this.stats;
+    const counts = `${whole(tokens)} tokens in ${whole(rounds.length)} steps, ${fixed(perStep, 2)} tokens/step`;
+    const rate = Number.isFinite(speed) ? ` · ${fixed(speed)} tokens/s` : "";
+    return `${counts}${rate}${Number.isFinite(ratio) ? ` · estimated speedup ${times(ratio)}` : ""}`;
   }
 }

@@ -1,9 +1,9 @@
-// Asking the server: keys, streams, and the three ways in which it can go wrong.
+// Requests to the server: API key, streams, and the three ways in which they can fail.
 
-const KEY = "foretell.key"; // in sessionStorage: this tab's alone, gone when it is closed
+const KEY = "foretell.key"; // in sessionStorage: of this tab only, removed when it is closed
 
-/** The server said no, in words. */
-export class Refused extends Error {
+/** An error response of the server. */
+export class ApiError extends Error {
   constructor(status, error) {
     super(error?.message ?? `the server answered ${status}`);
     this.status = status;
@@ -11,14 +11,14 @@ export class Refused extends Error {
   }
 }
 
-/** The server cannot be reached, or went away in the midst of an answer. */
-export class Lost extends Error {}
+/** The server cannot be reached, or the connection broke during a response. */
+export class ConnectionLost extends Error {}
 
-/** The user does not want to go on. */
+/** Return whether the user has stopped the request. */
 export const isStop = (error) => error?.name === "AbortError";
 
 export class Api {
-  /** `askKey(wrong)` gives a key or throws; `lost()` and `back()` hear how the server is. */
+  /** `askKey(wrong)` returns a key or throws; `lost()` and `back()` are called when the connection breaks and returns. */
   constructor({ askKey, lost, back }) {
     this.askKey = askKey;
     this.lost = lost;
@@ -35,23 +35,23 @@ export class Api {
     else sessionStorage.removeItem(KEY);
   }
 
-  /** What a path answers, as JSON. */
+  /** Return the JSON body of a path. */
   async get(path) {
     return (await this.send(path)).json();
   }
 
-  /** The chunks of a streamed answer. A failure inside the stream is thrown. */
+  /** Yield the chunks of a streamed response. An error inside the stream is thrown. */
   async *stream(path, body, signal) {
     const asked = { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal };
     const reply = await this.send(path, asked);
     for await (const data of events(reply.body, signal, () => this.lost())) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Refused(chunk.error.code === "unavailable" ? 503 : 500, chunk.error);
+      if (chunk.error) throw new ApiError(chunk.error.code === "unavailable" ? 503 : 500, chunk.error);
       yield chunk;
     }
     this.lost();
-    throw new Lost("the server went away in the midst of the answer");
+    throw new ConnectionLost("the connection to the server broke during the response");
   }
 
   async send(path, options = {}) {
@@ -62,7 +62,7 @@ export class Api {
         await this.newKey(key);
         continue;
       }
-      if (!reply.ok) throw new Refused(reply.status, (await reply.json().catch(() => null))?.error);
+      if (!reply.ok) throw new ApiError(reply.status, (await reply.json().catch(() => null))?.error);
       return reply;
     }
   }
@@ -76,19 +76,19 @@ export class Api {
     } catch (error) {
       if (isStop(error)) throw error;
       this.lost();
-      throw new Lost("the server cannot be reached");
+      throw new ConnectionLost("the server cannot be reached");
     }
   }
 
-  /** Ask once, however many requests were turned away with the key that was `tried`. */
+  /** Ask once, however many requests were rejected with the key that was `tried`. */
   async newKey(tried) {
-    if (this.key !== tried) return; // another request has got a new one meanwhile
+    if (this.key !== tried) return; // another request already has a new one
     this.asking ??= this.askKey(Boolean(tried)).finally(() => (this.asking = null));
     this.key = await this.asking;
   }
 }
 
-/** The data of server-sent events. */
+/** Yield the data of server-sent events. */
 async function* events(body, signal, lost) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
@@ -97,14 +97,14 @@ async function* events(body, signal, lost) {
       const { done, value } = await reader.read();
       if (done) return;
       held += value;
-      const whole = held.split("\n\n");
-      held = whole.pop();
-      for (const event of whole) if (event.startsWith("data: ")) yield event.slice(6);
+      const complete = held.split("\n\n");
+      held = complete.pop();
+      for (const event of complete) if (event.startsWith("data: ")) yield event.slice(6);
     }
   } catch (error) {
     if (isStop(error) || signal?.aborted) throw new DOMException("stopped", "AbortError");
     lost();
-    throw new Lost("the server went away in the midst of the answer");
+    throw new ConnectionLost("the connection to the server broke during the response");
   } finally {
     reader.cancel().catch(() => {});
   }

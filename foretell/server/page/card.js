@@ -1,13 +1,13 @@
-// What is known of one token, shown beside it while it is pointed at or focused.
+// The details of a token, shown next to it on hover or focus.
 import { bar } from "./charts.js";
 import { make, part } from "./dom.js";
 import { TARGET } from "./drafters.js";
-import { chance, fixed, reasonWords, visible } from "./words.js";
+import { chance, fixed, reasonText, visible } from "./format.js";
 
 const GAP = 8; // pixels between a token and its card
-const MOST_FALLEN = 6;
+const MAX_REJECTED = 6;
 
-/** `find(element)` gives the token and the round an element shows, or null. */
+/** `find(element)` returns the token and the round that an element shows, or null. */
 export class Card {
   constructor(drafters, find) {
     this.drafters = drafters;
@@ -36,33 +36,33 @@ export class Card {
     const parts = found.token ? this.tokenParts(found) : [];
     this.element.replaceChildren(...parts.filter(Boolean), this.roundLine(found));
     this.element.hidden = false;
-    this.light(owner, found.place, true);
-    this.lit = () => this.light(owner, found.place, false);
-    this.settle(owner.getBoundingClientRect());
+    this.highlight(owner, found.index, true);
+    this.unhighlight = () => this.highlight(owner, found.index, false);
+    this.position(owner.getBoundingClientRect());
   }
 
   hide() {
     if (!this.owner) return;
     this.owner.removeAttribute("aria-describedby");
-    this.lit();
+    this.unhighlight();
     this.owner = null;
     this.element.hidden = true;
   }
 
-  /** Go along with a token that has the focus; leave one that was only pointed at. */
+  /** Follow a token that has the focus; hide the card of one that was only hovered. */
   scrolled() {
-    if (this.owner && this.owner === document.activeElement) this.settle(this.owner.getBoundingClientRect());
+    if (this.owner && this.owner === document.activeElement) this.position(this.owner.getBoundingClientRect());
     else this.hide();
   }
 
-  /** Mark the tokens and the column of one round. */
-  light(owner, place, on) {
+  /** Highlight the tokens and the column of one round. */
+  highlight(owner, index, on) {
     const message = owner.closest("[data-answer]");
-    for (const each of message?.querySelectorAll(`[data-round="${place}"]`) ?? []) each.classList.toggle("lit", on);
+    for (const each of message?.querySelectorAll(`[data-round="${index}"]`) ?? []) each.classList.toggle("lit", on);
   }
 
-  /** Above the token where there is room, else below, and never over the edge. */
-  settle(at) {
+  /** Position the card above the token if there is space, else below, inside the window. */
+  position(at) {
     const { width, height } = this.element.getBoundingClientRect();
     const left = Math.min(Math.max(GAP, at.left), innerWidth - width - GAP);
     const above = at.top - height - GAP;
@@ -71,60 +71,60 @@ export class Card {
   }
 
   tokenParts({ token, round }) {
-    const guessed = token.origin !== TARGET;
+    const drafted = token.origin !== TARGET;
     const kind = this.drafters.kind(token.origin);
     const parts = [
       make("p", { class: "card-token" }, visible(token.text)),
-      make("p", { class: "card-who" }, make("span", { class: `dot ${kind}` }), guessed ? `guessed by ${token.origin}, and stood` : ownWords(token, round)),
+      make("p", { class: "card-who" }, make("span", { class: `dot ${kind}` }), drafted ? `drafted by ${token.origin}, accepted` : targetText(token, round)),
     ];
-    if (token.probability === undefined) return parts; // a race does not pay for it
-    if (guessed) parts.push(row(drafterWords(token), token.draft_confidence, kind));
-    parts.push(row("model’s probability", token.probability, "by-target"));
-    return [...parts, ...this.fallenParts(token, round)];
+    if (token.probability === undefined) return parts; // not requested in a race, where it would cost time
+    if (drafted) parts.push(row(confidenceLabel(token), token.draft_confidence, kind));
+    parts.push(row("target probability", token.probability, "by-target"));
+    return [...parts, ...this.rejectedParts(token, round)];
   }
 
-  fallenParts(token, round) {
+  rejectedParts(token, round) {
     if (!token.rejected.length) return [];
     const kind = this.drafters.kind(round?.drafter);
-    const shown = token.rejected.slice(0, MOST_FALLEN).map((guess) =>
+    const shown = token.rejected.slice(0, MAX_REJECTED).map((rejected) =>
       make(
         "li",
         {},
-        make("p", { class: "card-token" }, visible(guess.text)),
-        row(drafterWords(guess), guess.draft_confidence, kind),
-        row("model’s probability", guess.probability, "by-target"),
+        make("p", { class: "card-token" }, visible(rejected.text)),
+        row(confidenceLabel(rejected), rejected.draft_confidence, kind),
+        row("target probability", rejected.probability, "by-target"),
       ),
     );
     const more = token.rejected.length - shown.length;
     return [
-      make("p", { class: "card-head" }, `guessed here by ${round?.drafter ?? "a drafter"}, and rejected`),
-      make("ul", { class: "card-fallen" }, ...shown),
+      make("p", { class: "card-head" }, `drafted here by ${round?.drafter ?? "a drafter"}, rejected`),
+      make("ul", { class: "card-rejected" }, ...shown),
       more > 0 ? make("p", { class: "hint" }, `and ${more} more`) : null,
     ];
   }
 
-  roundLine({ round, place }) {
+  roundLine({ round, index }) {
     if (!round) return make("p", { class: "card-round" }, "");
-    const what = round.drafted ? `${round.drafted} guessed, ${round.accepted} stood` : reasonWords(round.skipped);
-    const time = round.step_ms ? ` · ${fixed(round.step_ms)} ms, ${fixed(round.drafting_ms)} of it guessing` : "";
-    return make("p", { class: "card-round" }, `round ${place + 1}: ${what}${time}`);
+    const what = round.drafted ? `${round.drafted} drafted, ${round.accepted} accepted` : reasonText(round.skipped);
+    const time = round.step_ms ? ` · ${fixed(round.step_ms)} ms, ${fixed(round.drafting_ms)} of it drafting` : "";
+    return make("p", { class: "card-round" }, `step ${index + 1}: ${what}${time}`);
   }
 }
 
-function ownWords(token, round) {
-  if (token.rejected?.length) return "the model’s own, where a guess fell";
-  return round?.accepted ? "the model’s own, behind the guesses that stood" : "the model’s own";
+function targetText(token, round) {
+  if (token.rejected?.length) return "sampled by the target after a rejected draft token";
+  return round?.accepted ? "sampled by the target after the accepted draft tokens" : "sampled by the target";
 }
 
-/** A model drafts with probabilities; what others say of themselves is a share of what they have seen. */
-const drafterWords = (guess) => (guess.draft_probability === null ? "drafter’s confidence" : "drafter’s probability");
+/** Draft models have probabilities; other drafters have a confidence from what they have seen. */
+const confidenceLabel = (rejected) => (rejected.draft_probability === null ? "draft confidence" : "draft probability");
 
-function row(words, share, kind) {
+function row(label, probability, kind) {
   return make(
     "p",
     { class: "card-row" },
-    make("span", {}, words),
-    bar(share ?? 0, kind),
-    make("span", { class: "number" }, chance(share)),
+    make("span", {}, label),
+    bar(probability ?? 0, kind),
+    make("span", { class: "number" }, chance(probability)),
   );
 }

@@ -1,34 +1,34 @@
-// Small charts of plain elements: each number also stands there as text.
+// Small charts of plain elements; each number is also shown as text.
 import { make } from "./dom.js";
-import { percent } from "./words.js";
+import { percent } from "./format.js";
 
-const MOST_PLACES = 8;
-const PARTS = { guessing: "guessing", model: "the model", beside: "beside both" };
+const MAX_POSITIONS = 8;
+const PARTS = { drafting: "drafting", model: "target", other: "other" };
 
-/** A bar that is filled by a share. */
+/** Return a bar that is filled by a fraction. */
 export function bar(share, kind = "") {
   const fill = make("span", { class: "bar-fill" });
   fill.style.setProperty("--share", Math.min(1, Math.max(0, share)));
   return make("span", { class: `bar-track ${kind}`, "aria-hidden": "true" }, fill);
 }
 
-/** Shares by place, the first place first. */
-export function drawPlaces(into, shares) {
+/** Draw the acceptance rate by position in the draft. */
+export function drawPositions(into, shares) {
   if (!shares.length) {
-    into.replaceChildren(make("p", { class: "hint" }, "no guess has stood yet"));
+    into.replaceChildren(make("p", { class: "hint" }, "no draft token accepted yet"));
     return;
   }
-  const rows = shares.slice(0, MOST_PLACES).map((share, i) =>
-    make("li", {}, make("span", { class: "place" }, String(i + 1)), bar(share), make("span", { class: "number" }, percent(share))),
+  const rows = shares.slice(0, MAX_POSITIONS).map((share, i) =>
+    make("li", {}, make("span", { class: "position" }, String(i + 1)), bar(share), make("span", { class: "number" }, percent(share))),
   );
-  into.replaceChildren(make("ol", { class: "places" }, ...rows));
+  into.replaceChildren(make("ol", { class: "positions" }, ...rows));
 }
 
-/** How something divides into guessing, the model and the rest. */
+/** Draw the parts of step time: drafting, target and other. */
 export function drawSplit(into, split) {
   const total = Object.values(split).reduce((sum, value) => sum + value, 0);
   if (!(total > 0)) {
-    into.replaceChildren(make("p", { class: "hint" }, "nothing was written yet"));
+    into.replaceChildren(make("p", { class: "hint" }, "nothing generated yet"));
     return;
   }
   const bars = [];

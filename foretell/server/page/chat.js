@@ -1,22 +1,22 @@
 // The conversation.
 import { Answer } from "./answer.js";
-import { isStop, Lost } from "./api.js";
+import { isStop, ConnectionLost } from "./api.js";
 import { announce, make, part } from "./dom.js";
 import { exampleButtons } from "./examples.js";
-import { Tally } from "./tally.js";
-import { fixed } from "./words.js";
+import { RoundStats } from "./round_stats.js";
+import { fixed } from "./format.js";
 
-const NEAR = 80; // pixels from the end: whoever reads further up is not pulled down
+const NEAR = 80; // pixels from the end within which the view follows new text
 
 export class Chat {
-  /** `told(error)` says in the banner what went wrong; `shown` knows which answer an element is; `racing()` asks. */
-  constructor({ api, settings, drafters, figures, shown, told, racing }) {
-    Object.assign(this, { api, settings, drafters, figures, shown, told, racing });
+  /** `showError(error)` shows the banner; `shown` maps elements to answers; `racing()` returns whether a race runs. */
+  constructor({ api, settings, drafters, figures, shown, showError, racing }) {
+    Object.assign(this, { api, settings, drafters, figures, shown, showError, racing });
     this.messages = [];
     this.stopper = null;
     this.listen();
     part("examples").replaceChildren(...exampleButtons((text) => this.send(text)));
-    this.figures.show(new Tally());
+    this.figures.show(new RoundStats());
   }
 
   get busy() {
@@ -51,11 +51,11 @@ export class Chat {
     part("message").focus();
   }
 
-  /** Ask and answer once; a question that cannot be asked leaves the conversation as it was. */
+  /** Send one message; if the request fails without output, the conversation is unchanged. */
   async send(text) {
     if (this.busy || !text.trim() || !this.settings.info) return;
     if (this.racing()) {
-      this.told(new Error("A race is being run, and needs the machine for itself; send when it is over"));
+      this.showError(new Error("A race is running and needs the machine to itself; send when it has finished"));
       return;
     }
     const asked = [...this.messages, { role: "user", content: text }];
@@ -63,7 +63,7 @@ export class Chat {
     try {
       request = this.settings.request(asked);
     } catch (problem) {
-      this.told(problem);
+      this.showError(problem);
       return;
     }
     const question = make("article", { class: "message question", "aria-label": "You" }, make("div", { class: "text" }, text));
@@ -82,7 +82,7 @@ export class Chat {
     this.follow();
     this.stopper = new AbortController();
     this.drawState();
-    announce("The model is answering");
+    announce("The model is responding");
   }
 
   async write({ path, body }, answer) {
@@ -92,12 +92,12 @@ export class Chat {
         const close = this.isAtEnd();
         for (const choice of chunk.choices) answer.add(choice);
         if (chunk.speculation) answer.close(chunk);
-        this.figures.show(answer.tally);
+        this.figures.show(answer.stats);
         if (close) this.follow();
       }
       answer.end();
-      const { tokens, perStep } = answer.tally;
-      announce(`The answer is finished: ${tokens} tokens, ${fixed(perStep, 2)} a step`);
+      const { tokens, perStep } = answer.stats;
+      announce(`The response is finished: ${tokens} tokens, ${fixed(perStep, 2)} per step`);
     } catch (error) {
       this.failed(error, answer);
     } finally {
@@ -112,8 +112,8 @@ export class Chat {
       announce("Stopped");
       return;
     }
-    answer.end(error instanceof Lost ? "broken off: the server went away" : error.message);
-    this.told(error);
+    answer.end(error instanceof ConnectionLost ? "interrupted: the connection to the server broke" : error.message);
+    this.showError(error);
   }
 
   drawState() {
@@ -122,7 +122,7 @@ export class Chat {
     part("conversation").setAttribute("aria-busy", String(this.busy));
   }
 
-  /** Whether the last words are in sight, just above the composer. */
+  /** Return whether the end of the conversation is visible above the composer. */
   isAtEnd() {
     const end = part("conversation").lastElementChild.getBoundingClientRect().bottom;
     return end - part("composer").getBoundingClientRect().top < NEAR;

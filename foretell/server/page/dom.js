@@ -1,22 +1,22 @@
-// Elements are made here, and of texts only text nodes: nothing a model writes is ever read as HTML.
+// Creates elements. Strings become text nodes: model output is never parsed as HTML.
 
-/** The element of this id. */
+/** Return the element with this id. */
 export const part = (id) => document.getElementById(id);
 
-/** An element with attributes and children; a text among them becomes a text node. */
+/** Create an element with attributes and children; strings become text nodes. */
 export function make(tag, attributes = {}, ...children) {
-  const found = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) found.setAttribute(name, value === true ? "" : value);
+    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
-  found.append(...children.filter((child) => child !== null && child !== undefined));
-  return found;
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
 }
 
-/** Say something to those who listen rather than look. */
+/** Announce a message to screen readers. */
 export function announce(words) {
   part("status").textContent = words;
 }
 
-/** Whether things should not move. */
-export const wantsStillness = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+/** Return whether the user prefers reduced motion. */
+export const prefersReducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -1,4 +1,4 @@
-// Who wrote a token: a colour and an underline for each drafter, so that neither is needed alone.
+// The origin of a token: a colour and an underline for each drafter, so that colour is not needed alone.
 import { make, part } from "./dom.js";
 
 export const TARGET = "target";
@@ -6,20 +6,20 @@ const COLOURS = 7;
 
 export class Drafters {
   constructor() {
-    this.places = new Map();
+    this.colours = new Map();
   }
 
-  /** The class of a drafter's tokens; one that was never met gets the next colour. */
+  /** Return the CSS class of a drafter's tokens; a new drafter gets the next colour. */
   kind(name) {
     if (name === TARGET || !name) return "by-target";
-    if (!this.places.has(name)) {
-      this.places.set(name, this.places.size % COLOURS);
+    if (!this.colours.has(name)) {
+      this.colours.set(name, this.colours.size % COLOURS);
       this.drawLegend();
     }
-    return `by-${this.places.get(name)}`;
+    return `by-${this.colours.get(name)}`;
   }
 
-  meet(names) {
+  register(names) {
     for (const name of names) this.kind(name);
     this.drawLegend();
   }
@@ -27,7 +27,7 @@ export class Drafters {
   drawLegend() {
     const entry = (kind, sample, words) =>
       make("li", {}, make("span", { class: `token ${kind}`, "aria-hidden": "true" }, sample), words);
-    const rows = [...this.places.keys()].map((name) => entry(this.kind(name), "abc", name));
-    part("legend").replaceChildren(entry("by-target", "abc", "the model itself"), ...rows);
+    const rows = [...this.colours.keys()].map((name) => entry(this.kind(name), "abc", name));
+    part("legend").replaceChildren(entry("by-target", "abc", "target model"), ...rows);
   }
 }

@@ -1,4 +1,4 @@
-// Prompts to begin with: texts in which guesses seldom stand, often, and in between.
+// Example prompts with low, high and medium acceptance rates.
 import { make } from "./dom.js";
 
 const LETTER = `Rewrite this letter word for word, only change the day from Tuesday to Thursday.
@@ -20,7 +20,7 @@ const EXAMPLES = [
 
 export const FIRST = LETTER;
 
-/** A button for each; `take` gets the prompt. */
+/** Return a button for each; `take` receives the prompt. */
 export function exampleButtons(take) {
   return EXAMPLES.map(([name, text]) => {
     const found = make("button", { type: "button", class: "example" }, make("strong", {}, name), make("span", {}, text));

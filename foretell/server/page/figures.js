@@ -1,17 +1,17 @@
-// The panel of live figures.
-import { drawPlaces, drawSplit } from "./charts.js";
+// The panel of live statistics.
+import { drawPositions, drawSplit } from "./charts.js";
 import { part } from "./dom.js";
-import { fixed, times } from "./words.js";
+import { fixed, times } from "./format.js";
 
 export class Figures {
   constructor() {
-    this.tally = null;
+    this.stats = null;
     this.due = false;
   }
 
-  /** Show a tally, at most once a frame. */
-  show(tally) {
-    this.tally = tally;
+  /** Show statistics, at most once per frame. */
+  show(stats) {
+    this.stats = stats;
     if (this.due) return;
     this.due = true;
     requestAnimationFrame(() => this.draw());
@@ -19,11 +19,11 @@ export class Figures {
 
   draw() {
     this.due = false;
-    const { speed, perStep, ratio, places, split } = this.tally;
+    const { speed, perStep, ratio, positions, split } = this.stats;
     part("figure-speed").textContent = fixed(speed);
     part("figure-step").textContent = fixed(perStep, 2);
     part("figure-ratio").textContent = times(ratio);
-    drawPlaces(part("figure-places"), places);
+    drawPositions(part("figure-positions"), positions);
     drawSplit(part("figure-split"), split);
   }
 }

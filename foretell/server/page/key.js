@@ -1,8 +1,8 @@
-// The dialog that asks for a key.
-import { Refused } from "./api.js";
+// The API key dialog.
+import { ApiError } from "./api.js";
 import { part } from "./dom.js";
 
-/** A key from the user; `wrong` says that the last one was not taken. */
+/** Ask the user for a key; `wrong`: the last one was rejected. */
 export function askKey(wrong) {
   const dialog = part("key-dialog");
   const field = part("key");
@@ -12,23 +12,23 @@ export function askKey(wrong) {
   field.focus();
   return new Promise((resolve, reject) => {
     const done = new AbortController();
-    const listen = (target, event, hear) => target.addEventListener(event, hear, { signal: done.signal });
-    const close = (settle) => {
+    const listen = (target, event, handler) => target.addEventListener(event, handler, { signal: done.signal });
+    const close = (finish) => {
       done.abort();
       dialog.close();
       field.value = "";
-      settle();
+      finish();
     };
-    const refuse = () => reject(new Refused(401, { message: "the server wants a key; ask again to give one" }));
+    const cancel = () => reject(new ApiError(401, { message: "the server requires an API key; send again to enter one" }));
     listen(part("key-form"), "submit", (event) => {
       event.preventDefault();
       const key = field.value.trim();
       if (key) close(() => resolve(key));
     });
-    listen(part("key-cancel"), "click", () => close(refuse));
+    listen(part("key-cancel"), "click", () => close(cancel));
     listen(dialog, "cancel", (event) => {
       event.preventDefault();
-      close(refuse);
+      close(cancel);
     });
   });
 }

@@ -1,5 +1,5 @@
-// The page is put together here.
-import { Api, isStop, Lost } from "./api.js";
+// Assembles the page.
+import { Api, isStop, ConnectionLost } from "./api.js";
 import { Card } from "./card.js";
 import { Chat } from "./chat.js";
 import { announce, part } from "./dom.js";
@@ -13,14 +13,14 @@ import { Settings } from "./settings.js";
 const VIEWS = ["chat", "race", "server"];
 const THEMES = ["system", "light", "dark"];
 const THEME = "foretell.theme";
-const AGAIN = 2000; // milliseconds until a server that went away is looked for again
+const RECONNECT_MS = 2000; // milliseconds between two attempts to reach the server
 
 class Page {
   constructor() {
     this.gone = false;
-    this.api = new Api({ askKey, lost: () => this.lose(), back: () => this.regain() });
-    const told = (error) => this.tell(error);
-    const common = { api: this.api, settings: new Settings(), drafters: new Drafters(), shown: new WeakMap(), told };
+    this.api = new Api({ askKey, lost: () => this.connectionLost(), back: () => this.reconnected() });
+    const showError = (error) => this.showError(error);
+    const common = { api: this.api, settings: new Settings(), drafters: new Drafters(), shown: new WeakMap(), showError };
     this.settings = common.settings;
     this.drafters = common.drafters;
     this.chat = new Chat({ ...common, figures: new Figures(), racing: () => this.race.busy });
@@ -35,7 +35,7 @@ class Page {
 
   listen() {
     for (const view of VIEWS) part(`tab-${view}`).addEventListener("click", () => (location.hash = view));
-    document.querySelector("[role=tablist]").addEventListener("keydown", (event) => this.turn(event));
+    document.querySelector("[role=tablist]").addEventListener("keydown", (event) => this.switchTab(event));
     addEventListener("hashchange", () => this.show(location.hash.slice(1)));
     part("tint").addEventListener("change", (event) => document.body.classList.toggle("untinted", !event.target.checked));
     part("banner-close").addEventListener("click", () => (part("banner").hidden = true));
@@ -43,22 +43,22 @@ class Page {
     part("forget-key").addEventListener("click", () => this.forgetKey());
   }
 
-  /** What this server has; asked for until it answers. */
+  /** Load the server's info into the page. */
   async load() {
     try {
       const info = await this.api.get("server_info");
       part("model").textContent = info.served_model_names[0];
       document.title = `Foretell · ${info.served_model_names[0]}`;
-      this.drafters.meet(info.drafters);
-      this.settings.offer(info);
+      this.drafters.register(info.drafters);
+      this.settings.load(info);
       part("forget-key").hidden = !this.api.key;
     } catch (error) {
-      this.tell(error);
+      this.showError(error);
     }
   }
 
-  /** Arrow keys go from tab to tab. */
-  turn(event) {
+  /** Switch tabs with the arrow keys. */
+  switchTab(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
@@ -91,38 +91,38 @@ class Page {
   forgetKey() {
     this.api.key = null;
     part("forget-key").hidden = true;
-    announce("The key is forgotten");
+    announce("The key was removed");
     this.load();
   }
 
-  tell(error) {
-    if (isStop(error) || error instanceof Lost) return; // that the server is gone is said already
+  showError(error) {
+    if (isStop(error) || error instanceof ConnectionLost) return; // a lost connection is already shown
     part("banner").classList.remove("gone");
     part("banner-words").textContent = error.message;
     part("banner").hidden = false;
     part("forget-key").hidden = !this.api.key;
   }
 
-  lose() {
+  connectionLost() {
     if (this.gone) return;
     this.gone = true;
     part("banner").classList.add("gone");
-    part("banner-words").textContent = "The server cannot be reached. It is looked for again every two seconds.";
+    part("banner-words").textContent = "The server cannot be reached. Retrying every two seconds.";
     part("banner").hidden = false;
-    setTimeout(() => this.seek(), AGAIN);
+    setTimeout(() => this.reconnect(), RECONNECT_MS);
   }
 
-  async seek() {
+  async reconnect() {
     const found = await fetch("health", { cache: "no-store" }).catch(() => null);
-    if (found) this.regain();
-    if (this.gone) setTimeout(() => this.seek(), AGAIN);
+    if (found) this.reconnected();
+    if (this.gone) setTimeout(() => this.reconnect(), RECONNECT_MS);
   }
 
-  regain() {
+  reconnected() {
     if (!this.gone) return;
     this.gone = false;
     part("banner").hidden = true;
-    announce("The server is back");
+    announce("The server is reachable again");
     this.load();
   }
 }

@@ -1,24 +1,24 @@
-// Race: the same prompt without guesses and with them. The arms take turns; then both clocks are replayed.
-import { isStop, Lost } from "./api.js";
+// Race: the same prompt with plain and with speculative decoding. The runs alternate; then both are replayed.
+import { isStop, ConnectionLost } from "./api.js";
 import { announce, make, part } from "./dom.js";
 import { exampleButtons, FIRST } from "./examples.js";
 import { Lane, replay } from "./replay.js";
-import { Tally } from "./tally.js";
-import { fixed, times } from "./words.js";
+import { RoundStats } from "./round_stats.js";
+import { fixed, times } from "./format.js";
 
-const WARM = 4; // tokens of a first run that does not count, so that neither arm pays for a cold start
-const ARMS = ["off", "on"];
+const WARMUP_TOKENS = 4; // of a warm-up run that is not measured
+const MODES = ["off", "on"];
 
-/** A fresh name for a run: it shares no cache with the runs before it, or a drafter would copy their answer. */
+/** Return a new cache salt: a run must not share caches with earlier ones, or a drafter would copy their output. */
 const salt = () => `race-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`;
 
 export class Race {
-  constructor({ api, settings, drafters, shown, told, chat }) {
-    Object.assign(this, { api, settings, drafters, told, chat });
+  constructor({ api, settings, drafters, shown, showError, chat }) {
+    Object.assign(this, { api, settings, drafters, showError, chat });
     this.lanes = { off: new Lane(part("lane-off"), drafters), on: new Lane(part("lane-on"), drafters) };
-    for (const name of ARMS) shown.set(this.lanes[name].element, this.lanes[name]);
+    for (const name of MODES) shown.set(this.lanes[name].element, this.lanes[name]);
     this.stopper = null;
-    this.lap = null; // the one that is shown
+    this.lap = null; // the lap that is shown
     part("race-prompt").value = FIRST;
     part("race-examples").replaceChildren(...exampleButtons((text) => (part("race-prompt").value = text)));
     part("race-form").addEventListener("submit", (event) => {
@@ -34,21 +34,21 @@ export class Race {
     return this.stopper !== null;
   }
 
-  say(words) {
-    part("race-state").textContent = words;
+  setState(message) {
+    part("race-state").textContent = message;
   }
 
   async start() {
     const text = part("race-prompt").value.trim();
     if (this.busy || !text || !this.settings.info) return;
     if (this.chat.busy) {
-      this.say("The chat is still writing; a race needs the machine for itself.");
+      this.setState("The chat is still generating; a race needs the machine to itself.");
       return;
     }
     try {
       const request = this.settings.request([{ role: "user", content: text }]);
       if (request.body.speculative === false) throw new Error("The drafter is none; choose one to race against plain decoding");
-      request.body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0]; // the arms draw alike
+      request.body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0]; // both runs use the same seed
       this.stopper = new AbortController();
       this.drawState();
       await this.run(request, Number(part("race-laps").value));
@@ -61,8 +61,8 @@ export class Race {
   }
 
   failed(error) {
-    this.say(isStop(error) ? "Stopped." : error instanceof Lost ? "Broken off: the server went away." : "");
-    if (!isStop(error)) this.told(error);
+    this.setState(isStop(error) ? "Stopped." : error instanceof ConnectionLost ? "Interrupted: the connection to the server broke." : "");
+    if (!isStop(error)) this.showError(error);
   }
 
   drawState() {
@@ -71,60 +71,60 @@ export class Race {
   }
 
   async run(request, laps) {
-    part("verdict").hidden = true;
+    part("race-result").hidden = true;
     part("lanes").hidden = true;
-    this.say("Warming up, so that neither arm pays for a cold start…");
-    await this.write(request, "on", () => {}, WARM);
-    const told = [];
+    this.setState("Warming up…");
+    await this.write(request, "on", () => {}, WARMUP_TOKENS);
+    const results = [];
     for (let lap = 0; lap < laps; lap += 1) {
-      const found = {};
-      for (const arm of lap % 2 ? [...ARMS].reverse() : ARMS) {
-        const name = arm === "off" ? "without guesses" : "with guesses";
-        const say = (tokens) => this.say(`Lap ${lap + 1} of ${laps}, ${name}: ${tokens} tokens. Measured now, replayed afterwards.`);
-        found[arm] = await this.write(request, arm, say);
+      const runs = {};
+      for (const mode of lap % 2 ? [...MODES].reverse() : MODES) {
+        const name = mode === "off" ? "plain decoding" : "speculative decoding";
+        const progress = (tokens) => this.setState(`Lap ${lap + 1} of ${laps}, ${name}: ${tokens} tokens. Measured now, replayed afterwards.`);
+        runs[mode] = await this.write(request, mode, progress);
       }
-      told.push(found);
+      results.push(runs);
     }
-    this.judge(told, request);
+    this.summarize(results, request);
   }
 
-  /** One run of one arm. Nothing is drawn meanwhile but a count: the page runs on the same machine, perhaps. */
-  async write({ path, body }, arm, say, limit) {
-    const speculative = arm === "off" ? false : body.speculative;
-    // Who wrote what and when costs nothing to tell; how likely each token was found would be paid for in the time.
-    const telling = { return_token_details: false, return_token_origin: true, return_rounds: true };
-    const asked = { ...body, ...telling, speculative, cache_salt: salt(), ...(limit ? { max_tokens: limit } : {}) };
-    const found = { tokens: [], tally: new Tally(), account: null };
-    let told = 0;
-    say(0);
+  /** Run one mode. Only a count is drawn meanwhile: the page may run on the same machine. */
+  async write({ path, body }, mode, progress, limit) {
+    const speculative = mode === "off" ? false : body.speculative;
+    // Origins and rounds cost no time; token probabilities would.
+    const details = { return_token_details: false, return_token_origin: true, return_rounds: true };
+    const asked = { ...body, ...details, speculative, cache_salt: salt(), ...(limit ? { max_tokens: limit } : {}) };
+    const found = { tokens: [], stats: new RoundStats(), account: null };
+    let updated = 0;
+    progress(0);
     for await (const chunk of this.api.stream(path, asked, this.stopper.signal)) {
       for (const choice of chunk.choices) {
-        found.tokens.push(...tokensOf(choice, found.tokens.length, found.tally.rounds.length));
-        found.tally.add(choice.rounds);
+        found.tokens.push(...tokensOf(choice, found.tokens.length, found.stats.rounds.length));
+        found.stats.add(choice.rounds);
       }
       if (chunk.speculation) found.account = chunk;
-      if (performance.now() - told > 250) {
-        told = performance.now();
-        say(found.tokens.length);
+      if (performance.now() - updated > 250) {
+        updated = performance.now();
+        progress(found.tokens.length);
       }
     }
     return found;
   }
 
-  judge(laps, request) {
-    const ratios = laps.map(({ off, on }) => on.tally.speed / off.tally.speed);
+  summarize(laps, request) {
+    const ratios = laps.map(({ off, on }) => on.stats.speed / off.stats.speed);
     const order = ratios.map((_, i) => i).sort((a, b) => ratios[a] - ratios[b]);
     const median = order[Math.floor(order.length / 2)];
     this.lap = laps[median];
-    this.drawVerdict(laps, ratios, median, request);
+    this.drawResult(laps, ratios, median, request);
     part("lanes").hidden = false;
     this.play(false);
   }
 
-  drawVerdict(laps, ratios, median, request) {
-    part("race-ratio").textContent = Number.isFinite(ratios[median]) ? `${times(ratios[median])} as fast` : "too short to say";
-    const { same, words } = sameWords(laps, request);
-    part("race-same").textContent = words;
+  drawResult(laps, ratios, median, request) {
+    part("race-ratio").textContent = Number.isFinite(ratios[median]) ? `${times(ratios[median])} speedup` : "too short to measure";
+    const { same, message } = compareOutputs(laps, request);
+    part("race-same").textContent = message;
     part("race-same").className = `same ${same ? "lossless" : "lossy"}`;
     part("race-notes").textContent = notes(laps);
     const row = ({ off, on }, i) =>
@@ -132,48 +132,48 @@ export class Race {
         "tr",
         i === median ? { class: "median" } : {},
         make("th", { scope: "row" }, i === median ? `${i + 1}, shown` : String(i + 1)),
-        ...[off, on].map((each) => make("td", {}, fixed(each.tally.speed))),
+        ...[off, on].map((each) => make("td", {}, fixed(each.stats.speed))),
         make("td", {}, times(ratios[i])),
       );
-    part("race-laps-told").replaceChildren(...laps.map(row));
+    part("race-laps-rows").replaceChildren(...laps.map(row));
   }
 
-  /** Replay the shown lap; at once where nothing should move, unless it was `asked` for. */
+  /** Replay the shown lap; without animation if reduced motion is preferred, unless `asked` for. */
   async play(asked) {
-    for (const name of ARMS) this.lanes[name].load(this.lap[name]);
-    part("verdict").hidden = true;
+    for (const name of MODES) this.lanes[name].load(this.lap[name]);
+    part("race-result").hidden = true;
     part("race-replay").disabled = true;
-    this.say("Replaying what was measured…");
+    this.setState("Replaying the measured runs…");
     await replay(Object.values(this.lanes), asked);
-    part("verdict").hidden = false;
+    part("race-result").hidden = false;
     part("race-replay").disabled = false;
-    part("verdict").scrollIntoView({ block: "nearest" });
-    this.say("");
+    part("race-result").scrollIntoView({ block: "nearest" });
+    this.setState("");
     announce(`${part("race-ratio").textContent}. ${part("race-same").textContent}`);
   }
 }
 
-/** The tokens of a chunk, which are those of one round. */
+/** Return the tokens of a chunk, which are those of one round. */
 function tokensOf({ token_ids: ids = [], token_texts: texts, token_origins: origins, rounds }, before, round) {
-  return ids.map((id, i) => ({ id, text: texts[i], origin: origins[i], place: before + i, round, at: rounds[0].at_ms }));
+  return ids.map((id, i) => ({ id, text: texts[i], origin: origins[i], position: before + i, round, at: rounds[0].at_ms }));
 }
 
-/** Whether all laps of both arms wrote the same tokens, and what it means where they did not. */
-function sameWords(laps, { body }) {
-  const texts = laps.flatMap(({ off, on }) => [off, on].map((each) => each.tokens.map((token) => token.id)));
-  const differs = texts.find((text) => text.join() !== texts[0].join());
-  if (!differs) return { same: true, words: "Same text, token for token" };
-  const place = texts[0].findIndex((id, i) => differs[i] !== id);
+/** Compare the tokens of all runs; return whether they are the same, with a message. */
+function compareOutputs(laps, { body }) {
+  const outputs = laps.flatMap(({ off, on }) => [off, on].map((each) => each.tokens.map((token) => token.id)));
+  const differs = outputs.find((tokens) => tokens.join() !== outputs[0].join());
+  if (!differs) return { same: true, message: "Same output, token for token" };
+  const position = outputs[0].findIndex((id, i) => differs[i] !== id);
   const { rule, lossless } = laps[0].on.account.speculation;
-  const where = `The texts part at token ${(place < 0 ? texts[0].length : place) + 1}`;
-  if (!lossless) return { same: false, words: `${where}: the rule ${rule} is lossy` };
-  const drawn = rule !== "match" && body.temperature !== 0;
-  return { same: false, words: drawn ? `${where}: ${rule} draws anew from the same distribution` : where };
+  const where = `The outputs differ from token ${(position < 0 ? outputs[0].length : position) + 1}`;
+  if (!lossless) return { same: false, message: `${where}: the rule ${rule} is lossy` };
+  const resampled = rule !== "match" && body.temperature !== 0;
+  return { same: false, message: resampled ? `${where}: ${rule} samples differently from the same distribution` : where };
 }
 
 function notes(laps) {
   const runs = laps.flatMap(({ off, on }) => [off, on]);
-  const shared = runs.some((run) => run.tally.rounds.some((round) => round.texts > 1));
-  const company = shared ? " Other texts ran on the server meanwhile, so the ratio is not clean." : "";
-  return `Tokens a second from the first token on, by the server’s clock, each run with fresh caches; the ratio is the median of the laps.${company}`;
+  const shared = runs.some((run) => run.stats.rounds.some((round) => round.texts > 1));
+  const warning = shared ? " Other requests ran on the server meanwhile, which distorts the speedup." : "";
+  return `Decode tokens/s by the server’s clock, without prefix cache; the speedup is the median of the laps.${warning}`;
 }

@@ -1,7 +1,7 @@
-// Two measured runs, shown again as they went.
-import { part, wantsStillness } from "./dom.js";
+// Replays two measured runs.
+import { part, prefersReducedMotion } from "./dom.js";
 import { paint, roam } from "./tokens.js";
-import { fixed, seconds } from "./words.js";
+import { fixed, seconds } from "./format.js";
 
 export class Lane {
   constructor(element, drafters) {
@@ -12,7 +12,7 @@ export class Lane {
     roam(this.parts.text);
   }
 
-  /** Take a run; its clock starts with its first token. */
+  /** Load a run; its clock starts with its first token. */
   load(run) {
     this.run = run;
     this.begin = run.tokens[0]?.at ?? 0;
@@ -23,7 +23,7 @@ export class Lane {
     this.show(0);
   }
 
-  /** Everything up to so many milliseconds on the clock. */
+  /** Show all tokens up to `ms` on the clock. */
   show(ms) {
     const { tokens } = this.run;
     const fresh = [];
@@ -41,21 +41,21 @@ export class Lane {
   }
 
   finish() {
-    const { tokens, perStep, speed } = this.run.tally;
-    const first = this.run.tally.rounds[0]?.at_ms ?? 0;
-    this.parts.figures.textContent = `${tokens} tokens · ${fixed(speed)}/s · ${fixed(perStep, 2)} a step · first after ${fixed(first, 0)} ms`;
+    const { tokens, perStep, speed } = this.run.stats;
+    const first = this.run.stats.rounds[0]?.at_ms ?? 0;
+    this.parts.figures.textContent = `${tokens} tokens · ${fixed(speed)}/s · ${fixed(perStep, 2)} tokens/step · TTFT ${fixed(first, 0)} ms`;
   }
 
   find(element) {
     const token = this.run.tokens[element.dataset.token] ?? null;
-    return token && { token, place: token.round, round: this.run.tally.rounds[token.round] };
+    return token && { token, index: token.round, round: this.run.stats.rounds[token.round] };
   }
 }
 
-/** Run all lanes by one clock until the last has ended; at once where nothing should move, unless it was asked for. */
+/** Run all lanes by one clock to the end; without animation if reduced motion is preferred, unless asked for. */
 export function replay(lanes, asked) {
   const longest = Math.max(...lanes.map((lane) => lane.end));
-  if (wantsStillness() && !asked) {
+  if (prefersReducedMotion() && !asked) {
     for (const lane of lanes) lane.show(longest);
     return Promise.resolve();
   }

@@ -1,32 +1,32 @@
-// The server as it is now: who runs and waits, pages, what the controller decides and why.
-import { drawPlaces, drawSplit } from "./charts.js";
+// The server view: load, KV cache, the controller's decisions and their reasons.
+import { drawPositions, drawSplit } from "./charts.js";
 import { make, part } from "./dom.js";
-import { bytes, fixed, percent, reasonWords, times, whole } from "./words.js";
+import { bytes, fixed, percent, reasonText, times, whole } from "./format.js";
 
-const EVERY = 1000; // milliseconds
+const INTERVAL_MS = 1000;
 
 export class ServerView {
-  constructor({ api, told }) {
+  constructor({ api, showError }) {
     this.api = api;
-    this.told = told;
+    this.showError = showError;
     this.before = null;
     this.timer = null;
   }
 
-  /** Look at it again and again while it is shown. */
+  /** Poll the server while the view is shown. */
   watch(shown) {
     clearTimeout(this.timer);
-    if (shown) this.look();
+    if (shown) this.poll();
     else this.timer = null;
   }
 
-  async look() {
+  async poll() {
     try {
       this.draw(await this.api.get("server_info"), performance.now());
     } catch (error) {
-      this.told(error);
+      this.showError(error);
     }
-    if (!part("view-server").hidden) this.timer = setTimeout(() => this.look(), EVERY);
+    if (!part("view-server").hidden) this.timer = setTimeout(() => this.poll(), INTERVAL_MS);
   }
 
   draw(info, now) {
@@ -34,9 +34,9 @@ export class ServerView {
     this.drawTiles(info, state, now);
     this.drawDecisions(info.speculation);
     this.drawDrafters(info);
-    drawPlaces(part("server-places"), state.accepted_per_position.map((count) => count / state.drafts));
-    const { drafting_seconds: guessing, target_seconds: model, step_seconds: all } = state;
-    drawSplit(part("server-split"), { guessing, model, beside: Math.max(0, all - guessing - model) });
+    drawPositions(part("server-positions"), state.accepted_per_position.map((count) => count / state.drafts));
+    const { drafting_seconds: drafting, target_seconds: model, step_seconds: all } = state;
+    drawSplit(part("server-split"), { drafting, model, other: Math.max(0, all - drafting - model) });
     drawFacts(part("server-memory"), memoryFacts(info));
     drawFacts(part("server-facts"), servedFacts(info, state));
     this.before = { info, now };
@@ -49,20 +49,20 @@ export class ServerView {
     const speed = before ? (tokens / (now - before.now)) * 1000 : 0;
     const tile = (name, value, more) =>
       make("div", { class: "tile" }, make("p", { class: "tile-name" }, name), make("p", { class: "tile-value" }, value), more ?? null);
-    const meter = make("meter", { min: 0, max: pages, value: state.pages_held, "aria-label": "Pages in use" });
+    const meter = make("meter", { min: 0, max: pages, value: state.pages_held, "aria-label": "KV pages in use" });
     part("server-tiles").replaceChildren(
       tile("running", whole(state.running)),
       tile("waiting", whole(state.waiting)),
-      tile(`of ${whole(pages)} pages in use`, whole(state.pages_held), meter),
-      tile("tokens a second", fixed(speed)),
-      tile("against plain", state.speedup === null ? "–" : times(state.speedup)),
-      tile("tokens a guessed step", fixed(state.avg_spec_accept_length, 2)),
+      tile(`of ${whole(pages)} KV pages in use`, whole(state.pages_held), meter),
+      tile("tokens/s", fixed(speed)),
+      tile("speedup", state.speedup === null ? "–" : times(state.speedup)),
+      tile("mean acceptance length", fixed(state.avg_spec_accept_length, 2)),
     );
   }
 
   drawDecisions({ on, reason, decisions }) {
-    const why = reason ? `, last switched because ${reason}` : ", and it has not been switched since the start";
-    part("server-standing").textContent = `Guessing is ${on ? "on" : "off"}${why}.`;
+    const why = reason ? `, last switched because ${reason}` : ", not switched since the start";
+    part("server-speculation").textContent = `Speculative decoding is ${on ? "on" : "off"}${why}.`;
     const known = new Map((this.before?.info.speculation.decisions ?? []).map((each) => [name(each), each.steps]));
     const rows = [...decisions].sort((a, b) => a.drafter.localeCompare(b.drafter) || a.decision.localeCompare(b.decision) || b.steps - a.steps).map((each) => {
       const fresh = known.has(name(each)) || this.before ? each.steps - (known.get(name(each)) ?? 0) : 0;
@@ -70,12 +70,12 @@ export class ServerView {
         "tr",
         fresh ? { class: "fresh" } : {},
         make("th", { scope: "row" }, each.drafter),
-        make("td", {}, make("b", {}, each.decision), `: ${reasonWords(each.reason)}`),
+        make("td", {}, make("b", {}, each.decision), `: ${reasonText(each.reason)}`),
         make("td", { class: "number" }, fresh ? `+${whole(fresh)}` : ""),
         make("td", { class: "number" }, whole(each.steps)),
       );
     });
-    part("server-decisions").replaceChildren(...(rows.length ? rows : [emptyRow(4, "nothing was decided yet")]));
+    part("server-decisions").replaceChildren(...(rows.length ? rows : [emptyRow(4, "no decisions yet")]));
   }
 
   drawDrafters({ speculation }) {
@@ -87,7 +87,7 @@ export class ServerView {
         ...[whole(drafted), whole(accepted), percent(accepted / drafted)].map((each) => make("td", { class: "number" }, each)),
       ),
     );
-    part("server-drafters").replaceChildren(...(rows.length ? rows : [emptyRow(4, "nobody has guessed yet")]));
+    part("server-drafters").replaceChildren(...(rows.length ? rows : [emptyRow(4, "no drafts yet")]));
   }
 }
 
@@ -100,7 +100,7 @@ function drawFacts(into, facts) {
 }
 
 function memoryFacts({ memory }) {
-  const names = { weights: "weights", drafter: "drafters", cache: "cache", step: "a step", program: "the program", total: "together" };
+  const names = { weights: "weights", drafter: "drafters", cache: "KV cache", step: "activations", program: "process", total: "total" };
   return Object.entries(names).map(([key, words]) => [words, bytes(memory[key])]);
 }
 
@@ -110,11 +110,11 @@ function servedFacts(info, state) {
     ["names", info.served_model_names.join(", ")],
     ["context", `${whole(info.max_model_len)} tokens`],
     ["drafters", info.drafters.join(", ") || "none"],
-    ["guesses a step, at most", whole(info.max_draft)],
+    ["max draft tokens per step", whole(info.max_draft)],
     ["rule", info.rule],
-    ["texts finished", whole(state.texts)],
-    ["tokens written", whole(state.tokens)],
-    ["pre-emptions", whole(state.preemptions)],
+    ["finished sequences", whole(state.texts)],
+    ["output tokens", whole(state.tokens)],
+    ["preemptions", whole(state.preemptions)],
     ["version", info.version],
   ];
 }

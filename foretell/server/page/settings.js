@@ -1,6 +1,6 @@
-// How a request is to be written, as the form says.
+// The request settings form.
 import { make, part } from "./dom.js";
-import { ruleWords } from "./words.js";
+import { ruleText } from "./format.js";
 
 const SEEDS = 2 ** 31;
 
@@ -12,17 +12,17 @@ export class Settings {
     if (matchMedia("(max-width: 60rem)").matches) part("settings").open = false;
   }
 
-  /** Offer what this server has. */
-  offer(info) {
+  /** Fill the form with the server's drafters, rules and defaults. */
+  load(info) {
     this.info = info;
     const option = (value, words) => make("option", { value }, words);
     const drafters = info.drafters.map((name) => option(name, name));
-    part("set-drafter").replaceChildren(option("", `the server’s own (${info.drafter})`), ...drafters, option("none", "none: plain decoding"));
+    part("set-drafter").replaceChildren(option("", `server default (${info.drafter})`), ...drafters, option("none", "none: plain decoding"));
     const group = (label, rules) => make("optgroup", { label }, ...rules.map((rule) => option(rule, rule)));
     part("set-rule").replaceChildren(
-      option("", `the server’s own (${info.rule})`),
-      group("Lossless: the model’s own text", [...info.rules.lossless, "auto"]),
-      group("Lossy: the text may change", info.rules.lossy),
+      option("", `server default (${info.rule})`),
+      group("Lossless: same output distribution", [...info.rules.lossless, "auto"]),
+      group("Lossy: the output may change", info.rules.lossy),
     );
     part("set-budget").placeholder = `at most ${info.max_draft}`;
     part("set-temperature").placeholder = String(info.sampling_defaults.temperature ?? 1);
@@ -38,7 +38,7 @@ export class Settings {
   }
 
   changed() {
-    part("rule-words").textContent = ruleWords(this.rule);
+    part("rule-words").textContent = ruleText(this.rule);
     part("rule-words").classList.toggle("lossy", this.lossy);
     part("lossy-mark").hidden = !this.lossy;
     part("lossy-mark").textContent = this.lossy ? `Lossy rule: ${this.rule}` : "";
@@ -54,11 +54,11 @@ export class Settings {
     try {
       return { value: JSON.parse(text) };
     } catch (error) {
-      return { problem: `This is not JSON yet: ${error.message}` };
+      return { problem: `Invalid JSON: ${error.message}` };
     }
   }
 
-  /** The fields of a request. A seed that is left out is drawn here, so that it can be told. */
+  /** Return the request fields of the form. A missing seed is chosen here, so that it is known. */
   fields() {
     const found = { return_token_details: true, stream_options: { include_usage: true } };
     const seed = part("set-seed").valueAsNumber;
@@ -86,7 +86,7 @@ export class Settings {
     };
   }
 
-  /** A request for what comes after these messages; a model without a chat template continues the last one. */
+  /** Return the request for these messages; without a chat template, a completion of the last one. */
   request(messages) {
     const fields = this.fields();
     if (!this.info.chats) return { path: "v1/completions", body: { ...fields, prompt: messages.at(-1).content } };

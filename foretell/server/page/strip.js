@@ -1,21 +1,21 @@
-// A strip of rounds: how many tokens were guessed in each, and how many stood.
+// A strip of steps: the drafted and accepted tokens of each.
 import { make } from "./dom.js";
 
-const TALLEST = 16; // guesses; what is more is drawn no higher
+const TALLEST = 16; // draft tokens; columns are not drawn higher
 
 export class Strip {
   constructor(drafters) {
     this.drafters = drafters;
-    this.guessed = 0;
-    this.stood = 0;
+    this.drafted = 0;
+    this.accepted = 0;
     this.element = make("div", { class: "strip", role: "img" });
     this.describe();
   }
 
   add(rounds) {
     for (const round of rounds ?? []) {
-      this.guessed += round.drafted;
-      this.stood += round.accepted;
+      this.drafted += round.drafted;
+      this.accepted += round.accepted;
       this.element.append(this.column(round));
     }
     this.describe();
@@ -23,15 +23,15 @@ export class Strip {
   }
 
   column(round) {
-    const place = this.element.childElementCount;
-    const found = make("i", { class: `round ${this.drafters.kind(round.drafter)}`, "data-round": place });
-    found.style.setProperty("--guessed", Math.min(TALLEST, round.drafted));
-    found.style.setProperty("--stood", round.drafted ? round.accepted / round.drafted : 0);
+    const index = this.element.childElementCount;
+    const found = make("i", { class: `round ${this.drafters.kind(round.drafter)}`, "data-round": index });
+    found.style.setProperty("--drafted", Math.min(TALLEST, round.drafted));
+    found.style.setProperty("--accepted", round.drafted ? round.accepted / round.drafted : 0);
     return found;
   }
 
   describe() {
     const rounds = this.element.childElementCount;
-    this.element.setAttribute("aria-label", `${rounds} rounds, ${this.guessed} tokens guessed, ${this.stood} stood`);
+    this.element.setAttribute("aria-label", `${rounds} steps, ${this.drafted} tokens drafted, ${this.accepted} accepted`);
   }
 }

@@ -1,24 +1,24 @@
-// Tokens on the page: spans that are tinted by who wrote them, to be pointed at and walked through by keys.
+// Token spans: tinted by origin, with hover and keyboard navigation.
 import { make } from "./dom.js";
 
-/** Append pieces of text, each as a span of the token that wrote it. */
-export function paint(into, pieces, drafters) {
+/** Append spans of text, each with its token. */
+export function paint(into, spans, drafters) {
   into.append(
-    ...pieces.map(({ text, token }) => {
+    ...spans.map(({ text, token }) => {
       if (token === null) return text;
-      const known = { "data-token": token.place, "data-round": token.round, tabindex: -1 };
+      const known = { "data-token": token.position, "data-round": token.round, tabindex: -1 };
       return make("span", { class: `token ${drafters.kind(token.origin)}`, ...known }, text);
     }),
   );
 }
 
-/** Let arrow keys, Home and End go from token to token inside an element. */
+/** Move between the tokens of an element with arrow keys, Home and End. */
 export function roam(element) {
   element.addEventListener("keydown", (event) => {
-    const spans = [...element.querySelectorAll(".token[data-token]")];
-    const now = spans.indexOf(document.activeElement);
-    const goals = { ArrowRight: now + 1, ArrowLeft: now < 0 ? -1 : now - 1, Home: 0, End: spans.length - 1 };
-    const goal = spans[goals[event.key] ?? -1];
+    const tokens = [...element.querySelectorAll(".token[data-token]")];
+    const now = tokens.indexOf(document.activeElement);
+    const goals = { ArrowRight: now + 1, ArrowLeft: now < 0 ? -1 : now - 1, Home: 0, End: tokens.length - 1 };
+    const goal = tokens[goals[event.key] ?? -1];
     if (!goal || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     goal.focus();

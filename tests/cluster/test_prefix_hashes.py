@@ -1,0 +1,75 @@
+"""Prompts with a common prefix share their first hashes, and only those."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from foretell.cluster.prefix_affinity import HASH_STEP, prefix_hashes
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+LONG = "A story that goes on for a while, and then for a while longer. " * 4
+
+
+def chat(*contents: str, key: str = "", **more: Any) -> tuple[bytes, ...]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+    return prefix_hashes(CHAT, key, json.dumps({"messages": messages, **more}).encode())
+
+
+def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def test_the_next_turn_begins_with_the_last() -> None:
+    before, after = chat(LONG), chat(LONG, "an answer", "and a further question")
+    assert len(before) >= 3
+    assert common(before, after) >= len(before) - 1, "all but the closing brackets"
+    assert len(after) > len(before)
+
+
+def test_what_only_changes_the_answer_does_not_matter() -> None:
+    assert chat(LONG, temperature=0.5, seed=3, max_tokens=9) == chat(LONG)
+    swapped = json.dumps({"seed": 1, "messages": [{"content": LONG, "role": "user"}]}).encode()
+    assert prefix_hashes(CHAT, "", swapped) == chat(LONG)
+
+
+def test_tools_salts_and_keys_change_the_hashes() -> None:
+    others = [
+        chat(LONG, tools=[{"type": "function"}]),
+        chat(LONG, cache_salt="s"),
+        chat(LONG, key="k"),
+        chat("x" + LONG),
+    ]
+    assert all(common(chat(LONG), other) == 0 for other in others)
+    assert len({marks[0] for marks in others}) == len(others)
+
+
+def test_a_key_and_a_salt_do_not_run_into_each_other() -> None:
+    assert common(chat(LONG, key="ab", cache_salt="c"), chat(LONG, key="a", cache_salt="bc")) == 0
+
+
+def test_prompts_of_all_four_shapes() -> None:
+    def ask(prompt: Any) -> tuple[bytes, ...]:
+        return prefix_hashes(TEXT, "", json.dumps({"prompt": prompt}).encode())
+
+    assert ask(LONG) == ask([LONG, "another"]) != ()
+    tokens = list(range(200))
+    assert ask(tokens) == ask([tokens, [1]]) != ()
+    assert ask([]) == ask("short") == ask(None) == ()
+
+
+def test_what_is_no_request_has_none() -> None:
+    for body in (b"", b"{", b"[]", b"3", b'{"messages": 3}', b"[" * 100_000, b"\xff"):
+        assert prefix_hashes(CHAT, "", body) == ()
+    assert prefix_hashes("/tokenize", "", json.dumps({"prompt": LONG}).encode()) == ()
+    assert prefix_hashes(CHAT, "", b'{"messages": [{"content": "' + rb"\ud800" * HASH_STEP + b'"}]}')
+
+
+def test_a_long_prompt_has_few_hashes_and_shares_nearly_all() -> None:
+    text = LONG * 4000
+    whole = prefix_hashes(TEXT, "", json.dumps({"prompt": text}).encode())
+    longer = prefix_hashes(TEXT, "", json.dumps({"prompt": text + "more" * 20}).encode())
+    assert 50 < len(whole) < 200
+    assert common(whole, longer) == len(whole)

@@ -1,0 +1,191 @@
+"""Reasoning and tool call parsers: independent of chunk sizes, and all other text is unchanged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.server.choice_state import ChoiceState, ParsedOutput
+from foretell.server.parsers.base import OutputParser
+from foretell.server.parsers.reasoning import ReasoningParser, ends_in_reasoning, has_reasoning_tags
+from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
+
+SHORT = 36
+NAMES = frozenset({"f", "g"})
+Parts = list[tuple[str, str]]
+
+NASTY = json.dumps({"a": 'x }"]\\ </tool_call> [TOOL_CALLS]', "b": [1, {"c": "{"}], "é": "ü\n"}, ensure_ascii=False)
+
+CALLS: dict[str, list[tuple[str, Parts]]] = {
+    "hermes": [
+        (
+            'Well.\n<tool_call>\n{"name": "f", "arguments": ' + NASTY + "}\n</tool_call>",
+            [("content", "Well."), ("call", "f"), ("arguments", NASTY)],
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>\n{"arguments": {"x": 1}, "name": "g"}'
+            "\n</tool_call>\n bye ",
+            [("call", "f"), ("arguments", "{}"), ("call", "g"), ("arguments", '{"x": 1}'), ("content", "bye ")],
+        ),
+        ('<tool_call>{"name":"f"}</tool_call>\n', [("call", "f"), ("arguments", "{}")]),
+        ('<tool_call>{"name":"f","arguments":"{\\"a\\":1}"}</tool_call>', [("call", "f"), ("arguments", '{"a":1}')]),
+        ('<tool_call>{"name":"f","arguments":{"a":[1', [("call", "f"), ("arguments", '{"a":[1')]),
+        ("<tool_call>nonsense</tool_call> x", [("content", "<tool_call>nonsense</tool_call> x")]),
+        ('<tool_call>{"arguments": {}}</tool_call>', [("content", '<tool_call>{"arguments": {}}</tool_call>')]),
+        ("a < b <tool", [("content", "a < b <tool")]),
+        (" \n words \n", [("content", " \n words \n")]),
+    ],
+    "llama3": [
+        (
+            '<|python_tag|>{"name": "f", "parameters": ' + NASTY + '}; {"name":"g","parameters":{}}',
+            [("call", "f"), ("arguments", NASTY), ("call", "g"), ("arguments", "{}")],
+        ),
+        (
+            ' {"name":"f","parameters":{"a": "b c"}} thanks',
+            [("call", "f"), ("arguments", '{"a": "b c"}'), ("content", "thanks")],
+        ),
+        ('{"name": "Bob", "age": 3} ok', [("content", '{"name": "Bob", "age": 3} ok')]),
+        ('{"name":"zz","parameters":{"a":1}}', [("content", '{"name":"zz","parameters":{"a":1}}')]),
+        ('plain {"name":"f","parameters":{}}', [("content", 'plain {"name":"f","parameters":{}}')]),
+        ("<|python_tag|>print(1)", [("content", "<|python_tag|>print(1)")]),
+        ("{", [("content", "{")]),
+    ],
+    "mistral": [
+        (
+            '[TOOL_CALLS] [{"name": "f", "arguments": ' + NASTY + '}, {"name": "g", "arguments": {}}]',
+            [("call", "f"), ("arguments", NASTY), ("call", "g"), ("arguments", "{}")],
+        ),
+        (
+            "ok [TOOL_CALLS]f[ARGS]" + NASTY + "[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}",
+            [("content", "ok"), ("call", "f"), ("arguments", NASTY), ("call", "g"), ("arguments", "{}")],
+        ),
+        ('[{"name":"f","arguments":{"x":1}}]', [("call", "f"), ("arguments", '{"x":1}')]),
+        ("[1, 2, 3]", [("content", "[1, 2, 3]")]),
+        ('[{"a":1}] more', [("content", '[{"a":1}] more')]),
+        ("[TOOL_CALLS]", [("content", "[TOOL_CALLS]")]),
+        ('[TOOL_CALLS]b ad{"x"} text', [("content", '[TOOL_CALLS]b ad{"x"} text')]),
+        ("words [TOOL", [("content", "words [TOOL")]),
+    ],
+}
+
+REASONING: list[tuple[str, bool, Parts]] = [
+    ("<think>\nhm </thin\n</think>\n\nyes ", False, [("reasoning", "hm </thin"), ("content", "yes ")]),
+    ("\n hm</think>yes</think>", True, [("reasoning", "hm"), ("content", "yes</think>")]),
+    ("no thought <think>", False, [("content", "no thought <think>")]),
+    (" <think>endless", False, [("reasoning", "endless")]),
+    ("<thi", False, [("content", "<thi")]),
+    ("<think></think>", False, []),
+]
+
+
+def read(reader: OutputParser | ParsedOutput, parts: Iterable[str]) -> Parts:
+    """Return the parsed parts, with adjacent parts of a kind joined."""
+    parsed: Parts = []
+    for part in [each for text in parts for each in reader.feed(text)] + reader.finish():
+        if parsed and parsed[-1][0] == part.kind != "call":
+            parsed[-1] = (part.kind, parsed[-1][1] + part.text)
+        else:
+            parsed.append((part.kind, part.text))
+    return parsed
+
+
+def cuts(text: str) -> Iterable[list[str]]:
+    """Check the text complete, by character, split at every position and, if short, at every two."""
+    yield [text]
+    yield list(text)
+    for place in range(len(text) + 1):
+        yield [text[:place], text[place:]]
+    for first, second in itertools.combinations(range(len(text) + 1), 2) if len(text) <= SHORT else ():
+        yield [text[:first], text[first:second], text[second:]]
+
+
+def check(make: Callable[[], OutputParser | ParsedOutput], text: str, expected: Parts) -> None:
+    for parts in cuts(text):
+        assert read(make(), parts) == expected, parts
+
+
+@pytest.mark.parametrize(("family", "text", "expected"), [(f, *case) for f, cases in CALLS.items() for case in cases])
+def test_tool_calls_in_chunks_of_any_size(family: str, text: str, expected: Parts) -> None:
+    check(lambda: TOOL_PARSERS[family](NAMES), text, expected)
+
+
+@pytest.mark.parametrize(("text", "in_reasoning", "expected"), REASONING)
+def test_reasoning_in_chunks_of_any_size(text: str, in_reasoning: bool, expected: Parts) -> None:
+    check(lambda: ReasoningParser(in_reasoning), text, expected)
+
+
+def test_thoughts_may_speak_of_calls_without_making_them() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    expected = [("reasoning", f"I could {call}"), ("call", "f"), ("arguments", "{}")]
+    check(
+        lambda: ParsedOutput(ReasoningParser(False), TOOL_PARSERS["hermes"](NAMES)),
+        f"<think>I could {call}</think>{call}",
+        expected,
+    )
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_without_parallel_tool_calls_only_the_first_is_returned(one: bool) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
+    text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>x'
+    answer = ChoiceState(None, 0, ParsedOutput(None, TOOL_PARSERS["hermes"](NAMES)), one)  # type: ignore[arg-type]
+    for char in text:
+        answer.record(answer.output.feed(char))
+    answer.record(answer.output.finish())
+    calls = [(call.name, call.arguments) for call in answer.tool_calls]
+    assert calls == ([("f", '{"a": 1}')] if one else [("f", '{"a": 1}'), ("g", "{}")]) and answer.content == "x"
+    assert len({call.id for call in answer.tool_calls}) == len(calls)
+
+
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<think>",
+    "</think>",
+    "{",
+    "}",
+    "[",
+    "]",
+]
+PIECES += ['"name": "f"', '"arguments": ', '"parameters": ', ", ", ";", ":", "f", " ", "\n", "\\", '"', "é", "x"]
+
+
+@pytest.mark.parametrize("family", TOOL_PARSERS)
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.sampled_from(PIECES), max_size=24), chunks=st.lists(st.integers(1, 9), min_size=1, max_size=9))
+def test_parsing_does_not_depend_on_chunk_sizes(family: str, parts: list[str], chunks: list[int]) -> None:
+    text = "".join(parts)
+
+    def make() -> ParsedOutput:
+        return ParsedOutput(ReasoningParser(False), TOOL_PARSERS[family](NAMES))
+
+    pieces, start = [], 0
+    for size in itertools.cycle(chunks):
+        if start >= len(text):
+            break
+        pieces.append(text[start : start + size])
+        start += size
+    assert read(make(), pieces) == read(make(), [text]) == read(make(), list(text))
+
+
+def test_tool_parsers_are_detected_from_templates() -> None:
+    tools = "{% for t in tools %}"
+    assert detect_tool_parser(tools + "<tool_call>") == "hermes"
+    assert detect_tool_parser(tools + "[TOOL_CALLS]") == "mistral"
+    assert detect_tool_parser(tools + '{"name": x, "parameters": y}') == "llama3"
+    assert detect_tool_parser(tools + "<|python_tag|>") == "llama3"
+    assert detect_tool_parser("{{ messages }}") is None and detect_tool_parser(None) is None
+    assert (
+        detect_tool_parser(tools + "<tool_call>", "mistral") == "mistral"
+        and detect_tool_parser(tools + "<tool_call>", "none") is None
+    )
+    assert has_reasoning_tags("x </think>") and not has_reasoning_tags(None) and not has_reasoning_tags("x")
+    assert ends_in_reasoning("assistant\n<think>\n") and not ends_in_reasoning("<think>\n\n</think>\n\n")
