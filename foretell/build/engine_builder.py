@@ -148,9 +148,7 @@ def _resolve(
         context = _max_context(config, target.config)
         return _Models(config, speculation, target, {}, {}, DraftHeadSet(target, {}), context, drafter)
     if target.cpu_quantization in draft.copies_wanted(speculation):
-        progress(
-            f"self:{target.cpu_quantization} is the target itself here and cannot pay off; with quantization none it is a copy"
-        )
+        progress(f"self:{target.cpu_quantization} is the target itself here; with quantization none it is a copy")
     draft_models = _open_draft_models(draft_names, config, speculation, target, progress)
     heads = DraftHeadSet.opened(draft.heads_wanted(speculation), target, config.model)
     vocab_maps = {name: _vocab_map(target, model, f"model:{name}", progress) for name, model in draft_models.items()}

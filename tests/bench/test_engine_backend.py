@@ -120,6 +120,6 @@ def test_a_drafter_that_fails_is_counted(llm: LLM, target: ModelSource, caplog: 
     (job,) = backend.prepare(
         BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, BenchPlan(max_tokens=4)
     )
-    backend._slots["ngram"].drafter.inner.propose = fail  # type: ignore[method-assign]
+    backend._slots["ngram"].drafter.drafters["ngram"].propose = fail  # type: ignore[method-assign]
     assert backend.generate(variants[0], job).drafter_failures > 0
     assert "failed in propose" in caplog.text

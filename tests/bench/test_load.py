@@ -427,7 +427,7 @@ def test_what_cannot_be_is_refused_before_a_server_is_started(
         (["--base-url", "ftp://host"], "is not an address"),
         (["--base-url", "http://127.0.0.1:1"], "; start the server, or correct the address"),
         (["--base-url", "http://127.0.0.1:1", "--model", "m"], "is a server setting"),
-        (["--fixed-url", "http://127.0.0.1:1"], "goes with --base-url"),
+        (["--fixed-url", "http://127.0.0.1:1"], "needs --base-url"),
         (["--concurrency", "0"], "concurrency: must be 1 or more"),
         (["--rate", "0"], "rate: must be above 0"),
         (["--tasks", "cha"], "did you mean 'chat'"),

@@ -289,7 +289,7 @@ def test_the_useless_drafter_is_always_wrong_and_takes_time() -> None:
         assert len(draft) == 4 and all(a != b for a, b in zip(draft.tokens, truth[written:], strict=False))
     assert waits == [2.0] * 16
     assert drafter.propose([text_of((1, 2), [])], [Budget(0)])[0].tokens == () and len(waits) == 16
-    assert not drafter.is_free and drafter.free_drafts([text_of((1, 2), [])], 4) == [{}], "it cannot be polled"
+    assert not drafter.traits.is_free, "it cannot be polled"
 
 
 def test_the_oracle_errs_as_often_as_it_says() -> None:

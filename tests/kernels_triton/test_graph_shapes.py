@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
-from foretell.runner.cuda.split_prefill import readers
 
 from foretell.kernels.triton.row_tables import NO_SPLIT, num_splits
 from foretell.runner.cuda.graph_shapes import (
@@ -17,6 +16,8 @@ from foretell.runner.cuda.graph_shapes import (
     SMALL_TILE,
     ChainShape,
     chain_shape,
+    prefill_spans,
+    split_step,
     step_shape,
 )
 from foretell.runner.executor import EagerExecutor

@@ -68,7 +68,7 @@ def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_model_quantized_in_place_equals_its_quantized_copy(config: ModelConfig, bits: Bits) -> None:
+def test_a_model_quantized_in_place_equals_its_quantized_copy(config: ModelConfig, format: QuantFormat) -> None:
     tokens = text(40, config.vocab)
     model = quantize_weights(random_model(config), format)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
@@ -117,8 +117,8 @@ def test_unknown_and_impossible_formats_are_refused() -> None:
         ("int8", "cpu", "int8"),
     ],
 )
-def test_a_cuda_device_has_its_own_8_bit_formats(wanted: str, device: str, rounding: str | None) -> None:
-    assert choose_rounding(EngineConfig(quantization=wanted), torch.device(device)) == rounding
+def test_a_cuda_device_has_its_own_8_bit_formats(wanted: str, device: str, format: str | None) -> None:
+    assert choose_quantization(EngineConfig(quantization=wanted), gguf(0), torch.device(device)) == format
 
 
 def test_the_8_bit_formats_of_a_cuda_device_are_close_to_floats() -> None:
