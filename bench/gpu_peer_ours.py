@@ -56,9 +56,9 @@ class OurEngine:
         return write
 
     def read(self, outputs: list[RequestOutput]) -> Written:
-        outputs = [list(output.outputs[0].token_ids) for output in outputs]
+        tokens = [list(output.outputs[0].token_ids) for output in outputs]
         steps = sum(output.speculation.steps for output in outputs)
-        return Written(outputs, sum(output.timings.decode for output in outputs), sum(map(len, outputs)) - steps)
+        return Written(tokens, sum(output.timings.decode for output in outputs), sum(map(len, tokens)) - steps)
 
 
 if __name__ == "__main__":

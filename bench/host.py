@@ -121,7 +121,7 @@ class Unreal(Executor):
             sizes, tiles = step_shape(some, self.share)
             self.pages.update(some.spans)
             write_tables(self.host.numpy(), some, tiles, sizes)
-            self.device[: sizes.numbers].copy_(self.host[: sizes.numbers], non_blocking=True)
+            self.device[: sizes.table_size].copy_(self.host[: sizes.table_size], non_blocking=True)
 
     def answer(self, packed: BatchLayout) -> StepOutput:
         tokens = packed.table[0].tolist()

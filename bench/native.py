@@ -48,11 +48,11 @@ def products(native: Library) -> dict[str, Products]:
     """Every arm has weights of its own for every layer: a step reads all of them once, from memory."""
     room = HugePageArena()
     weights = [torch.randn(outputs, inputs) * 0.02 for inputs, outputs in LAYERS]
-    eight = [PackedLinear(native, quantize_int8(weight), room=room) for weight in weights]
-    four = [PackedLinear(native, quantize_int4(weight), room=room) for weight in weights[:-1]]
+    eight = [PackedLinear(native, quantize_int8(weight), arena=room) for weight in weights]
+    four = [PackedLinear(native, quantize_int4(weight), arena=room) for weight in weights[:-1]]
     return {
         "float32, oneDNN": [one_dnn(weight) for weight in weights],
-        "float32": [PackedLinear(native, weight, room=room) for weight in weights],
+        "float32": [PackedLinear(native, weight, arena=room) for weight in weights],
         "int8": list(eight),
         "int4, head int8": [*four, eight[-1]],
     }
@@ -98,7 +98,7 @@ def arms() -> dict[str, ModelRunner]:
     """The model and its quantized copies over the same pages, by the native executor; and the eager one."""
     opened = open_model(MODEL, EngineConfig(model=MODEL), no_progress)
     model = load_model(opened.checkpoint, opened.dtype, opened.device)
-    copies = {"int8": quantized_copy(model, 8), "int4, head int8": quantized_copy(model, 4)}
+    copies = {"int8": quantized_copy(model, "int8"), "int4, head int8": quantized_copy(model, "int4")}
     target = ModelRunner(model, MOST // 16, 16, MOST)
     eager = target.with_variant(model)
     eager.executor = EagerExecutor(model, target.cache, target.layout)

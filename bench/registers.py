@@ -20,8 +20,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from foretell.kernels.triton.attention import attend
-from foretell.kernels.triton.draft_attention import Cells, Sight, glance
-from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
+from foretell.kernels.triton.draft_attention import DraftLevel, LayerKV, draft_attention
+from foretell.kernels.triton.row_tables import NO_SPLIT, RowTables, StepShape
 from foretell.runner.cuda.graph_shapes import CAPTURE_DEPTHS, LARGE_TILE, PREFILL_TILE, SMALL_TILE
 
 H100_OR_H200 = GPUTarget("cuda", 90, 32)
@@ -52,7 +52,7 @@ class Case:
 
     dtype: str
     dim: int
-    sizes: Sizes | None = None
+    sizes: StepShape | None = None
     branches: int = 0
     share: int = 4  # query heads to a key head
 
@@ -61,25 +61,28 @@ class Case:
         keys, values = torch.empty(2, PAGES, PAGE, KV_HEADS, self.dim, dtype=q.dtype)
         pages = torch.zeros(ROWS, PAGES, dtype=torch.int32)
         if self.sizes is not None:
-            numbers = torch.zeros(self.sizes.numbers, dtype=torch.int32)
+            numbers = torch.zeros(self.sizes.table_size, dtype=torch.int32)
             attend(q, keys, values, RowTables.over(numbers, self.sizes, pages), 0.1, None)
         else:
-            self._glance(Cells(keys, values), pages)
+            self._glance(LayerKV(keys, values), pages)
 
-    def _glance(self, text: Cells, pages: Tensor) -> None:
+    def _glance(self, text: LayerKV, pages: Tensor) -> None:
         n, draft_tokens = 2 * self.branches, 8 * self.branches
         q = torch.empty(n, KV_HEADS * self.share, self.dim, dtype=text.keys.dtype)
-        own = Cells(*torch.empty(2, 2, draft_tokens, KV_HEADS, self.dim, dtype=q.dtype))
+        own = LayerKV(*torch.empty(2, 2, draft_tokens, KV_HEADS, self.dim, dtype=q.dtype))
         ways = torch.ones(n, draft_tokens, dtype=torch.int8) if self.branches > 1 else None
         places = torch.zeros(2, dtype=torch.int64)
-        glance(q, text, own, Sight(places, pages, PAGES * PAGE, self.branches, 1, 1, self.branches, ways), 0.1, None)
+        draft_attention(
+            q, text, own, DraftLevel(places, pages, PAGES * PAGE, self.branches, 1, 1, self.branches, ways), 0.1, None
+        )
 
     def __str__(self) -> str:
         if self.sizes is None:
             return f"{self.dtype} {self.dim}: a head, {self.branches} branches of {self.share}"
-        kind = "prompts" if self.sizes.splits == NO_PARTS else "decode" if self.sizes.tiles < MANY else "large batches"
+        kind = "prompts" if self.sizes.splits == NO_SPLIT else "decode" if self.sizes.tiles < MANY else "large batches"
         kind = f"{kind} of few keys" if 0 < self.sizes.splits <= FEW else kind
-        return f"{self.dtype} {self.dim}: {kind}, {self.sizes.height} rows{', trees' if self.sizes.deep else ''}"
+        trees = ", trees" if self.sizes.path_length else ""
+        return f"{self.dtype} {self.dim}: {kind}, {self.sizes.tile_height} rows{trees}"
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,12 @@ def every_case() -> Iterator[Case]:
     for dtype in DTYPES:
         for dim in DIMS:
             for height in (SMALL_TILE, LARGE_TILE):
-                yield Case(dtype, dim, Sizes(ROWS, MANY, height, MORE))
-                yield Case(dtype, dim, Sizes(ROWS, MANY, height, FEW))
-                yield Case(dtype, dim, Sizes(ROWS, 1, height, FEW))
-            for height, splits in ((SMALL_TILE, MORE), (LARGE_TILE, MORE), (PREFILL_TILE, NO_PARTS)):
+                yield Case(dtype, dim, StepShape(ROWS, MANY, height, MORE))
+                yield Case(dtype, dim, StepShape(ROWS, MANY, height, FEW))
+                yield Case(dtype, dim, StepShape(ROWS, 1, height, FEW))
+            for height, splits in ((SMALL_TILE, MORE), (LARGE_TILE, MORE), (PREFILL_TILE, NO_SPLIT)):
                 for deep in (0, CAPTURE_DEPTHS[0]):
-                    yield Case(dtype, dim, Sizes(ROWS, ROWS, height, splits, deep, ROWS if deep else 0))
+                    yield Case(dtype, dim, StepShape(ROWS, ROWS, height, splits, deep, ROWS if deep else 0))
             for branches, share in ((1, 4), (WIDEST, 4), (WIDEST, 8), (WIDEST, 16)):
                 yield Case(dtype, dim, None, branches, share)
 
@@ -106,12 +109,16 @@ def every_case() -> Iterator[Case]:
 def few_cases() -> list[Case]:
     """Those that need the most."""
     prompt, tree = (
-        Sizes(ROWS, ROWS, PREFILL_TILE, NO_PARTS),
-        Sizes(ROWS, ROWS, LARGE_TILE, MORE, CAPTURE_DEPTHS[0], ROWS),
+        StepShape(ROWS, ROWS, PREFILL_TILE, NO_SPLIT),
+        StepShape(ROWS, ROWS, LARGE_TILE, MORE, CAPTURE_DEPTHS[0], ROWS),
     )
     floats = [Case("float32", 64, prompt), Case("float32", 256, tree), Case("float32", 256, None, WIDEST, 4)]
-    halves = [Case("bfloat16", 256, None, WIDEST, 16), Case("bfloat16", 256, Sizes(ROWS, ROWS, LARGE_TILE, MORE))]
-    return [*floats, *halves, *(Case("bfloat16", 128, Sizes(ROWS, MANY, LARGE_TILE, splits)) for splits in (MORE, FEW))]
+    halves = [Case("bfloat16", 256, None, WIDEST, 16), Case("bfloat16", 256, StepShape(ROWS, ROWS, LARGE_TILE, MORE))]
+    return [
+        *floats,
+        *halves,
+        *(Case("bfloat16", 128, StepShape(ROWS, MANY, LARGE_TILE, splits)) for splits in (MORE, FEW)),
+    ]
 
 
 def compiled(case: Case) -> list[Use]:

@@ -173,7 +173,7 @@ def rounded(model: Decoder, args: argparse.Namespace) -> Decoder:
         return model
     if args.device == "cuda":
         return quantize_weights_cuda(model, args.quantization)
-    return quantize_weights(model, 8)
+    return quantize_weights(model, "int8")
 
 
 def timed(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:

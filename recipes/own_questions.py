@@ -21,7 +21,6 @@ from permissive_prompts import measured, windows
 
 from foretell.build.model_source import ModelSource, open_model
 from foretell.config import EngineConfig
-from foretell.models.hf_config import end_ids
 from foretell.tokenizer import Tokenizer
 from foretell.train.sampler import GenerationRequest, Sampler
 
@@ -40,7 +39,7 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 
 def sample_questions(source: ModelSource, args: argparse.Namespace) -> list[str]:
     """Sample `args.count` questions and return those that ended within the limit."""
-    begin, ends = opening(source.tokenizer), source.tokenizer.end_ids | end_ids(source.checkpoint)
+    begin, ends = opening(source.tokenizer), source.tokenizer.end_ids | eos_token_ids(source.checkpoint)
     requests = [GenerationRequest(i, begin, args.temperature, args.longest) for i in range(args.count)]
     slots = min(SLOTS[source.device.type], args.count)
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from pathlib import Path
 from foretell.kernels.native.build import EXTRA_FLAGS_VARIABLE, BuildError, find_compiler
 
 COMMON = "-O1 -g -fno-omit-frame-pointer -DFORETELL_FAULTS -Wl,-Bsymbolic"
-BUILD = "from foretell.kernels.native.build import built_library; print(built_library())"
+BUILD = "from foretell.kernels.native.build import build_library; print(build_library())"
 CALL = "import ctypes, sys; getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])(int(sys.argv[3]))"
 # Two files build libraries of their own, and a sanitizer's operator new ends the process instead of failing.
 LEFT_OUT = (
@@ -27,18 +27,18 @@ LEFT_OUT = (
     "--deselect=tests/runner/test_native.py::test_a_step_that_does_not_fit_in_memory_is_an_error_and_the_next_one_runs",
 )
 SHARED = (  # whose work is large enough for several threads
-    "tests/kernels/test_quantized.py",
+    "tests/kernels/test_quant.py",
     "tests/runner/test_native.py",
     "tests/heads/test_native.py",
-    "tests/heads/test_race_topk.py",
-    "tests/sampling/test_native_choice.py",
+    "tests/heads/test_odds.py",
+    "tests/sampling/test_native_sampler.py",
 )
 TESTS = (*SHARED, "tests/kernels", "tests/runner", "tests/sampling/test_extreme_values.py")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A function of `faults.cpp`, what it is called with, and what the report says."""
+    """A function of `fault_injection.cpp`, what it is called with, and what the report says."""
 
     function: str
     argument: int

@@ -20,6 +20,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
+from foretell.kernels.quant import QuantFormat
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder, first_layers
@@ -37,7 +38,7 @@ from foretell.models.draft_heads import (
 )
 from foretell.models.draft_heads.layer import init_weights
 from foretell.models.draft_heads.loading import pack_head
-from foretell.models.quantize import Bits, quantized_copy
+from foretell.models.quantize import quantized_copy
 from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -181,8 +182,8 @@ def early_exit() -> OwnVariant:
     return OwnVariant("exit:1", lambda model: first_layers(model, 1))
 
 
-def quantized_self(bits: Bits) -> OwnVariant:
-    return OwnVariant(f"self:int{bits}", lambda model: quantized_copy(model, bits))
+def quantized_self(format: QuantFormat) -> OwnVariant:
+    return OwnVariant(f"self:{format}", lambda model: quantized_copy(model, format))
 
 
 def add(
@@ -230,7 +231,7 @@ def check_pages(engine: Engine) -> None:
         assert len(set(state.seq.pages)) == len(state.seq.pages)
         for page in state.seq.pages:
             held[page] = held.get(page, 0) + 1
-    assert held == {page: count for page, count in enumerate(pool._holders) if count}
+    assert held == {page: count for page, count in enumerate(pool._references) if count}
 
 
 def random_tree(seq: Sequence, budget: Budget) -> Draft:

@@ -25,7 +25,7 @@ from .measure import Variant
 
 
 class TimedDrafter(MixDrafter):
-    """A mix that adds up the seconds spent in its drafters and counts their drafts by accepted tokens."""
+    """A wrapper that adds up the seconds spent in a drafter and counts its drafts by accepted tokens."""
 
     seconds = 0.0
 

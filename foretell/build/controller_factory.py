@@ -25,7 +25,7 @@ COSTS_VERSION = 4  # of the cost file; raised when old measurements are no longe
 def costs_file(model: str, target: ModelSource) -> Path:
     """Return the file of measured costs, for this model on this device with this number of threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name()
-    kernels = (target.bits or target.rounding, native_for(target.device) is not None)
+    kernels = (target.quantization, native_for(target.device) is not None)
     parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
     parts += (() if target.shard is None else (target.shard,), target.padded_sizes, COSTS_VERSION)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"

@@ -147,10 +147,8 @@ def _resolve(
     if drafter is not None:
         context = _max_context(config, target.config)
         return _Models(config, speculation, target, {}, {}, DraftHeadSet(target, {}), context, drafter)
-    if target.bits in draft.copies_wanted(speculation):
-        progress(
-            f"self:int{target.bits} is the target itself here and cannot pay off; with quantization none it is a copy"
-        )
+    if target.cpu_quantization in draft.copies_wanted(speculation):
+        progress(f"self:{target.cpu_quantization} is the target itself here; with quantization none it is a copy")
     draft_models = _open_draft_models(draft_names, config, speculation, target, progress)
     heads = DraftHeadSet.opened(draft.heads_wanted(speculation), target, config.model)
     vocab_maps = {name: _vocab_map(target, model, f"model:{name}", progress) for name, model in draft_models.items()}
@@ -270,7 +268,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
     copies = () if models.custom_drafter is not None else draft.copies_wanted(models.speculation)
     with _background_warmup(models, memory):
         model = models.target.load(workers) if copies else models.target.load_packed(workers)
-    copied = {bits: quantized_copy(model, bits) for bits in copies}  # before the runner packs the weights
+    copied = {format: quantized_copy(model, format) for format in copies}  # before the runner packs the weights
     models.heads.load(model, models.context)  # likewise
     hidden_layers = () if models.custom_drafter is None else models.custom_drafter.traits.hidden_layers
     cache_size = models.cache_size(memory)

@@ -23,11 +23,9 @@ from foretell.models.hf_config import read_config
 from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
 from foretell.models.quantize import (
-    Bits,
     native_for,
     prepared_bytes,
     quantize_weights,
-    quantize_weights_cuda,
     quantized_bytes,
 )
 from foretell.models.sharding import Shard
@@ -57,8 +55,7 @@ class ModelSource:
     tokenizer: Tokenizer
     dtype: torch.dtype
     device: torch.device
-    bits: Bits | None = None  # of a weight, where they are to be integers
-    rounding: QuantFormat | None = None  # of weights and rows, on a CUDA device
+    quantization: QuantFormat | None = None  # of the linear layers; None: floats
     shard: Shard | None = None  # of a tensor-parallel model, the shard of this process
     keep_packed: bool = False  # cache packed weights on disk for the next start
 
@@ -69,13 +66,17 @@ class ModelSource:
 
     @cached_property
     def weight_bytes(self) -> int:
-        return prepared_bytes(self.local_config, self.dtype, self.device, self.bits, self.rounding)
+        return prepared_bytes(self.local_config, self.dtype, self.device, self.quantization)
+
+    @property
+    def cpu_quantization(self) -> QuantFormat | None:
+        """Return the format of weights packed for the CPU; None for floats and on a CUDA device."""
+        return self.quantization if self.device.type == "cpu" else None
 
     @cached_property
     def loading_bytes(self) -> int:
-        """What its weights take in floats, before they are rounded."""
-        rounded = self.bits is not None or self.rounding is not None
-        return prepared_bytes(self.local_config, self.dtype, "meta") if rounded else 0
+        """Return the bytes of the float weights while they are quantized; 0 where they stay in floats."""
+        return 0 if self.quantization is None else prepared_bytes(self.local_config, self.dtype, "meta")
 
     @property
     def token_bytes(self) -> int:
@@ -113,21 +114,20 @@ class ModelSource:
         whole = self.shard is None and self.dtype == torch.float32
         if not self.keep_packed or not whole or native_for(self.device) is None:
             return None
-        return PackedWeightsCache(self.checkpoint, self.config, self.bits)
+        return PackedWeightsCache(self.checkpoint, self.config, self.quantization)
 
     def shard_spec(self, room: CacheSize, heads: tuple[Path | None, ...] = ()) -> ModelShardSpec:
         """Return what the other ranks load: their shards of the model and its heads, and the size of the KV cache."""
         context = min(room.context, self.config.context)
-        ways = (self.dtype, self.bits, self.rounding)
-        return ModelShardSpec(self.checkpoint.path, *ways, room.pages, room.page_size, context, heads)
+        return ModelShardSpec(
+            self.checkpoint.path, self.dtype, self.quantization, room.pages, room.page_size, context, heads
+        )
 
     def quantize(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
         if model.is_packed:
             return model
-        if self.rounding is not None:
-            return quantize_weights_cuda(model, self.rounding)
-        return model if self.bits is None else quantize_weights(model, self.bits)
+        return model if self.quantization is None else quantize_weights(model, self.quantization)
 
     def make_runner(
         self,
@@ -158,16 +158,16 @@ class ModelSource:
                 weight.fill_(DUMMY_WEIGHT)
             if heads is not None:
                 heads.share_weights(model, context)
-            model = model if self.rounding is None else quantize_weights_cuda(model, self.rounding)
+            model = model if self.quantization is None else quantize_weights(model, self.quantization)
             pages = -(-context // room.page_size)  # page tables as wide as the real ones
             ways = ((), ()) if heads is None else ((0, model.config.layers), heads.extra_layers)
             return ModelRunner(model, pages, room.page_size, context, *ways)
 
         return BackgroundWarmup(make, self.device, has_drafts, heads)
 
-    def copy_bytes(self, bits: Bits) -> int:
-        """What its weights take again in so many bits."""
-        return quantized_bytes(self.local_config, bits, self.dtype, self.device)
+    def copy_bytes(self, format: QuantFormat) -> int:
+        """Return the bytes of a quantized copy of its weights."""
+        return quantized_bytes(self.local_config, format, self.dtype, self.device)
 
 
 @dataclass(frozen=True)
@@ -185,39 +185,33 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
-    rounding = choose_rounding(config, device)
-    bits = choose_bits(config, checkpoint, device)
-    if rounding is not None:
-        say(f"{name}: weights in {rounding}, each output by its own largest, and rows likewise")
-    if bits is not None:
-        own = " as its file's own are; quantization none is float32" if config.quantization == "auto" else ""
-        said = own if native_for(device) else ", run as floats: no native kernels"
-        say(f"{name}: weights rounded to int{bits}{said}")
+    quantization = choose_quantization(config, checkpoint, device)
+    if quantization is not None and device.type != "cpu":
+        say(f"{name}: weights and activations quantized to {quantization}, one scale per row")
+    elif quantization is not None:
+        own = " like those of its file; quantization none is float32" if config.quantization == "auto" else ""
+        said = own if native_for(device) else ", run in floats: no native kernels"
+        say(f"{name}: weights quantized to {quantization}{said}")
     shard = None if ranks == 1 else Shard(0, ranks)
     tokenizer = read_tokenizer(checkpoint)
-    return ModelSource(checkpoint, model_config, tokenizer, dtype, device, bits, rounding, shard, config.keep_packed)
+    return ModelSource(checkpoint, model_config, tokenizer, dtype, device, quantization, shard, config.keep_packed)
 
 
-def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Bits | None:
-    """Of a weight; None for floats. Who names a float type gets it."""
-    if config.quantization == "auto":
-        fast = device.type == "cpu" and config.dtype == "auto" and native_for(device) is not None
-        return 8 if fast and is_quantized(checkpoint) else None
-    if config.quantization == "none" or device.type != "cpu":
-        return None
-    return 8 if config.quantization == "int8" else 4
+def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> QuantFormat | None:
+    """Return the format of the linear layers; None for floats.
 
-
-def choose_rounding(config: EngineConfig, device: torch.device) -> QuantFormat | None:
-    """In what a CUDA device has weights and rows; None for floats, and on a CPU, which has ways of its own."""
+    `auto` is int8 on a CPU for a checkpoint that is quantized itself, unless the config names a dtype.
+    """
     on_cpu, wanted = device.type == "cpu", config.quantization
     if wanted == "fp8" and on_cpu:
         raise RequestError("quantization", "fp8 runs on a CUDA device only; on a CPU take int8 or int4")
     if wanted == "int4" and not on_cpu:
         raise RequestError("quantization", "int4 runs on a CPU only; take int8 or fp8, or set device to cpu")
-    if on_cpu or wanted not in ("int8", "fp8"):
-        return None
-    return "int8" if wanted == "int8" else "fp8"
+    if wanted == "auto":
+        fast = on_cpu and config.dtype == "auto" and native_for(device) is not None
+        return "int8" if fast and is_quantized(checkpoint) else None
+    formats: dict[str, QuantFormat] = {"int8": "int8", "int4": "int4", "fp8": "fp8"}
+    return formats.get(wanted)
 
 
 def choose_device(name: str, field: str = "device") -> torch.device:

@@ -301,7 +301,7 @@ def chi_squared_tail(statistic: float, freedom: int) -> float:
     return float(value)
 
 
-class ObservedDrafter(MixDrafter):
+class RankRecorder(MixDrafter):
     """A mix that records the randomized rank of each sampled token in the distribution it was sampled from."""
 
     def __init__(self, mix: MixDrafter) -> None:
@@ -350,7 +350,7 @@ class DraftCheckResult:
 def check_draft_sampling(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int) -> DraftCheckResult:
     """Generate the prompts, each with its own seed, and test what the drafter sampled against what it states."""
     drafter = llm.engine.drafter
-    observed = llm.engine.drafter = ObservedDrafter(drafter)
+    observed = llm.engine.drafter = RankRecorder(drafter)
     try:
         params = SamplingParams(temperature=DRAFT_TEMPERATURE, max_tokens=max_tokens, ignore_eos=True)
         each = [replace(params, seed=1000 + i) for i in range(len(prompts))]

@@ -32,7 +32,7 @@ def open_target(args: argparse.Namespace) -> ModelSource:
 
 def weights(target: ModelSource) -> str:
     """Return the dtype or quantization of its weights."""
-    return str(target.dtype).removeprefix("torch.") if target.bits is None else f"int{target.bits}"
+    return target.cpu_quantization or str(target.dtype).removeprefix("torch.")
 
 
 def add_result_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +44,8 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
     """Add the workload flags."""
     # SpeculationConfig has a `workload` too, so this one has another attribute name.
-    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
-    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
+    known = f"{', '.join(WORKLOADS)} (default: {OWN})"
+    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=known)
     group.add_argument("--data", type=Path, metavar="FILE", help="file of the workload, or its folder")
     group.add_argument("--tasks", type=name_list, default=(), metavar="A,B", help="only these tasks (default: all)")
 

@@ -34,8 +34,8 @@ MIN_BUDGET = 5.0  # seconds
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--trace", type=Path, metavar="FILE", help="your own requests in OpenAI's format, one per line")
-    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
-    group.add_argument("--workload", dest="asked", metavar="NAME", help=names)
+    known = f"{', '.join(WORKLOADS)} (default: {OWN})"
+    group.add_argument("--workload", dest="asked", metavar="NAME", help=known)
     group.add_argument("--data", type=Path, metavar="FILE", help="file of the workload, or its folder")
     group.add_argument("--tasks", type=name_list, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
@@ -117,10 +117,10 @@ def arms_to_try(
     from foretell.draft.registry import KINDS
     from foretell.tune.search_space import SearchSpace, is_sampled
 
-    names = args.drafters or [*default_drafters(KINDS, target.config.layers, items), *heads_of(args)]
-    own = f"self:int{target.bits}"
-    names = [name for name in names if name != own or args.drafters]
-    arms = SearchSpace(names, args.nodes, is_sampled(items, args.temperature)).variants(base)
+    chosen = args.drafters or [*default_drafters(KINDS, target.config.layers, items), *heads_of(args)]
+    own = f"self:{target.cpu_quantization}"
+    chosen = [name for name in chosen if name != own or args.drafters]
+    arms = SearchSpace(chosen, args.nodes, is_sampled(items, args.temperature)).variants(base)
     for arm in arms:
         draft.drafter_names(arm.speculation)
     if not arms:

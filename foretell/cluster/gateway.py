@@ -229,7 +229,8 @@ class Ingress:
 
     def __init__(self, handle: Any, attempts: int, config: ServerConfig) -> None:
         self.gateway = Gateway(RayReplicas(handle), attempts, config.request_timeout + TIMEOUT_GRACE)
-        self.app = wrap(self.gateway, build_middleware(config, self.gateway.metrics.error_response))
+        # not `app`, which is a property of the class that Ray Serve derives from this one
+        self.wrapped_app = wrap(self.gateway, build_middleware(config, self.gateway.metrics.error_response))
 
     async def drain(self) -> None:
         """Take no new requests."""
@@ -246,7 +247,7 @@ def application() -> ASGIApp:
 
     async def call_ingress(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await serve.get_replica_context().servable_object.app(scope, receive, send)
+            await serve.get_replica_context().servable_object.wrapped_app(scope, receive, send)
             return
         for phase in ("startup", "shutdown"):  # lifespan events, which need no work here
             await receive()

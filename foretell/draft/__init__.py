@@ -9,11 +9,11 @@ from pathlib import Path
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.models.draft_heads.loading import head_kind
-from foretell.models.quantize import Bits
+from foretell.models.quantize import QuantFormat
 
 from .base import Drafter
 from .idle_unload import UnloadableDrafter
-from .load import Loader, Planner, copy_bits, draft_model_of, drop_unaffordable
+from .load import Loader, Planner, copy_format, draft_model_of, drop_unaffordable
 from .mix import MergedDrafter, MixDrafter
 from .registry import KINDS, DrafterKind, DrafterParts, LoadedDraftModel, PlacedHead, find_kind, is_head, make
 
@@ -91,9 +91,9 @@ def heads_wanted(config: SpeculationConfig) -> tuple[str, ...]:
     return tuple(name for name in _single_drafters(config) if is_head(name))
 
 
-def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:
-    """Return the bits of each quantized copy of the target that is wanted."""
-    return tuple(copy_bits(name) for name in _single_drafters(config) if name.startswith("self:"))
+def copies_wanted(config: SpeculationConfig) -> tuple[QuantFormat, ...]:
+    """Return the format of each quantized copy of the target that is wanted."""
+    return tuple(copy_format(name) for name in _single_drafters(config) if name.startswith("self:"))
 
 
 def fit_to_memory(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:

@@ -15,7 +15,7 @@ from foretell.draft.model import MAX_ROWS
 from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
 from foretell.errors import CapacityError
 from foretell.models.decoder import Decoder
-from foretell.models.quantize import Bits, quantized_copy
+from foretell.models.quantize import QuantFormat, quantized_copy
 from foretell.runner.memory_plan import GIB, MemoryPlan, device_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class LoadableModel(Protocol):
     def loading_bytes(self) -> int: ...
     @property
     def token_bytes(self) -> int: ...
-    def copy_bytes(self, bits: Bits) -> int: ...
+    def copy_bytes(self, format: QuantFormat) -> int: ...
     def load(self) -> Decoder: ...
 
 
@@ -56,7 +56,7 @@ class Loader:
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)
     max_rows: int = MAX_ROWS  # of one forward of a draft model
 
-    def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> DrafterParts:
+    def parts(self, models: Iterable[str], copies: Mapping[QuantFormat, Decoder]) -> DrafterParts:
         """Load these draft models and return the parts of drafters."""
         loaded = {
             name: LoadedDraftModel(
@@ -72,7 +72,7 @@ class Loader:
         if need > free:
             raise CapacityError(f"it needs {need / GIB:.2f} GiB and {free / GIB:.2f} GiB is free")
         name = draft_model_of(drafter)
-        return self.parts([], self._quantized_copy(copy_bits(drafter))) if name is None else self.parts([name], {})
+        return self.parts([], self._quantized_copy(copy_format(drafter))) if name is None else self.parts([name], {})
 
     def _needed_bytes(self, drafter: str) -> int:
         name = draft_model_of(drafter)
@@ -80,13 +80,13 @@ class Loader:
             model = self.draft_models[name]
             return max(model.weight_bytes, model.loading_bytes) + self.tokens * model.token_bytes
         floats = self.target.loading_bytes or self.target.weight_bytes  # a copy is quantized from the float weights
-        return floats + self.target.copy_bytes(copy_bits(drafter))
+        return floats + self.target.copy_bytes(copy_format(drafter))
 
-    def _quantized_copy(self, bits: Bits) -> dict[Bits, Decoder]:
+    def _quantized_copy(self, format: QuantFormat) -> dict[QuantFormat, Decoder]:
         """Return a copy of the target with quantized weights that shares its embedding and RoPE tables."""
-        copy = quantized_copy(self.target.load(), bits)
+        copy = quantized_copy(self.target.load(), format)
         copy.embed, copy.rope_tables = self.runner.model.embed, self.runner.model.rope_tables
-        return {bits: copy}
+        return {format: copy}
 
 
 def draft_model_of(drafter: str) -> str | None:
@@ -97,9 +97,9 @@ def draft_model_of(drafter: str) -> str | None:
     return drafter if kind == "distilled" and not is_head(drafter) else None
 
 
-def copy_bits(drafter: str) -> Bits:
-    """Return the bits per weight of `self:int8` or `self:int4`."""
-    return 8 if drafter.endswith("int8") else 4
+def copy_format(drafter: str) -> QuantFormat:
+    """Return the format of `self:int8` or `self:int4`."""
+    return "int8" if drafter.endswith("int8") else "int4"
 
 
 def drop_unaffordable(

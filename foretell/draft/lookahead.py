@@ -123,7 +123,7 @@ class JacobiWindow:
         self.levels = [level[shift:] for level in self.levels]
 
     def pad(self, last: int, fill: Callable[[int, int], int]) -> None:
-        """Fill up columns at the end of the window."""
+        """Add filler columns at the end of the window."""
         for column in range(len(self.levels[0]), self.columns):
             token = self.levels[0][-1] if column else last
             for level in self.levels:

@@ -1,4 +1,4 @@
-"""A set of drafters behind one interface: the budget of a sequence names the drafter that drafts for it.
+"""A set of drafters with one interface: the budget of a sequence names the drafter that drafts for it.
 
 The engine always holds a mix. A single drafter is a mix of one, and no drafter is an empty mix.
 """

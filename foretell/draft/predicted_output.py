@@ -46,8 +46,8 @@ class _Pointer:
         return position is not None and position < len(self.prediction) and self.prediction[position] == token
 
     def _realign(self, tail: list[int]) -> None:
-        """Find the last output tokens in the prediction: the longest n-gram, at the nearest position ahead, else
-        behind."""
+        """Find the last output tokens in the prediction: the longest n-gram, at the nearest later position, else at the
+        last one."""
         self.position, self.num_matched = None, 0
         for length in NGRAM_LENGTHS[-len(tail) :]:
             positions = self.positions.get(tuple(tail[-length:]))

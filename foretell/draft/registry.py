@@ -30,7 +30,7 @@ from foretell.errors import RequestError
 from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
 from foretell.models.draft_heads.loading import head_kind
-from foretell.models.quantize import Bits
+from foretell.models.quantize import QuantFormat
 from foretell.options import nearest
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.model_runner import ModelRunner
@@ -87,7 +87,7 @@ class DrafterParts:
     target: ModelRunner
     tokenizer: Tokenizer | None = None
     draft_models: Mapping[str, LoadedDraftModel] = field(default_factory=dict)
-    copies: Mapping[Bits, Decoder] = field(default_factory=dict)  # quantized copies of the target, by bits
+    copies: Mapping[QuantFormat, Decoder] = field(default_factory=dict)  # quantized copies of the target, by format
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by name of their drafter
 
     @property
@@ -167,7 +167,7 @@ def _early_exit(parts: DrafterParts, layers: str) -> Drafter:
 
 
 def _quantized_self(parts: DrafterParts, form: str) -> Drafter:
-    runner = parts.target.with_variant(parts.copies[8 if form == "int8" else 4])
+    runner = parts.target.with_variant(parts.copies["int8" if form == "int8" else "int4"])
     drafter = SelfDrafter(runner, parts.vocab, f"self:{form}", parts.draft_temperature, parts.config.min_confidence)
     drafter.traits = replace(drafter.traits, prior_acceptance=0.9)
     return drafter

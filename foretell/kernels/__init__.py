@@ -1,1 +1,1 @@
-"""One operation a file: the torch function that defines it, and faster ones that must equal it."""
+"""Kernels, one operation per file: a torch function defines it, faster implementations must equal it."""

@@ -1,4 +1,4 @@
-"""Attention over pages: some new rows of several sequences over what each has cached."""
+"""Paged attention, the torch reference: new rows of several sequences attend to the KV cache of each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FOLD_ROWS = 32  # up to here the query heads of a group are folded into rows: one product instead of several
+FOLD_ROWS = 32  # up to this many rows the query heads of a KV head are folded into rows: one matrix product
 
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of one sequence in a step: tokens `start` .. `start + rows` of it, at `first` in the batch."""
+    """The rows of one sequence in a step: its tokens `start` .. `start + rows`, from row `first` of the batch."""
 
     first: int
     rows: int
     start: int
     pages: tuple[int, ...]
-    parents: tuple[int, ...] = ()  # of the draft's nodes, which are the last rows; empty for a chain
+    parents: tuple[int, ...] = ()  # of the draft tree's nodes, which are the last rows; empty for a chain
 
     @property
     def stop(self) -> int:
@@ -28,10 +28,10 @@ class Span:
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """What all layers of a model have in common as far as attention goes."""
+    """Attention settings that all layers of a model share."""
 
     page_size: int
-    queries_per_kv_head: int  # query heads to a key head
+    queries_per_kv_head: int  # query heads per KV head
     windows: frozenset[int | None]
     dtype: torch.dtype
     device: torch.device = torch.device("cpu")
@@ -39,36 +39,36 @@ class AttentionLayout:
 
 @dataclass(frozen=True)
 class SpanGroup:
-    """Sequences attended in one call, with as many rows each."""
+    """Sequences with the same number of rows that attend in one call."""
 
-    rows: Tensor | slice  # of the batch, sequence by sequence
+    rows: Tensor | slice  # rows of the batch, sequence by sequence
     num_sequences: int
     num_rows: int
-    pages: Tensor | slice  # sequence by sequence, as many for each; a slice where they lie side by side
-    length: int  # keys each row is shown; the mask hides those it may not see
-    masks: dict[int | None, Tensor | None]  # by window: added to the scores
+    pages: Tensor | slice  # the same number per sequence; a slice if they are contiguous
+    length: int  # keys per row, before masking
+    masks: dict[int | None, Tensor | None]  # added to the scores, by window
 
     @property
     def is_folded(self) -> bool:
-        """Whether the query heads that share a key head stand as further rows under it."""
+        """Return whether the query heads of a KV head are folded into rows."""
         return self.num_rows <= FOLD_ROWS
 
 
 def group_spans(spans: list[Span], layout: AttentionLayout) -> list[SpanGroup]:
-    """Put spans with as many rows and about as long a context together."""
+    """Group spans with the same number of rows and a similar context length."""
     batches: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
-        # Contexts of one power of two: the padding stays under half.
+        # Contexts within a power of two, so that padding is below half.
         key = (span.rows, len(span.pages).bit_length()) if span.rows <= FOLD_ROWS else (span.first, -1)
         batches.setdefault(key, []).append(span)
     return [_make_group(batch, layout) for batch in batches.values()]
 
 
 def _make_group(batch: list[Span], layout: AttentionLayout) -> SpanGroup:
-    rows, most = batch[0].rows, max(len(span.pages) for span in batch)
-    length = batch[0].stop if len(batch) == 1 else most * layout.page_size
+    rows, max_pages = batch[0].rows, max(len(span.pages) for span in batch)
+    length = batch[0].stop if len(batch) == 1 else max_pages * layout.page_size
     masks = {window: _mask(batch, length, window, layout) for window in layout.windows}
-    return SpanGroup(_rows(batch, layout), len(batch), rows, _pages(batch, most, layout), length, masks)
+    return SpanGroup(_rows(batch, layout), len(batch), rows, _pages(batch, max_pages, layout), length, masks)
 
 
 def _rows(batch: list[Span], layout: AttentionLayout) -> Tensor | slice:
@@ -78,34 +78,38 @@ def _rows(batch: list[Span], layout: AttentionLayout) -> Tensor | slice:
     return torch.tensor([span.first + row for span in batch for row in range(rows)], device=layout.device)
 
 
-def _pages(batch: list[Span], most: int, layout: AttentionLayout) -> Tensor | slice:
+def _pages(batch: list[Span], max_pages: int, layout: AttentionLayout) -> Tensor | slice:
     pages = batch[0].pages
-    if len(batch) == 1 and pages[-1] - pages[0] == most - 1 and list(pages) == list(range(pages[0], pages[-1] + 1)):
+    if (
+        len(batch) == 1
+        and pages[-1] - pages[0] == max_pages - 1
+        and list(pages) == list(range(pages[0], pages[-1] + 1))
+    ):
         return slice(pages[0], pages[-1] + 1)
-    padded = [page for span in batch for page in (*span.pages, *span.pages[:1] * (most - len(span.pages)))]
+    padded = [page for span in batch for page in (*span.pages, *span.pages[:1] * (max_pages - len(span.pages)))]
     return torch.tensor(padded, device=layout.device)
 
 
 def _mask(batch: list[Span], length: int, window: int | None, layout: AttentionLayout) -> Tensor | None:
-    """0 where a row may look, -inf where not, [sequences, 1, rows, length]; None where every row sees every key."""
+    """Return 0 for visible keys and -inf for masked ones, [sequences, 1, rows, length]; None if all are visible."""
     rows = batch[0].rows
     if len(batch) == 1 and rows == 1 and (window is None or length <= window):
         return None
     position = torch.tensor([span.start for span in batch])[:, None, None] + torch.arange(rows)[:, None]
     key_position = torch.arange(length).expand(len(batch), 1, length).clone()
-    seen = key_position <= position
+    visible = key_position <= position
     for i, span in enumerate(batch):
         if span.parents:
-            _apply_tree_mask(seen[i], position[i], key_position[i], span)
+            _apply_tree_mask(visible[i], position[i], key_position[i], span)
     if window is not None:
-        seen &= key_position > position - window
-    mask = torch.zeros(seen.shape, dtype=layout.dtype).masked_fill_(~seen, float("-inf"))[:, None]
+        visible &= key_position > position - window
+    mask = torch.zeros(visible.shape, dtype=layout.dtype).masked_fill_(~visible, float("-inf"))[:, None]
     mask = mask.repeat_interleave(layout.queries_per_kv_head, dim=2) if rows <= FOLD_ROWS else mask
     return mask.to(layout.device)
 
 
-def _apply_tree_mask(seen: Tensor, position: Tensor, key_position: Tensor, span: Span) -> None:
-    """Let the nodes of a tree see the sequence, their ancestors and themselves, at the position of their depth."""
+def _apply_tree_mask(visible: Tensor, position: Tensor, key_position: Tensor, span: Span) -> None:
+    """Make the context, their ancestors and themselves visible to tree nodes, at the positions of their depths."""
     nodes = len(span.parents)
     root = span.stop - nodes - 1
     tree = torch.zeros(nodes, nodes, dtype=torch.bool)
@@ -113,14 +117,14 @@ def _apply_tree_mask(seen: Tensor, position: Tensor, key_position: Tensor, span:
         if parent >= 0:
             tree[node] = tree[parent]
         tree[node, node] = True
-    seen[-nodes:, root + 1 : span.stop] = tree
+    visible[-nodes:, root + 1 : span.stop] = tree
     position[-nodes:, 0] = key_position[0, root + 1 : span.stop] = root + tree.sum(-1)
 
 
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, groups: list[SpanGroup], scale: float, window: int | None
 ) -> Tensor:
-    """queries [n, heads, dim] over keys and values [pages, page_size, kv_heads, dim] -> [n, heads * dim]."""
+    """Attend queries [n, heads, dim] to keys and values [pages, page_size, kv_heads, dim] -> [n, heads * dim]."""
     if len(groups) == 1:
         return _attend_group(queries, keys, values, groups[0], scale, window)
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
@@ -133,22 +137,22 @@ def _attend_group(
     q: Tensor, keys: Tensor, values: Tensor, group: SpanGroup, scale: float, window: int | None
 ) -> Tensor:
     kv_heads, dim = keys.shape[2:]
-    share = q.shape[1] // kv_heads
+    group_size = q.shape[1] // kv_heads
     k, v, mask = _gather_pages(keys, group), _gather_pages(values, group), group.masks[window]
-    q = q.view(group.num_sequences, group.num_rows, kv_heads, share, dim)
+    q = q.view(group.num_sequences, group.num_rows, kv_heads, group_size, dim)
     if group.is_folded:
         q = q.transpose(1, 2).reshape(group.num_sequences, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        out = out.view(group.num_sequences, kv_heads, group.num_rows, share, dim).transpose(1, 2)
+        out = out.view(group.num_sequences, kv_heads, group.num_rows, group_size, dim).transpose(1, 2)
     else:
-        heads = [q[:, :, :, i].transpose(1, 2) for i in range(share)]
+        heads = [q[:, :, :, i].transpose(1, 2) for i in range(group_size)]
         outs = [F.scaled_dot_product_attention(head, k, v, attn_mask=mask, scale=scale) for head in heads]
         out = torch.stack(outs, 3).transpose(1, 2)
     return out.reshape(group.num_sequences * group.num_rows, -1)
 
 
 def _gather_pages(cache: Tensor, group: SpanGroup) -> Tensor:
-    """The group's pages, laid end to end: [sequences, kv_heads, length, dim]."""
+    """Return the pages of the group concatenated, [sequences, kv_heads, length, dim]."""
     _, _, kv_heads, dim = cache.shape
     if isinstance(group.pages, slice):
         pages = cache[group.pages]

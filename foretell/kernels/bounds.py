@@ -1,13 +1,13 @@
-"""Checks of what native code reads and writes: it trusts the numbers it is given."""
+"""Bounds checks for native code, which does not check its arguments."""
 
 from __future__ import annotations
 
 
 class BoundsError(RuntimeError):
-    """A native call was refused because it would read or write outside of its arrays."""
+    """A native call that would access memory outside of its arrays."""
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise BoundsError unless a condition that protects native memory holds; an `assert` would vanish under -O."""
+    """Raise BoundsError unless the condition holds. An `assert` would be removed by -O."""
     if not holds:
         raise BoundsError(f"native call refused; it needs {what}")

@@ -1,8 +1,8 @@
-"""A row times a matrix. The definition is `torch.nn.functional.linear`.
+"""Linear layers in floats. The definition is `torch.nn.functional.linear`.
 
-On a CPU in float32 there are two faster ways, which make a few rows cost hardly more than one and give a row the same
-bits whatever rows stand beside it, which plain `linear` does not: the native library's, and oneDNN's blocked layout
-where there is no library (measured; see docs/log/).
+For float32 on a CPU there are two faster implementations: the native library and, without it, oneDNN's blocked weight
+layout. With both, a few rows cost hardly more than one (measurements in docs/log/), and unlike plain `linear` the
+result of a row does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from foretell.kernels.native.huge_pages import HugePageArena
 from .native.library import library
 from .native.packed import PackedLinear
 
-ROWS_HINT = 8  # the row count oneDNN lays the weights out for; it serves 1 to 512 rows within a few percent of the best
+ROWS_HINT = 8  # rows that oneDNN optimizes the layout for; it is within a few percent of the best for 1 to 512 rows
 
 
-def prepare_linear(weight: Tensor, bias: Tensor | None, room: HugePageArena) -> Callable[[Tensor], Tensor] | None:
-    """`linear` with these weights, which are copied into `room`; None where there is no faster way."""
+def prepare_linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena) -> Callable[[Tensor], Tensor] | None:
+    """Return a faster `linear` with these weights, copied into `arena`; None if there is none."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
     if (native := library()) is not None:
-        return PackedLinear(native, weight, bias, room)
+        return PackedLinear(native, weight, bias, arena)
     packed = pack_onednn(weight)
     return None if packed is None else lambda x: onednn_linear(x, packed, bias)
 
 
 def pack_onednn(weight: Tensor) -> Tensor | None:
-    """`weight`, [out, in], laid out for `onednn_linear`; None where there is no such layout."""
+    """Return weight [out, in] in the layout of `onednn_linear`; None if it is not supported."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch._C._has_mkldnn:
         return None
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
@@ -40,11 +40,11 @@ def pack_onednn(weight: Tensor) -> Tensor | None:
 
 
 def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """x [rows, in] times packed weights, as `linear` defines it."""
+    """Multiply x [rows, in] by packed weights and add bias."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [rows, in] times weight [out, in], plus bias."""
+    """Multiply x [rows, in] by weight [out, in] and add bias."""
     return F.linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""Root-mean-square norm."""
+"""Root-mean-square norm (RMSNorm)."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., width] divided by its root mean square, times weight [width]."""
+    """Return x [..., width] divided by its root mean square, times weight [width]."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)

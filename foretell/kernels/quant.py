@@ -1,7 +1,11 @@
-"""Rows times a matrix of 8- or 4-bit integers. These are the definitions; `kernels.native` has the fast twins.
+"""Linear layers with quantized weights and activations: the reference definitions.
 
-A row is quantized by itself, in groups of inputs, and the groups are added up in float32 from the first to the last,
-one rounding an operation. So a row's bits depend on nothing that stands beside it.
+There are two schemes. On a CPU activations are quantized to int8 in groups of `GROUP_SIZE` inputs, weights to int8 (one
+scale per output) or int4 (one scale per group); `kernels.native` has the fast implementation. On a CUDA device rows and
+weights are int8 or fp8 with one scale per row; `kernels.triton.quant_linear` has the fast implementation.
+
+Either way a row is quantized by itself and its products are added in a fixed order with one float rounding per
+operation, so the result for a row does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -14,44 +18,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GROUP_SIZE = 32  # inputs that share a scale, in rows and in 4-bit weights
-MIN_ABSMAX = 1e-30  # a group no larger than this is taken for zeros
+QuantFormat = Literal["int8", "int4", "fp8"]  # a CPU serves int8 and int4, a CUDA device int8 and fp8
+
+GROUP_SIZE = 32  # inputs that share a scale, in activations and in int4 weights
+MIN_ABSMAX = 1e-30  # a group whose largest magnitude is at most this is quantized to zeros
+QUANT_DTYPES: dict[QuantFormat, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+QUANT_MAX: dict[QuantFormat, float] = {"int8": 127.0, "fp8": 448.0}  # largest representable value
+INT_MM_MIN_ROWS = 17  # fewest rows that `torch._int_mm` accepts
 
 
 @dataclass(frozen=True)
 class Int8Weights:
-    """values [out, in] from -127 to 127 times scales [out], float32."""
+    """An int8 matrix with one scale per output: values [out, in] from -127 to 127, scales [out] in float32."""
 
     values: Tensor
     scales: Tensor
 
     def dequantized(self) -> Tensor:
-        """The matrix these stand for, in float32."""
+        """Return the matrix in float32, [out, in]."""
         return self.values.float() * self.scales[:, None]
 
 
 @dataclass(frozen=True)
 class Int4Weights:
-    """values [out, in] from -8 to 7 times scales [out, groups], bfloat16."""
+    """An int4 matrix with one scale per group: values [out, in] from -8 to 7, scales [out, groups] in bfloat16."""
 
     values: Tensor
     scales: Tensor
 
     def dequantized(self) -> Tensor:
-        """The matrix these stand for, in float32."""
+        """Return the matrix in float32, [out, in]."""
         return (split_groups(self.values) * self.scales.float()[:, :, None]).flatten(1)[:, : self.values.shape[1]]
 
 
 def split_groups(x: Tensor) -> Tensor:
-    """x [rows, in] as [rows, groups, GROUP]; the last group is filled up with zeros."""
+    """Return x [rows, in] as [rows, groups, GROUP_SIZE]; the last group is padded with zeros."""
     padded = F.pad(x, (0, -x.shape[1] % GROUP_SIZE))
     return padded.view(x.shape[0], padded.shape[1] // GROUP_SIZE, GROUP_SIZE)
 
 
 def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [rows, in], float32, as int8 from -127 to 127, [rows, groups, GROUP], and float32 scales [rows, groups].
+    """Quantize float32 rows x [rows, in] per group.
 
-    A group that is not finite has the scale NaN.
+    Return int8 values from -127 to 127, [rows, groups, GROUP_SIZE], and float32 scales [rows, groups]. The scale of a
+    group with a value that is not finite is NaN.
     """
     groups = split_groups(x)
     peaks = groups.abs().amax(-1, keepdim=True)
@@ -62,39 +72,36 @@ def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_linear(x: Tensor, weights: Int8Weights, bias: Tensor | None = None) -> Tensor:
-    """x [rows, in], float32, times 8-bit weights -> [rows, out]."""
+    """Multiply float32 rows x [rows, in] by int8 weights -> [rows, out]."""
     total = x.new_zeros(x.shape[0], weights.values.shape[0])
-    for product, scales, _ in _products(x, weights.values):
+    for product, scales, _ in _group_products(x, weights.values):
         total = total + product * scales
     total = total * weights.scales
     return total if bias is None else total + bias
 
 
 def int4_linear(x: Tensor, weights: Int4Weights, bias: Tensor | None = None) -> Tensor:
-    """x [rows, in], float32, times 4-bit weights -> [rows, out]."""
+    """Multiply float32 rows x [rows, in] by int4 weights -> [rows, out]."""
     total = x.new_zeros(x.shape[0], weights.values.shape[0])
-    for product, scales, group in _products(x, weights.values):
+    for product, scales, group in _group_products(x, weights.values):
         total = total + product * weights.scales[:, group].float() * scales
     return total if bias is None else total + bias
 
 
-def _products(x: Tensor, matrix: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """By group: rows times outputs, [rows, out], whole numbers small enough for float32; the rows' scales [rows, 1]."""
+def _group_products(x: Tensor, matrix: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield for each group its integer products [rows, out], exact in float32, row scales [rows, 1] and its index."""
     values, scales = quantize_groups(x)
     matrix = split_groups(matrix)
     for group in range(matrix.shape[1]):
         yield F.linear(values[:, group].float(), matrix[:, group].float()), scales[:, group, None], group
 
 
-QuantFormat = Literal["int8", "fp8"]
-QUANT_DTYPES: dict[QuantFormat, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-QUANT_MAX: dict[QuantFormat, float] = {"int8": 127.0, "fp8": 448.0}
-INT_MM_MIN_ROWS = 17  # the least the library multiplies
-
-
 @dataclass(frozen=True)
 class QuantizedRows:
-    """values [rows, in] in 8 bits times scales [rows], float32: rows of a step, or a matrix by its outputs."""
+    """Rows in int8 or fp8 with one scale each: values [rows, in], scales [rows] in float32.
+
+    Holds the activations of a step, or a weight matrix with a row per output.
+    """
 
     values: Tensor
     scales: Tensor
@@ -111,32 +118,32 @@ class QuantizedRows:
         return self.values.nbytes + self.scales.nbytes
 
     def dequantized(self) -> Tensor:
-        """What these stand for, in float32."""
+        """Return the rows in float32, [rows, in]."""
         return self.values.float() * self.scales[:, None]
 
 
-def quantize_rows(x: Tensor, rounding: QuantFormat) -> QuantizedRows:
-    """x [rows, in], each row on a grid whose end is the row's largest value."""
-    wide, largest = x.float(), QUANT_MAX[rounding]
+def quantize_rows(x: Tensor, format: QuantFormat) -> QuantizedRows:
+    """Quantize x [rows, in] with one scale per row, so that the row's largest magnitude maps to the format's."""
+    wide, largest = x.float(), QUANT_MAX[format]
     peaks = wide.abs().amax(-1).clamp(min=MIN_ABSMAX)
     values = wide * (largest / peaks)[:, None]
-    if rounding == "int8":
+    if format == "int8":
         values = values.round()
-    return QuantizedRows(values.to(QUANT_DTYPES[rounding]), peaks / largest)
+    return QuantizedRows(values.to(QUANT_DTYPES[format]), peaks / largest)
 
 
 def unscaled_matmul(x: QuantizedRows, weights: QuantizedRows) -> Tensor:
-    """[rows, in] times [out, in] before any scale, [rows, out]: int32, and float32 for floats."""
+    """Multiply the values of x [rows, in] and weights [out, in] -> [rows, out], int32 for int8 and float32 for fp8."""
     if x.format == "fp8":
         return x.values.float() @ weights.values.float().T
     if x.values.is_cuda and not (x.values.shape[1] % 16 or len(weights) % 16):
-        lacking = max(0, INT_MM_MIN_ROWS - len(x))
-        return torch._int_mm(F.pad(x.values, (0, 0, 0, lacking)), weights.values.T)[: len(x)]
+        padding = max(0, INT_MM_MIN_ROWS - len(x))
+        return torch._int_mm(F.pad(x.values, (0, 0, 0, padding)), weights.values.T)[: len(x)]
     return (x.values.double() @ weights.values.double().T).to(torch.int32)  # exact: far below 2 ** 53
 
 
 def quantized_linear(x: Tensor, weights: QuantizedRows, bias: Tensor | None = None) -> Tensor:
-    """x [rows, in] times 8-bit weights [out, in] -> [rows, out] in x's type."""
+    """Multiply x [rows, in] by quantized weights [out, in] -> [rows, out] in the dtype of x."""
     rows = quantize_rows(x, weights.format)
     product = unscaled_matmul(rows, weights).float() * rows.scales[:, None] * weights.scales
     return (product if bias is None else product + bias.float()).to(x.dtype)

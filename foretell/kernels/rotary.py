@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embedding (RoPE)."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x [rows, heads, dim] by cos and sin [rows, 1, dim]; sin's first half is negated already."""
+    """Rotate x [rows, heads, dim] by cos and sin [rows, 1, dim]; the first half of sin is already negated."""
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin

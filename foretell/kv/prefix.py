@@ -1,4 +1,4 @@
-"""Which pages hold the beginning of which text, so that equal beginnings are computed once."""
+"""Prefix cache: an index of full pages by their tokens, so that a common prefix is computed once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .pages import PagePool
 
 @dataclass(frozen=True)
 class _Entry:
-    """A full page and the beginning it continues."""
+    """A full page and the key of its prefix."""
 
-    serial: int  # never given twice, so what hung on an evicted page is never found again
+    serial: int  # never reused, so pages that follow an evicted page are not found again
     page: int
     key: tuple[int | str, tuple[int, ...]]
 
 
 class PrefixIndex:
-    """Full pages by what they hold and what precedes them; tenants never see each other's."""
+    """Full pages by their tokens and the page before them. Tenants do not share pages."""
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -31,7 +31,10 @@ class PrefixIndex:
         return len(self._entries)
 
     def match(self, tokens: Tokens[int], tenant: str) -> list[int]:
-        """Pages that hold the beginning of `tokens`, each now held once more; the last token is always left to run."""
+        """Return the cached pages of the longest prefix of `tokens`, with a reference added to each.
+
+        The last token is never part of the prefix, because its logits are needed.
+        """
         pages: list[int] = []
         for entry in self._walk(tokens, tenant, (len(tokens) - 1) // self.pool.page_size):
             self.pool.acquire(entry.page)
@@ -51,13 +54,13 @@ class PrefixIndex:
         return found
 
     def insert(self, tokens: Tokens[int], pages: list[int], tenant: str, known: int = 0) -> int:
-        """Offer the full `pages` of `tokens` to others; `known` of them were offered before. Says how many are now."""
+        """Add the full `pages` of `tokens` to the index, `known` of them already added. Return how many are now."""
         size = self.pool.page_size
         before: int | str = tenant
         if known:
             last = self._by_page.get(pages[known - 1])
             if last is None:
-                return len(pages)  # private since somebody else's page held the same
+                return len(pages)  # not indexed: another page with the same tokens is
             before = last.serial
         for i in range(known, len(pages)):
             key = (before, tuple(tokens[i * size : (i + 1) * size]))
@@ -77,7 +80,7 @@ class PrefixIndex:
         del self._entries[self._by_page.pop(page).key]
 
     def clear(self) -> None:
-        """Forget everything: what the pages hold is no longer true."""
+        """Remove all pages, because their content is no longer valid."""
         for page in list(self._by_page):
             self._evict(page)
             self.pool.unmark_cached(page)

@@ -1,4 +1,4 @@
-"""Pages of texts that had to make way, kept in the host's memory until they come back."""
+"""CPU swap space for the KV pages of preempted sequences."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from foretell.types import Sequence
 from .cache import KVCache
 
 LOG = logging.getLogger("foretell")
-COPY_SAMPLES = 3  # times a copy is waited for, to learn how long one takes
-PREFILL_EMA = 0.2  # what the newest measurement counts
-MIN_PREFILL_TOKENS = 64  # tokens of a step from which reading can be timed
+COPY_SAMPLES = 3  # copies that are timed synchronously
+PREFILL_EMA = 0.2  # weight of the latest measurement in the moving average
+MIN_PREFILL_TOKENS = 64  # prefilled tokens from which a step is timed
 
 
 @dataclass(frozen=True)
 class SwappedPages:
-    """The pages of one text: for each tensor of the cache [pages, page_size, kv_heads, head_dim]."""
+    """The pages of one sequence, [pages, page_size, kv_heads, head_dim] for each tensor of the cache."""
 
     num_tokens: int
     tensors: list[Tensor]
@@ -32,30 +32,31 @@ class SwappedPages:
 
 
 class Swap:
-    """Keeps what copying brings back sooner than reading the text again would. Both are measured on the way."""
+    """Swaps pages out and in where copying is faster than recomputing the prefill. Both are measured."""
 
     def __init__(self, cache: KVCache, room: int) -> None:
         self.cache, self.capacity = cache, room
-        self.used = self.swapped_out = self.swapped_in = 0  # bytes; texts
+        self.used = 0  # bytes
+        self.swapped_out = self.swapped_in = 0  # sequences
         self._swapped: dict[int, SwappedPages] = {}
-        self._copy_seconds: list[float] = []  # seconds a token, there and back
-        self._prefill_seconds: float | None = None  # seconds a token
+        self._copy_seconds: list[float] = []  # seconds per token for both directions
+        self._prefill_seconds: float | None = None  # seconds per token
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step read so many tokens."""
+        """Record the duration of a step that prefilled `tokens` tokens."""
         if tokens >= MIN_PREFILL_TOKENS:
             new, old = seconds / tokens, self._prefill_seconds
             self._prefill_seconds = new if old is None else old + PREFILL_EMA * (new - old)
 
     @property
     def is_faster(self) -> bool:
-        """Whether copying is faster; where either is not known yet it is tried."""
+        """Return whether swapping is faster than recomputing; True until both are measured."""
         if self._prefill_seconds is None or len(self._copy_seconds) < COPY_SAMPLES:
             return True
         return sorted(self._copy_seconds)[COPY_SAMPLES // 2] < self._prefill_seconds
 
     def swap_out(self, seq: Sequence) -> None:
-        """`seq` is about to give its pages back: copy them, if that pays and there is room."""
+        """Copy the pages of `seq` to the host before they are released, if that pays and there is space."""
         pages = -(-seq.cached // self.cache.page_size)
         if not pages or not self.is_faster or seq.request.params.prompt_logprobs is not None:
             return
@@ -63,42 +64,42 @@ class Swap:
             return
         began = perf_counter()
         try:
-            stash = SwappedPages(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
+            swapped = SwappedPages(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
         except Exception as error:  # usually out of memory, on the device or on the host
             LOG.warning("could not copy the pages of a preempted sequence; it is prefilled again: %s", error)
             return
         self.forget(seq)
-        self._swapped[seq.id] = stash
-        self.used += stash.nbytes
+        self._swapped[seq.id] = swapped
+        self.used += swapped.nbytes
         self.swapped_out += 1
         if len(self._copy_seconds) < COPY_SAMPLES:
             _synchronize(self._tensors[0])
             self._copy_seconds.append(2 * (perf_counter() - began) / seq.cached)
 
     def num_tokens(self, seq: Sequence) -> int:
-        """How many tokens of a text are kept here."""
-        stash = self._swapped.get(seq.id)
-        return 0 if stash is None else stash.num_tokens
+        """Return the number of tokens of `seq` in swap space."""
+        swapped = self._swapped.get(seq.id)
+        return 0 if swapped is None else swapped.num_tokens
 
     def swap_in(self, seq: Sequence) -> None:
-        """Copy what is kept to the pages `seq` holds now, which suffice; the first ones may hold it already."""
-        stash = self._swapped[seq.id]
-        pages = -(-stash.num_tokens // self.cache.page_size)
-        there = seq.cached // self.cache.page_size
+        """Copy the swapped pages to the pages `seq` holds now; its first `seq.cached` tokens may be there already."""
+        swapped = self._swapped[seq.id]
+        pages = -(-swapped.num_tokens // self.cache.page_size)
+        first = seq.cached // self.cache.page_size
         self.forget(seq)
         try:
-            for tensor, kept in zip(self._tensors, stash.tensors, strict=True):
-                tensor[seq.pages[there:pages]] = _to_device(kept[there:], tensor)
-        except Exception as error:  # the copy needs memory of its own
+            for tensor, kept in zip(self._tensors, swapped.tensors, strict=True):
+                tensor[seq.pages[first:pages]] = _to_device(kept[first:], tensor)
+        except Exception as error:  # the copy allocates memory
             LOG.warning("could not copy pages back to the device; the sequence is prefilled again: %s", error)
             return
-        seq.cached = stash.num_tokens
+        seq.cached = swapped.num_tokens
         self.swapped_in += 1
 
     def forget(self, seq: Sequence) -> None:
-        stash = self._swapped.pop(seq.id, None)
-        if stash is not None:
-            self.used -= stash.nbytes
+        swapped = self._swapped.pop(seq.id, None)
+        if swapped is not None:
+            self.used -= swapped.nbytes
 
     @property
     def _tensors(self) -> tuple[Tensor, ...]:

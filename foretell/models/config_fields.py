@@ -1,4 +1,4 @@
-"""The entries of a model's config, each checked as it is read."""
+"""Validated access to the entries of a model's config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretell.errors import ModelError, UnsupportedModelError
 
 
 class ConfigFields:
-    """Entries by name; `prefix` stands before each name. None counts as absent, as it does in config files."""
+    """Entries of a config by name, with a common prefix. None counts as absent, as it does in config files."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
         self.values, self.prefix = values, prefix
@@ -21,15 +21,15 @@ class ConfigFields:
         return default if value is None else value
 
     def integer(self, name: str, default: int | None = None, least: int = 1, most: int = 2**31) -> int:
-        """A whole number between these."""
+        """Return an integer between `least` and `most`."""
         value = self._one(name, self._wanted(name, default))
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        if not whole or isinstance(value, bool) or not least <= value <= most:
-            raise self.invalid(name, f"a whole number from {least} to {most}")
+        is_integer = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if not is_integer or isinstance(value, bool) or not least <= value <= most:
+            raise self.invalid(name, f"an integer from {least} to {most}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Return a finite number above 0."""
         value = self._wanted(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.invalid(name, "a number above 0")
@@ -44,18 +44,18 @@ class ConfigFields:
     def string(self, name: str, default: str | None = None) -> str:
         value = self._wanted(name, default)
         if not isinstance(value, str):
-            raise self.invalid(name, "a name")
+            raise self.invalid(name, "a string")
         return value
 
     def strings(self, name: str) -> list[str]:
-        """A list of names; none where there is nothing."""
+        """Return a list of strings; empty if absent."""
         value = self.get(name, [])
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise self.invalid(name, "a list of names")
+            raise self.invalid(name, "a list of strings")
         return value
 
     def section(self, name: str) -> ConfigFields:
-        """The entries below `name`; none where there is nothing."""
+        """Return the nested config `name`; empty if absent."""
         value = self.get(name, {})
         if not isinstance(value, Mapping):
             raise self.invalid(name, "a mapping")
@@ -66,7 +66,7 @@ class ConfigFields:
         return ModelError(f"the model's config says {self.prefix}{name} is {value}; it must be {wanted}")
 
     def missing(self, name: str) -> ModelError:
-        return ModelError(f"the model's config lacks {self.prefix}{name}; fetch the model again or add it")
+        return ModelError(f"the model's config has no {self.prefix}{name}; download the model again or add it")
 
     def _wanted(self, name: str, default: Any) -> Any:
         value = self.get(name, default)
@@ -75,9 +75,9 @@ class ConfigFields:
         return value
 
     def _one(self, name: str, value: Any) -> Any:
-        """GGUF may give a number for each layer; layers are served only where they are alike."""
+        """Return the common value of a list with one value per layer (GGUF). Layers that differ are not supported."""
         if not isinstance(value, list | tuple) or not value:
             return value
         if any(other != value[0] for other in value):
-            raise UnsupportedModelError(f"{self.prefix}{name} differs between layers, which is not served")
+            raise UnsupportedModelError(f"{self.prefix}{name} differs between layers, which is not supported")
         return value[0]

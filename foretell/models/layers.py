@@ -1,4 +1,4 @@
-"""The parts a decoder is built from. Parameters have the shapes checkpoints give them; `pack` readies them to run."""
+"""Layers of a decoder. Parameters have the shapes of the checkpoint until `pack` converts them for the kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foretell.kernels.native.packed import PackedLinear
 
 
 class Linear(nn.Module):
-    """Rows times a matrix. After `pack_onednn` the weights lie as the kernel wants them and `weight` is gone."""
+    """A linear layer. After `pack` the weights are in the layout of the kernel and `weight` is None."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
@@ -28,22 +28,22 @@ class Linear(nn.Module):
         assert self.weight is not None, "an unpacked layer has its weight"
         return linear(x, self.weight, self.bias)
 
-    def pack(self, room: HugePageArena) -> None:
-        """Lay the weights out for speed, in `room`, where there is a way to."""
+    def pack(self, arena: HugePageArena) -> None:
+        """Convert the weights to the layout of the fastest kernel, in `arena`, if there is one."""
         if self.weight is None:
             return
         bias = None if self.bias is None else self.bias.data
-        if (packed := prepare_linear(self.weight.data, bias, room)) is not None:
+        if (packed := prepare_linear(self.weight.data, bias, arena)) is not None:
             self.packed, self.weight = packed, None
 
     @property
     def native(self) -> PackedLinear | None:
-        """The weights as the native library has them, if it does."""
+        """Return the weights packed for the native library; None if they are not."""
         return self.packed if isinstance(self.packed, PackedLinear) else None
 
 
 class Norm(nn.Module):
-    """The weight of a root-mean-square norm."""
+    """The weight of an RMS norm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A checkpoint on disk becomes a decoder in memory."""
+"""Loads a checkpoint into a decoder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_model(
     device: torch.device | str = "cpu",
     shard: Shard | None = None,
 ) -> Decoder:
-    """The checkpoint's decoder with its weights, or a rank's part of them, not yet prepared to run."""
+    """Return the decoder of a checkpoint, or the shard of one rank, with its weights, before `prepare`."""
     device = torch.device(device)
     config, dtype = read_config(checkpoint), choose_dtype(checkpoint, dtype, device)
     check_tensors(meta_model(config, dtype), checkpoint)
@@ -40,12 +40,12 @@ def load_model(
 
 
 def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto`: float32 on a CPU, elsewhere the type the checkpoint is stored in, and bfloat16 for a quantized one."""
+    """Return the dtype. `auto` is float32 on a CPU, else that of the checkpoint, bfloat16 for a quantized one."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype != "auto":
         if dtype not in DTYPES:
-            raise RequestError("dtype", f"{dtype!r} is not known; {nearest(dtype, ['auto', *DTYPES])}")
+            raise RequestError("dtype", f"{dtype!r} is unknown; {nearest(dtype, ['auto', *DTYPES])}")
         return DTYPES[dtype]
     if device.type == "cpu":
         return torch.float32
@@ -56,24 +56,24 @@ def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch
 
 
 def is_quantized(checkpoint: Checkpoint) -> bool:
-    """Whether the file's own weights stand on a grid of few bits."""
+    """Return whether the weights in the file are quantized."""
     return checkpoint.kind == "gguf" and checkpoint.config.get("general.file_type", -1) not in GGUF_FILE_TYPES
 
 
 def meta_model(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> Decoder:
-    """A decoder of shapes alone."""
+    """Return a decoder on the meta device: shapes without memory."""
     with torch.device("meta"):
         return Decoder(config, shard).to(dtype)
 
 
 def materialize(decoder: Decoder, device: torch.device) -> Decoder:
-    """Give a sketch parameters that hold whatever was in memory."""
+    """Allocate uninitialized parameters for a decoder on the meta device."""
     if decoder.config.tied:
-        decoder.head.weight = None  # or the one parameter would become two
-    for module in decoder.modules():  # `to_empty` goes through symbols, whose package takes half a second to import
-        for name, sketched in module._parameters.items():
-            if sketched is not None:
-                empty = torch.empty(sketched.shape, dtype=sketched.dtype, device=device)
+        decoder.head.weight = None  # otherwise the shared parameter would become two
+    for module in decoder.modules():  # `to_empty` would import sympy, which takes half a second
+        for name, shape_only in module._parameters.items():
+            if shape_only is not None:
+                empty = torch.empty(shape_only.shape, dtype=shape_only.dtype, device=device)
                 module._parameters[name] = nn.Parameter(empty, requires_grad=False)
     if decoder.config.tied:
         decoder.head.weight = decoder.embed
@@ -81,7 +81,7 @@ def materialize(decoder: Decoder, device: torch.device) -> Decoder:
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> int:
-    """What the prepared weights take; a tied embedding counts twice where `prepare` packs a head from it."""
+    """Return the bytes of the prepared weights. A tied embedding counts twice if `prepare` packs an LM head from it."""
     count = sum(parameter.numel() for parameter in meta_model(config, dtype).parameters())
     if config.tied and torch.device(device).type == "cpu" and dtype == torch.float32:
         count += config.vocab * config.width

@@ -1,10 +1,10 @@
-"""Linear layers on a grid of 8 or 4 bits."""
+"""Quantized linear layers and decoders: int8 and int4 on a CPU, int8 and fp8 on a CUDA device."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +17,25 @@ from foretell.kernels.quant import (
     QUANT_MAX,
     Int4Weights,
     Int8Weights,
-    QuantFormat,
     QuantizedRows,
     quantized_linear,
     split_groups,
 )
+from foretell.kernels.quant import QuantFormat as QuantFormat  # exported, for packages above that do not import kernels
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear
 from foretell.models.load import meta_model, weight_bytes
 from foretell.utils.system import trim_memory
 
-Bits = Literal[8, 4]
-STARTS = (1.0, 0.9, 1.1)  # of the largest weight's share: where the search for a group's scale begins
-CHUNK = 256  # outputs quantized at a time: what is worked out on the way stays in the cache
+Module = TypeVar("Module", bound=nn.Module)
+
+SCALE_STARTS = (1.0, 0.9, 1.1)  # factors of absmax / 8 at which the search for the scale of an int4 group starts
+CHUNK_OUTPUTS = 256  # outputs quantized at a time, so that intermediate results stay in the CPU cache
 
 
-class QuantizedLinear(Linear):
-    """Rows times a matrix of integers. The rows are rounded, too: to 8 bits, group by group."""
+class NativeQuantizedLinear(Linear):
+    """A linear layer with int8 or int4 weights on a CPU. The native library quantizes its inputs to int8 per group."""
 
     def __init__(self, product: PackedLinear) -> None:
         nn.Module.__init__(self)
@@ -51,102 +52,107 @@ class QuantizedLinear(Linear):
 
 
 class CudaQuantizedLinear(Linear):
-    """Rows times a matrix in 8 bits on a CUDA device; this runs its definition, an executor the kernels."""
+    """A linear layer with int8 or fp8 weights on a CUDA device.
 
-    def __init__(self, rounded: QuantizedRows, bias: nn.Parameter | None) -> None:
+    `forward` is the reference; the CUDA executor calls the Triton kernels on `quantized` instead.
+    """
+
+    def __init__(self, quantized: QuantizedRows, bias: nn.Parameter | None) -> None:
         nn.Module.__init__(self)
-        self.outputs, self.inputs = rounded.values.shape
+        self.outputs, self.inputs = quantized.values.shape
         self.weight, self.packed, self.bias = None, None, bias
-        self.quantized = rounded
+        self.quantized = quantized
 
     def forward(self, x: Tensor) -> Tensor:
         return quantized_linear(x, self.quantized, self.bias)
 
 
-def quantize_linear_cuda(layer: Linear, rounding: QuantFormat) -> CudaQuantizedLinear:
-    """The layer with its weights in 8 bits, each output by its own largest value."""
-    assert layer.weight is not None, "quantize before weights are packed"
-    values, scales = _in_chunks(layer.weight.data, lambda chunk: _round_outputs(chunk, rounding))
-    return CudaQuantizedLinear(QuantizedRows(values, scales), layer.bias)
+def quantize_linear(layer: Linear, format: QuantFormat, arena: HugePageArena) -> Linear:
+    """Return the layer with quantized weights, which a CPU keeps in `arena`.
 
-
-def _round_outputs(weight: Tensor, rounding: QuantFormat) -> tuple[Tensor, Tensor]:
-    scales = weight.abs().amax(1) / QUANT_MAX[rounding]
-    on_grid = weight / torch.where(scales > 0, scales, 1.0)[:, None]
-    return (on_grid.round_() if rounding == "int8" else on_grid).to(QUANT_DTYPES[rounding]), scales
-
-
-def quantize_linear(layer: Linear, bits: Bits, room: HugePageArena) -> Linear:
-    """The layer with its weights rounded, in `room`; where there is no library for integers, in the type they had."""
+    Where no kernel multiplies integers, the weights are quantized, dequantized and kept in their dtype.
+    """
     assert layer.weight is not None, "quantize before weights are packed"
     weight = layer.weight.data
-    if weight.is_cuda and bits == 8:
-        return quantize_linear_cuda(layer, "int8")
-    rounded = quantize_int8(weight) if bits == 8 else quantize_int4(weight)
+    if weight.is_cuda and format != "int4":
+        return quantize_linear_cuda(layer, format)
+    quantized = quantize_int4(weight) if format == "int4" else quantize_int8(weight)
     bias = None if layer.bias is None else layer.bias.data
-    if (found := native_for(weight.device)) is not None:
-        return QuantizedLinear(PackedLinear(found, rounded, bias, room))
+    if (native := native_for(weight.device)) is not None:
+        return NativeQuantizedLinear(PackedLinear(native, quantized, bias, arena))
     plain = Linear(layer.inputs, layer.outputs, layer.bias is not None)
-    plain.weight, plain.bias = nn.Parameter(rounded.dequantized().to(weight.dtype), requires_grad=False), layer.bias
-    plain.pack(room)
+    plain.weight, plain.bias = nn.Parameter(quantized.dequantized().to(weight.dtype), requires_grad=False), layer.bias
+    plain.pack(arena)
     return plain
 
 
+def quantize_linear_cuda(layer: Linear, format: QuantFormat) -> CudaQuantizedLinear:
+    """Return the layer with int8 or fp8 weights and one scale per output."""
+    assert layer.weight is not None, "quantize before weights are packed"
+    values, scales = _in_chunks(layer.weight.data, lambda chunk: _quantize_outputs(chunk, format))
+    return CudaQuantizedLinear(QuantizedRows(values, scales), layer.bias)
+
+
 def native_for(device: torch.device | str) -> Library | None:
-    """The library, if it computes where the weights are."""
+    """Return the native library if it computes on `device`."""
     return library() if torch.device(device).type == "cpu" else None
 
 
-def linear_bytes(inputs: int, outputs: int, bits: Bits, dtype: torch.dtype, device: torch.device | str) -> int:
-    """What a layer's weights take once `quantize_linear` made it."""
-    if torch.device(device).type == "cuda" and bits == 8:
+def linear_bytes(inputs: int, outputs: int, format: QuantFormat, dtype: torch.dtype, device: torch.device | str) -> int:
+    """Return the bytes of a layer's weights after `quantize_linear`."""
+    if torch.device(device).type == "cuda" and format != "int4":
         return cuda_linear_bytes(inputs, outputs)
     if native_for(device) is None:
         return inputs * outputs * dtype.itemsize
-    return packed_bytes(outputs, inputs, bits)
+    return packed_bytes(outputs, inputs, 4 if format == "int4" else 8)
 
 
 def cuda_linear_bytes(inputs: int, outputs: int) -> int:
-    """What a layer's weights take once `quantize_linear_cuda` made it."""
+    """Return the bytes of a layer's weights after `quantize_linear_cuda`."""
     return inputs * outputs + 4 * outputs
 
 
 def quantize_int8(weight: Tensor) -> Int8Weights:
-    """weight [out, in], each output by its own largest value."""
-    return Int8Weights(*_in_chunks(weight, _quantize_outputs))
+    """Quantize weight [out, in] to int8 with one scale per output, its largest magnitude / 127."""
+    return Int8Weights(*_in_chunks(weight, lambda chunk: _quantize_outputs(chunk, "int8")))
 
 
 def quantize_int4(weight: Tensor) -> Int4Weights:
-    """weight [out, in], each group by the scale with the least squared error of those that were tried."""
-    groups, scales = _in_chunks(weight, lambda chunk: _quantize_groups(split_groups(chunk)))
+    """Quantize weight [out, in] to int4 with one scale per group, the one of least squared error among those tried."""
+    groups, scales = _in_chunks(weight, lambda chunk: _quantize_int4_groups(split_groups(chunk)))
     return Int4Weights(groups.flatten(1)[:, : weight.shape[1]].contiguous(), scales)
 
 
 def _in_chunks(weight: Tensor, quantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Values and scales, some outputs at a time, each put where it belongs: no memory is left in pieces."""
-    first = quantize(weight[:CHUNK].float())
-    whole = tuple(part.new_empty(len(weight), *part.shape[1:]) for part in first)
-    for at in range(0, len(weight), CHUNK):
-        for target, part in zip(whole, quantize(weight[at : at + CHUNK].float()) if at else first, strict=True):
-            target[at : at + CHUNK] = part
-    return whole[0], whole[1]
+    """Quantize some outputs at a time into preallocated values and scales, which avoids memory fragmentation."""
+    first = quantize(weight[:CHUNK_OUTPUTS].float())
+    results = tuple(part.new_empty(len(weight), *part.shape[1:]) for part in first)
+    for at in range(0, len(weight), CHUNK_OUTPUTS):
+        parts = quantize(weight[at : at + CHUNK_OUTPUTS].float()) if at else first
+        for result, part in zip(results, parts, strict=True):
+            result[at : at + CHUNK_OUTPUTS] = part
+    return results[0], results[1]
 
 
-def _quantize_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:
-    scales = weight.abs().amax(1) / 127
-    steps = torch.where(scales > 0, scales, 1.0)[:, None]
-    return (weight / steps).round_().to(torch.int8), scales
+def _quantize_outputs(weight: Tensor, format: QuantFormat) -> tuple[Tensor, Tensor]:
+    scales = weight.abs().amax(1) / QUANT_MAX[format]
+    scaled = weight / torch.where(scales > 0, scales, 1.0)[:, None]
+    return (scaled.round_() if format == "int8" else scaled).to(QUANT_DTYPES[format]), scales
 
 
-def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, groups, GROUP] on the best of several grids: int8 values, bfloat16 scales [out, groups]."""
-    peaks = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8  # the side of -8 has one step more
+def _quantize_int4_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int8 values [out, groups, GROUP_SIZE] from -8 to 7 and bfloat16 scales [out, groups].
+
+    From each start one step of least squares refines the scale; the group keeps the result of least squared error.
+    """
+    # The signed value of largest magnitude maps to -8, because the negative side has one step more.
+    peaks = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
     best_values, best_scales = torch.zeros_like(groups), torch.zeros_like(peaks)
     least = torch.full_like(peaks, torch.inf)
-    for start in STARTS:
-        values = _on_grid(groups, peaks * start)
-        scales = _fitted(groups, values)
-        values = _on_grid(groups, scales)
+    for start in SCALE_STARTS:
+        values = _round_to_int4(groups, peaks * start)
+        scales = _fit_scales(groups, values)
+        values = _round_to_int4(groups, scales)
         error = (values * scales - groups).square_().sum(-1, keepdim=True)
         better = error < least
         best_values, best_scales = torch.where(better, values, best_values), torch.where(better, scales, best_scales)
@@ -154,60 +160,56 @@ def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
     return best_values.to(torch.int8), best_scales[:, :, 0].to(torch.bfloat16)
 
 
-def _on_grid(groups: Tensor, scales: Tensor) -> Tensor:
+def _round_to_int4(groups: Tensor, scales: Tensor) -> Tensor:
     return (groups / torch.where(scales == 0, 1.0, scales)).round_().clamp_(-8, 7)
 
 
-def _fitted(groups: Tensor, values: Tensor) -> Tensor:
-    """The scales with which these values come nearest to the groups, as bfloat16 has them."""
+def _fit_scales(groups: Tensor, values: Tensor) -> Tensor:
+    """Return the least-squares scales of the groups for these integer values, in bfloat16 precision."""
     scales = (groups * values).sum(-1, keepdim=True) / values.square().sum(-1, keepdim=True).clamp_(min=1)
     return scales.to(torch.bfloat16).float()
 
 
-Module = TypeVar("Module", bound=nn.Module)
+def quantized_copy(model: Decoder, format: QuantFormat) -> Decoder:
+    """Return a decoder with quantized linear layers that shares everything else, RoPE tables included, with `model`.
 
-
-def quantized_copy(model: Decoder, bits: Bits) -> Decoder:
-    """A decoder with its matrices on a grid; all else, the tables `prepare` will fill included, is the model's own.
-
-    Make it from a loaded model before a runner prepares that one: then its float weights are packed away.
+    Call it on a loaded model before a runner prepares that model, which frees the float weights.
     """
-    return _quantized_copy(model, bits, HugePageArena())
+    return _quantized_copy(model, format, HugePageArena())
 
 
 def quantized_bytes(
-    config: ModelConfig, bits: Bits, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    config: ModelConfig, format: QuantFormat, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> int:
-    """What `quantized_copy` takes beside the model itself."""
-    layers = [
-        (name, module) for name, module in meta_model(config, dtype).named_modules() if isinstance(module, Linear)
-    ]
-    return sum(
-        linear_bytes(layer.inputs, layer.outputs, layer_bits(name, bits), dtype, device) for name, layer in layers
-    )
+    """Return the bytes that `quantized_copy` takes in addition to the model itself."""
+    modules = meta_model(config, dtype).named_modules()
+    layers = [(layer_format(name, format), layer) for name, layer in modules if isinstance(layer, Linear)]
+    return sum(linear_bytes(layer.inputs, layer.outputs, own, dtype, device) for own, layer in layers)
 
 
-def quantize_weights(model: Decoder, bits: Bits) -> Decoder:
-    """The model itself with its matrices on a grid; floats are let go as soon as they are rounded.
+def quantize_weights(model: Decoder, format: QuantFormat) -> Decoder:
+    """Quantize the linear layers of `model` in place for its device, freeing float weights as it goes.
 
-    The embedding stays as it is: a step reads a few of its rows, so there is nothing to gain but memory.
+    The embedding stays in floats: a step reads only a few of its rows, so quantizing it would save memory but no time.
     """
-    room = HugePageArena()
+    if model.embed.is_cuda and format != "int4":
+        return quantize_weights_cuda(model, format)
+    arena = HugePageArena()
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if isinstance(child, Linear):
-                module._modules[name] = quantize_linear(child, layer_bits(name, bits), room)
+                module._modules[name] = quantize_linear(child, layer_format(name, format), arena)
                 child.weight = None
     trim_memory()
     return model
 
 
-def quantize_weights_cuda(model: Decoder, rounding: QuantFormat) -> Decoder:
-    """The model itself with its matrices in 8 bits for a CUDA device; the embedding stays as it is."""
+def quantize_weights_cuda(model: Decoder, format: QuantFormat) -> Decoder:
+    """Quantize the linear layers of `model` in place to int8 or fp8 for the CUDA kernels."""
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if isinstance(child, Linear):
-                module._modules[name] = quantize_linear_cuda(child, rounding)
+                module._modules[name] = quantize_linear_cuda(child, format)
                 child.weight = None
     return model
 
@@ -216,35 +218,36 @@ def prepared_bytes(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    bits: Bits | None = None,
-    rounding: QuantFormat | None = None,
+    format: QuantFormat | None = None,
 ) -> int:
-    """What a model's weights take once it is ready to run, with its matrices in floats or on a grid."""
-    if bits is None and rounding is None:
+    """Return the bytes of a model's weights once it is ready to run, in floats or quantized."""
+    if format is None:
         return weight_bytes(config, dtype, device)
     model = meta_model(config, dtype)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     matrices = {id(layer.weight) for layer in layers} - {id(model.embed)}
     rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in matrices)
-    if bits is None:
-        return rest * dtype.itemsize + sum(cuda_linear_bytes(layer.inputs, layer.outputs) for layer in layers)
-    return rest * dtype.itemsize + quantized_bytes(config, bits, dtype, device)
+    return rest * dtype.itemsize + quantized_bytes(config, format, dtype, device)
 
 
-def _quantized_copy(module: Module, bits: Bits, room: HugePageArena) -> Module:
+def _quantized_copy(module: Module, format: QuantFormat, arena: HugePageArena) -> Module:
     twin = copy.copy(module)
     twin._modules = {
-        name: child if child is None else _child(name, child, bits, room) for name, child in module._modules.items()
+        name: child if child is None else _quantized_child(name, child, format, arena)
+        for name, child in module._modules.items()
     }
     return twin
 
 
-def _child(name: str, child: nn.Module, bits: Bits, room: HugePageArena) -> nn.Module:
+def _quantized_child(name: str, child: nn.Module, format: QuantFormat, arena: HugePageArena) -> nn.Module:
     if isinstance(child, Linear):
-        return quantize_linear(child, layer_bits(name, bits), room)
-    return _quantized_copy(child, bits, room)
+        return quantize_linear(child, layer_format(name, format), arena)
+    return _quantized_copy(child, format, arena)
 
 
-def layer_bits(name: str, bits: Bits) -> Bits:
-    """The head stays at 8 bits: with 4 there, too, SmolLM2-135M accepts 3.3 tokens a step instead of 3.7."""
-    return 8 if name == "head" else bits
+def layer_format(name: str, format: QuantFormat) -> QuantFormat:
+    """Return the format of a layer by its name: int8 for the LM head of an int4 model, else `format`.
+
+    With an int4 head, SmolLM2-135M as a draft of itself has 3.3 accepted tokens per step instead of 3.7.
+    """
+    return "int8" if name == "head" and format == "int4" else format

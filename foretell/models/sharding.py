@@ -1,4 +1,4 @@
-"""Which part of a model one of several ranks has: whole groups of heads, a run of the feed-forward, a run of tokens."""
+"""Tensor-parallel sharding: a rank has whole groups of heads and ranges of feed-forward and vocabulary."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from foretell.errors import RequestError
 
 from .config import ModelConfig
 
-SPLIT_UNIT = 32  # numbers that are rounded together on a CPU: runs are whole ones where there are enough
+SPLIT_UNIT = 32  # columns that share a quantization scale on a CPU; ranges are multiples of it if large enough
 
 
 class ShardableSizes(Protocol):
-    """Sizes of a layer that is dealt: a model's or a head's."""
+    """The sizes of a layer that can be sharded, of a model or a draft head."""
 
     @property
     def heads(self) -> int: ...
@@ -26,44 +26,44 @@ class ShardableSizes(Protocol):
 
 
 class Ranks(Protocol):
-    """How ranks tell each other what each has worked out."""
+    """Collective operations of the tensor-parallel ranks."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of what all ranks have, added in their order, so that a row's bits hang on itself alone."""
+        """Return the sum over all ranks, added in rank order, so that a row's result does not depend on the batch."""
         ...
 
     def gather(self, x: Tensor, widths: tuple[int, ...]) -> Tensor:
-        """What all ranks have, [rows, widths[rank]] each, side by side at the first; the others get their own back."""
+        """Return on rank 0 the concatenation of [rows, widths[rank]] of all ranks; on other ranks their own part."""
         ...
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank of `size`. The first ones have more where things do not divide."""
+    """One rank of `size`. The first ranks get more if something does not divide evenly."""
 
     rank: int
     size: int
 
     def kv_heads(self, config: ShardableSizes) -> range:
-        """Key heads go in whole groups; where ranks outnumber them, several ranks have the same one."""
+        """Return the KV heads of this rank. If there are more ranks than KV heads, several ranks have the same one."""
         if config.kv_heads >= self.size:
             return split_evenly(config.kv_heads, self.size, self.rank)
-        head = self._key_head(config)
+        head = self._shared_kv_head(config)
         return range(head, head + 1)
 
     def heads(self, config: ShardableSizes) -> range:
-        """The query heads that read those key heads; ranks with the same key head share its query heads."""
-        share = config.heads // config.kv_heads
+        """Return the query heads of this rank. Ranks with the same KV head divide its query heads."""
+        group_size = config.heads // config.kv_heads
         if config.kv_heads >= self.size:
             keys = self.kv_heads(config)
-            return range(keys.start * share, keys.stop * share)
-        head = self._key_head(config)
+            return range(keys.start * group_size, keys.stop * group_size)
+        head = self._shared_kv_head(config)
         owners = split_evenly(self.size, config.kv_heads, head)
-        own = split_evenly(share, len(owners), self.rank - owners.start)
-        return range(head * share + own.start, head * share + own.stop)
+        own = split_evenly(group_size, len(owners), self.rank - owners.start)
+        return range(head * group_size + own.start, head * group_size + own.stop)
 
-    def _key_head(self, config: ShardableSizes) -> int:
-        """Where ranks outnumber key heads: the one this rank has."""
+    def _shared_kv_head(self, config: ShardableSizes) -> int:
+        """Return the one KV head of this rank if there are more ranks than KV heads."""
         return next(
             head for head in range(config.kv_heads) if self.rank in split_evenly(self.size, config.kv_heads, head)
         )
@@ -75,11 +75,11 @@ class Shard:
         return self.split(config.vocab)
 
     def split(self, numbers: int) -> range:
-        """Of so many numbers in a row those that lie here."""
+        """Return the range of this rank out of `numbers` columns."""
         return split_in_units(numbers, self.size, self.rank)
 
     def local_config(self, config: ModelConfig) -> ModelConfig:
-        """A config of what this rank has."""
+        """Return the config of this rank's shard."""
         return replace(
             config,
             heads=len(self.heads(config)),
@@ -90,27 +90,27 @@ class Shard:
 
     @property
     def all_ranks(self) -> tuple[Shard, ...]:
-        """All ranks of this model, itself included."""
+        """Return the shards of all ranks, this one included."""
         return tuple(Shard(rank, self.size) for rank in range(self.size))
 
 
 def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
-    """Refuse more ranks than there is something for."""
+    """Raise RequestError if there are more ranks than the model can be split into."""
     most = min(config.heads, config.ffn, config.vocab)
     if size > most:
-        words = f"{size} is more than this model can be split into; take {most} or fewer"
+        words = f"{size} is more than this model can be split into; use {most} or fewer"
         raise RequestError("tensor_parallel_size", words)
 
 
-def split_evenly(things: int, hands: int, hand: int) -> range:
-    """The things that go to one hand: runs in order, the first ones longer by one where they do not divide."""
-    each, more = divmod(things, hands)
-    start = hand * each + min(hand, more)
-    return range(start, start + each + (hand < more))
+def split_evenly(items: int, parts: int, index: int) -> range:
+    """Return the range of rank `index` out of `items` split into `parts`; the first ranges are longer by one."""
+    each, more = divmod(items, parts)
+    start = index * each + min(index, more)
+    return range(start, start + each + (index < more))
 
 
 def split_in_units(numbers: int, size: int, rank: int) -> range:
-    """A rank's run of numbers, in whole units where there are enough of them."""
+    """Return a rank's range of columns, a multiple of SPLIT_UNIT if there are enough."""
     unit = SPLIT_UNIT if numbers >= SPLIT_UNIT * size else 1
     units = split_evenly(-(-numbers // unit), size, rank)
     return range(units.start * unit, min(units.stop * unit, numbers))

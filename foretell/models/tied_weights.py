@@ -1,4 +1,4 @@
-"""What heads borrow of a target, wherever that lies."""
+"""Weights that draft heads share with the target: embedding, LM head and final norm."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 
 def share_target_weights(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
-    """To heads that lie where the target does; what is packed away is read once more. Which tokens a head can guess is
-    dealt evenly, wherever the target has their rows: those are read, too."""
+    """Return the weights of the target that heads on the same device share; weights that are packed are read again.
+
+    On a tensor-parallel rank a head's draft vocabulary is split evenly, independent of the target's shards, so rows of
+    the LM head on other ranks are read from the checkpoint.
+    """
     if model.shard is None:
         return TargetWeights.of(model) if model.can_share_weights else read_target_weights(checkpoint, model)
 
@@ -31,7 +34,7 @@ def share_target_weights(checkpoint: Checkpoint, model: Decoder) -> TargetWeight
 
 
 def read_output_rows(checkpoint: Checkpoint, config: ModelConfig, tokens: Tensor) -> Tensor:
-    """Of some tokens, rising; a thousand rows are read at a time."""
+    """Return the LM head rows of `tokens`, ascending, reading CHUNK rows at a time."""
     tensor, found = output_tensor(checkpoint, config), []
     for first in range(0, tensor.shape[0], CHUNK):
         here = tokens[(tokens >= first) & (tokens < first + CHUNK)]
@@ -41,7 +44,7 @@ def read_output_rows(checkpoint: Checkpoint, config: ModelConfig, tokens: Tensor
 
 
 def read_target_weights(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
-    """The whole embedding, output and last norm of the target that `model` is, or a part of, read once more."""
+    """Read the complete embedding, LM head and final norm of the target again; `model` may be a shard of it."""
     ends = materialize(meta_model(_ends(model.config), model.dtype), model.embed.device)
     with torch.no_grad():
         fill_weights(ends, checkpoint)
@@ -49,10 +52,10 @@ def read_target_weights(checkpoint: Checkpoint, model: Decoder) -> TargetWeights
 
 
 def target_weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What that takes."""
+    """Return the bytes of `read_target_weights`."""
     return sum(tensor.nbytes for tensor in meta_model(_ends(config), dtype).parameters())
 
 
 def _ends(config: ModelConfig) -> ModelConfig:
-    """A model with nothing between its ends."""
+    """Return the config without layers."""
     return replace(config, layers=0, ropes=(), windows=())

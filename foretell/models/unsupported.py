@@ -1,4 +1,4 @@
-"""Kinds of model that are not served, told by their config before any weight is read."""
+"""Detects unsupported model types by their config, before any weight is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from foretell.options import nearest
 
 from .config_fields import ConfigFields
 
-SERVED = "served are dense Llama, Mistral, SmolLM2, Qwen 2, 2.5 and 3, and Gemma 3 text models, whole or as GGUF"
+SUPPORTED = (
+    "supported are dense Llama, Mistral, SmolLM2, Qwen 2, 2.5 and 3, and Gemma 3 text models, as safetensors or GGUF"
+)
 
 ADAPTER = "adapter"
 QUANTIZED = "quantized (AWQ, GPTQ and their like)"
@@ -19,7 +21,7 @@ VISION = "vision or audio"
 RECURRENT = "recurrent or hybrid"
 EXPERTS = "mixture-of-experts"
 SOFTCAP = "softcapping"
-KINDS = {  # by names as configs and GGUF files write them, less dashes and underscores
+KINDS = {  # by model type in configs and GGUF files, without dashes and underscores
     ENCODER: r"^(m|um|flan)?t5|bart|pegasus|marian|m2m100|bert|electra|encoder|embedding",
     VISION: r"vl|vision|llava|mllama|pali|clip|idefics|pixtral|mistral3|whisper|audio|speech|omni|gemma3n|gemma4",
     RECURRENT: r"[mjzb]amba|rwkv|qwen3next|qwen35|falconh1|lfm2|hybrid|nemotronh|recurrent|xlstm|plamo2|retnet",
@@ -33,17 +35,19 @@ RECURRENT_LAYERS = ("linear_attention", "conv", "short_conv", "mamba", "mamba2",
 
 
 def check_supported(config: ConfigFields, name: str, known: Collection[str]) -> None:
-    """Raise what says in words why this model, of the type `name`, is not served; return for one of `known` that is."""
+    """Raise UnsupportedModelError with the reason unless the model type `name` is one of `known` and supported."""
     kind = _kind_by_fields(config) or _kind_by_name(name, known)
     if kind:
         called = repr(name) if name else "this"
-        raise UnsupportedModelError(f"{called} is a model of the {kind} kind, which is not served; {SERVED}")
+        raise UnsupportedModelError(f"{called} is a model of the {kind} kind, which is not supported; {SUPPORTED}")
     if not name:
         raise config.missing("model_type")
     if name not in known:
-        raise UnsupportedModelError(f"model type {name!r} is not served; {nearest(name, known)}")
+        raise UnsupportedModelError(f"model type {name!r} is not supported; {nearest(name, known)}")
     if config.get("use_bidirectional_attention") or config.get("attention.causal") is False:
-        raise UnsupportedModelError(f"this {name!r} looks ahead (it embeds texts), which is not served; {SERVED}")
+        raise UnsupportedModelError(
+            f"this {name!r} has bidirectional attention (an embedding model), which is not supported; {SUPPORTED}"
+        )
 
 
 def _kind_by_fields(config: ConfigFields) -> str | None:

@@ -1,4 +1,4 @@
-"""Tokens chosen where the logits are, on a CUDA device: a few settings travel there, and token ids come back."""
+"""Sampling on a CUDA device: sampling settings go to the device, token ids come back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from foretell.sampling_params import SamplingParams
 
 
 def unique_params(params: list[SamplingParams]) -> tuple[list[SamplingParams], list[int]]:
-    """The settings there are, and for each row which of them are its own."""
-    places: dict[int, int] = {}
+    """Return the distinct params and, for each row, the index of its own."""
+    indices: dict[int, int] = {}
     found: list[SamplingParams] = []
     for each in params:
-        if id(each) not in places:  # by identity: to compare all their fields would take longer than it saves
-            places[id(each)] = len(found)
+        if id(each) not in indices:  # by identity: comparing fields would take longer than it saves
+            indices[id(each)] = len(found)
             found.append(each)
-    return found, [places[id(each)] for each in params]
+    return found, [indices[id(each)] for each in params]
 
 
 MIN_TEMPERATURE = 1e-6
@@ -31,43 +31,43 @@ MIN_TEMPERATURE = 1e-6
 
 @cache
 def available() -> bool:
-    """Whether the kernel can be had; without Triton the definition runs, on the device too."""
+    """Return whether the kernel is available. Without Triton the torch definition runs on the device."""
     return find_spec("triton") is not None
 
 
 class SamplingBatch(NamedTuple):
-    """How the token of each row is drawn."""
+    """Sampling params, seeds and positions of the rows of a batch."""
 
     params: list[SamplingParams]
     seeds: list[int]
     positions: list[int]
 
 
-def sample_on_device(logits: Tensor, draws: SamplingBatch) -> list[int]:
-    """For each row of logits [rows, vocab] what `sampling.sample` defines."""
+def sample_on_device(logits: Tensor, batch: SamplingBatch) -> list[int]:
+    """Return the sampled token of each row of logits [rows, vocab], as `sampling.sample` defines it."""
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    sample_into(logits, draws, tokens)
+    sample_into(logits, batch, tokens)
     chosen: list[int] = tokens.tolist()
     return chosen
 
 
-def sample_into(logits: Tensor, draws: SamplingBatch, tokens: Tensor) -> None:
-    """The same left in `tokens` [rows], int32; nobody waits for it."""
-    from foretell.kernels.triton.sample import choose_tokens
+def sample_into(logits: Tensor, batch: SamplingBatch, tokens: Tensor) -> None:
+    """Sample into `tokens` [rows], int32, without waiting for the device."""
+    from foretell.kernels.triton.sample import sample_tokens
 
-    host = torch.from_numpy(pack_settings(draws))
+    host = torch.from_numpy(pack_settings(batch))
     if logits.is_cuda:
         host = host.pin_memory()
-    choose_tokens(logits, host.to(logits.device, non_blocking=True), tokens)
+    sample_tokens(logits, host.to(logits.device, non_blocking=True), tokens)
 
 
-def pack_settings(draws: SamplingBatch) -> npt.NDArray[np.int64]:
-    """[rows, FIELDS] as the kernel reads them."""
-    kinds, places = unique_params(draws.params)
+def pack_settings(batch: SamplingBatch) -> npt.NDArray[np.int64]:
+    """Return the settings of the rows, [rows, FIELDS], in the format of the kernel."""
+    kinds, indices = unique_params(batch.params)
     floats = np.array([_floats(each) for each in kinds], np.float32).view(np.int64)
-    return np.concatenate([noise.keys(draws.seeds, draws.positions)[:, None], floats[places]], 1)
+    return np.concatenate([noise.keys(batch.seeds, batch.positions)[:, None], floats[indices]], 1)
 
 
 def _floats(params: SamplingParams) -> tuple[float, float, float, float]:
-    warmth = max(params.temperature, MIN_TEMPERATURE) if params.temperature > 0 else 0.0
-    return warmth, params.top_p, params.min_p, float(max(params.top_k, 0))
+    temperature = max(params.temperature, MIN_TEMPERATURE) if params.temperature > 0 else 0.0
+    return temperature, params.top_p, params.min_p, float(max(params.top_k, 0))

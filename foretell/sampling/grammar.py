@@ -1,4 +1,4 @@
-"""Grammars: compiled once for a model, followed by one matcher a text."""
+"""Structured output: grammars compiled once per model, with a matcher for each sequence."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A compiled grammar, from which each text gets a matcher of its own. Any thread may ask for one."""
+    """A compiled grammar, which creates a matcher for each sequence. Thread-safe."""
 
     spec: GrammarSpec
     vocab: int
     prototype: LLMatcher
 
     def matcher(self, ends: Iterable[int]) -> GrammarMatcher:
-        """A matcher at the beginning of a text that the tokens `ends` end. Copies share what their lexer learns."""
+        """Return a matcher at the start of a sequence with end tokens `ends`. Matchers share the lexer cache."""
         return GrammarMatcher(self.prototype.deep_copy(), self.vocab, ends)
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model. Any thread may call it, and a long compilation lets the others run."""
+    """Compiles grammars for one model. Thread-safe; a long compilation does not block other threads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, *, max_bytes: int = 64 * 1024, kept: int = 128) -> None:
         self._tokenizer = tokenizer
@@ -42,11 +42,11 @@ class GrammarCompiler:
         self._kept = kept
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = Lock()
-        self._grammars: dict[GrammarSpec, Grammar] = {}  # the one asked for last comes last
+        self._grammars: dict[GrammarSpec, Grammar] = {}  # most recently used last
         self._grammars_lock = Lock()
 
     def prepare(self) -> LLTokenizer:
-        """Build what the first grammar would have to wait for."""
+        """Build the vocabulary that the first grammar would otherwise wait for."""
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 vocabulary = GrammarVocabulary(self._tokenizer, self._vocab)
@@ -54,7 +54,7 @@ class GrammarCompiler:
             return self._vocabulary
 
     def cached(self, spec: GrammarSpec) -> Grammar | None:
-        """The grammar of `spec` if it was compiled lately."""
+        """Return the grammar of `spec` if it is cached."""
         with self._grammars_lock:
             grammar = self._grammars.pop(spec, None)
             if grammar is not None:
@@ -62,12 +62,12 @@ class GrammarCompiler:
             return grammar
 
     def compile(self, spec: GrammarSpec) -> Grammar:
-        """The grammar of `spec`; one that cannot be followed is refused with the reason."""
+        """Return the grammar of `spec`; raise RequestError with the reason if it is not supported."""
         known = self.cached(spec)
         if known is not None:
             return known
         if spec.size > self._max_bytes:
-            raise RequestError(spec.field, f"has {spec.size} bytes; at most {self._max_bytes} are taken")
+            raise RequestError(spec.field, f"has {spec.size} bytes; at most {self._max_bytes} are accepted")
         grammar = Grammar(spec, self._vocab, self._build(spec))
         with self._grammars_lock:
             self._grammars[spec] = grammar
@@ -90,7 +90,7 @@ class GrammarCompiler:
         return matcher
 
     def _try(self, spec: GrammarSpec, matcher: LLMatcher) -> None:
-        """Take a first step and take it back: not every grammar can. The lexer keeps what it learns here."""
+        """Take one step and roll it back, which not every grammar supports. This also warms up the lexer."""
         trial = matcher.deep_copy()
         try:
             first = GrammarMatcher(trial, self._vocab, ()).masks()[0].nonzero()
@@ -101,7 +101,7 @@ class GrammarCompiler:
 
 
 def _definition(spec: GrammarSpec) -> str:
-    """The spec in llguidance's own format."""
+    """Return the spec in the format of llguidance."""
     match spec.kind:
         case "json_schema" | "json_object":
             return _grammar(json_schema=spec.bounded_schema())

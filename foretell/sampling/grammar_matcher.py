@@ -1,4 +1,4 @@
-"""Where one text stands in its grammar."""
+"""The state of one sequence in its grammar."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from foretell.types import Draft
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Rows = NDArray[np.int32]  # [rows, words]: a bit for each token, and at `vocab` one that says the text may stop
+Rows = NDArray[np.int32]  # [rows, words]: one bit per token, and at `vocab` the bit that the sequence may end
 
 
 class GrammarError(ForetellError):
-    """A grammar that cannot go on: too complex at this place, or left by a token it does not allow."""
+    """A grammar that cannot continue: it is too complex here, or a token was not allowed."""
 
 
 class GrammarMatcher:
-    """Follows one text through its grammar, and looks ahead along drafts. For one thread at a time.
+    """Follows one sequence through its grammar and computes token masks for drafts. Not thread-safe.
 
-    The end tokens are the request's own: each is allowed exactly where the text may stop, and ends it. Without any,
-    the text ends where the grammar has nothing more to say.
+    The end tokens are those of the request: each is allowed exactly where the grammar may end, and ends the sequence.
+    Without end tokens the sequence ends where the grammar does.
     """
 
     def __init__(self, inner: LLMatcher, vocab: int, ends: Iterable[int]) -> None:
@@ -36,15 +36,15 @@ class GrammarMatcher:
         self._vocab = vocab
         self._ends = tuple(sorted(end for end in set(ends) if end < vocab))
         self.finished = False
-        self.num_tokens = 0  # tokens of the text
+        self.num_tokens = 0  # tokens consumed
 
     def advance(self, tokens: Tokens[int]) -> int:
-        """Follow tokens that entered the text. Tells how many were followed: what lies behind its end is not."""
+        """Consume output tokens; return how many were consumed: tokens after the end are not."""
         for count, token in enumerate(tokens):
             if self.finished:
                 return count
             if token in self._ends:
-                self._require(self._inner.is_accepting(), f"the text may not end here with token {token}")
+                self._require(self._inner.is_accepting(), f"the output may not end here with token {token}")
                 self.finished = True
             else:
                 self._require(self._inner.consume_token(token), f"token {token} is not allowed here")
@@ -53,9 +53,9 @@ class GrammarMatcher:
         return len(tokens)
 
     def masks(self, draft: Draft = Draft()) -> Tensor:
-        """[len(draft) + 1, vocab], True where allowed: after the root, then after each node.
+        """Return the masks [len(draft) + 1, vocab], True where allowed, after the root and after each node.
 
-        A node that is forbidden, hangs below such a one, or ends the text has no next token: its row is all True.
+        The row of a node that is not allowed, has such an ancestor or ends the sequence is all True.
         """
         rows = self._rows(draft)
         bits = np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
@@ -65,7 +65,7 @@ class GrammarMatcher:
         return torch.from_numpy(bits[:, : self._vocab])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """At most `limit` tokens that must come next, whatever the model says."""
+        """Return at most `limit` tokens that the grammar forces next (jump-forward)."""
         if self.finished:
             return []
         run = self._cut(self._inner.compute_ff_tokens())[:limit]
@@ -75,7 +75,7 @@ class GrammarMatcher:
         return run + list(self._ends[: limit - len(run)]) if over else run
 
     def count_allowed(self, tokens: Tokens[int]) -> int:
-        """How many of `tokens`, from the first on, the grammar lets follow: those a chain draft need not lose."""
+        """Return how many of the first `tokens` the grammar allows: the part of a draft chain that can be accepted."""
         taken = ended = 0
         for token in () if self.finished else tokens:
             if token in self._ends:
@@ -91,8 +91,8 @@ class GrammarMatcher:
         return taken + ended
 
     def _rows(self, draft: Draft) -> Rows:
-        """The masks as bits. Rows that nobody asks for stay full."""
-        assert not self.finished, "a finished text has no next token"
+        """Return the masks as bits; rows that are not needed have all bits set."""
+        assert not self.finished, "a finished sequence has no next token"
         rows = np.full((len(draft) + 1, (self._vocab + 32) // 32), -1, np.int32)
         self._fill(rows, 0)
         below = _children(draft)
@@ -116,19 +116,19 @@ class GrammarMatcher:
     def _fill(self, rows: Rows, row: int) -> None:
         width = rows.strides[0]
         self._inner.unsafe_compute_mask_ptr(rows.ctypes.data + row * width, width)
-        self._require(not self._inner.is_error(), "no mask")  # llguidance would only say that the text may stop
+        self._require(not self._inner.is_error(), "no mask")  # llguidance would only report that the sequence may end
 
     def _may_follow(self, token: int) -> bool:
-        """As the mask would say, without making one: forced text has one spelling only."""
+        """Return what the mask says of one token, without computing it: forced text has one tokenization only."""
         forced = self._inner.compute_ff_tokens()
         return token == forced[0] if forced else self._inner.validate_tokens([token]) == 1
 
     def _cut(self, tokens: list[int]) -> list[int]:
-        """Up to the first token that would end the text."""
+        """Return the tokens before the first end token."""
         return tokens[: next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))]
 
     def _is_over(self) -> bool:
-        """Whether the grammar has come to its end and there is no end token to say so."""
+        """Return whether the grammar has ended and there is no end token."""
         return not self._ends and self._inner.is_stopped()
 
     def _back(self, count: int) -> None:
@@ -137,11 +137,11 @@ class GrammarMatcher:
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:
-            raise GrammarError(f"the grammar cannot go on: {one_line(self._inner.get_error()) or otherwise}")
+            raise GrammarError(f"the grammar cannot continue: {one_line(self._inner.get_error()) or otherwise}")
 
 
 def one_line(reason: str, longest: int = 300) -> str:
-    """llguidance's reason without the pictures it draws."""
+    """Return the error message of llguidance in one line, without its state dump."""
     text = " ".join(reason.split("<state>")[0].split())
     return text if len(text) <= longest else text[: longest - 3] + "..."
 

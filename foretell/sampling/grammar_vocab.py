@@ -1,24 +1,24 @@
-"""A tokenizer as llguidance wants to see it."""
+"""The tokenizer interface that llguidance needs."""
 
 from __future__ import annotations
 
 from foretell.tokenizer import Tokenizer
 
-SPECIAL = b"\xff"  # no text has this byte: llguidance knows special tokens by it
+SPECIAL = b"\xff"  # prefix of special tokens in llguidance; no UTF-8 text has this byte
 SENTINEL = "\x02"
 
 
 class GrammarVocabulary:
-    """The bytes of every token, and a way to spell text in tokens. llguidance asks for the attributes by name."""
+    """The bytes of every token, and a function that tokenizes text. llguidance reads the attributes by name."""
 
     is_tokenizer_wrapper = True
-    eos_token_id = None  # llguidance then adds an id of its own, len(tokens): its bit says that the text may stop
+    eos_token_id = None  # llguidance then adds the id len(tokens), whose bit says that the text may end
     bos_token_id = None
     special_token_ids = ()
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self.tokens = [_bytes_of(tokenizer, token) for token in range(vocab)]
-        # Of tokens with the same bytes the last is the one texts are written with: byte fallbacks come early.
+        # Of tokens with the same bytes the last is the one the model uses: byte fallbacks come first.
         self._ids = {spelt: token for token, spelt in enumerate(self.tokens) if spelt}
         for token, spelt in enumerate(self.tokens):
             if spelt and self._ids[spelt] != token:
@@ -28,11 +28,11 @@ class GrammarVocabulary:
         self._lead = self._encode(SENTINEL)
 
     def __call__(self, text: str) -> list[int]:
-        """`text` in tokens as the model would have it, special tokens excepted: here their names are only text."""
+        """Return the model's tokenization of `text`; names of special tokens are plain text here."""
         tokens = self._encode(text)
         if self._spells(tokens, text):
             return tokens
-        # Some tokenizers put a space before a text; behind a sentinel it is not the text's own.
+        # Some tokenizers prepend a space; after a sentinel they do not.
         tokens = self._encode(SENTINEL + text)
         if tokens[: len(self._lead)] == self._lead and self._spells(tokens[len(self._lead) :], text):
             return tokens[len(self._lead) :]
@@ -46,7 +46,7 @@ class GrammarVocabulary:
         return known and b"".join([self.tokens[token] for token in tokens]) == text.encode()
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """At each place the longest token that fits; a byte that no token has is left out."""
+        """Tokenize greedily by the longest match; skip bytes that no token has."""
         tokens, start = [], 0
         while start < len(text):
             ends = range(min(len(text), start + self._longest), start, -1)
@@ -57,5 +57,5 @@ class GrammarVocabulary:
 
 
 def _bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
-    """No bytes for the ids a model has beyond its tokenizer's: no grammar allows those."""
+    """Return the bytes of a token; none for ids beyond the tokenizer's, which no grammar allows."""
     return (SPECIAL if token in tokenizer.special_ids else b"") + tokenizer.token_bytes(token)

@@ -1,4 +1,4 @@
-"""What stands before a token, for settings that look back."""
+"""Logits processors: penalties, bias, token masks, thinking budget, and the token history they depend on."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from foretell.types import Request
 
 
 class TokenHistory:
-    """The tokens of one text before a step. A row adds the path of guesses that leads to it, for itself alone."""
+    """The tokens of one sequence before a step. Each row adds the path of draft tokens that leads to it."""
 
     def __init__(self, request: Request, tokens: list[int], vocab: int, device: torch.device | None = None) -> None:
         self.request, self.vocab, self.device = request, vocab, device
         self.prompt, self._tokens = len(request.prompt), tokens
-        self.error: str | None = None  # what went wrong in a function of the caller's
+        self.error: str | None = None  # failure of a user's logits processor
 
     @cached_property
     def output_tokens(self) -> list[int]:
         return self._tokens[self.prompt :]
 
     def tail(self, count: int, path: tuple[int, ...]) -> list[int]:
-        """The last `count` tokens, prompt included."""
+        """Return the last `count` tokens, prompt included."""
         return [*self._tokens[-count:], *path][-count:] if count else []
 
     @cached_property
     def bias(self) -> tuple[Tensor, Tensor]:
-        """Tokens, and what is added to the score of each."""
+        """Return the tokens of `logit_bias` and their biases."""
         wanted = self.request.params.logit_bias or {}
         tokens = torch.tensor(list(wanted), dtype=torch.long, device=self.device)
         return tokens, torch.tensor(list(wanted.values()), dtype=torch.float32, device=self.device)
 
     @cached_property
     def disallowed(self) -> Tensor | None:
-        """Tokens that are not among those allowed, [vocab]; None where all are."""
+        """Return a mask of the tokens outside `allowed_token_ids`, [vocab]; None if all are allowed."""
         allowed = self.request.params.allowed_token_ids
         return None if allowed is None else _only(self, allowed)
 
     @cached_property
     def only_masks_tokens(self) -> bool:
-        """Whether all it does to scores is to forbid single tokens."""
+        """Return whether the request only masks single tokens and changes no other logit."""
         request, p = self.request, self.request.params
         changes = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1 or p.logit_bias
         return not (changes or p.logits_processors or p.allowed_token_ids is not None or request.reasoning)
@@ -58,13 +58,13 @@ class TokenHistory:
         return torch.bincount(torch.tensor(tokens, dtype=torch.long, device=self.device), minlength=self.vocab)
 
     def counts(self, path: tuple[int, ...]) -> Tensor:
-        """How often each token was written, [vocab]."""
+        """Return how often each token was generated, [vocab]."""
         if not path:
             return self._counts
         return self._counts + self._bins(path)
 
     def seen(self, path: tuple[int, ...]) -> Tensor:
-        """Which tokens stand in prompt or text, [vocab]."""
+        """Return which tokens occur in the prompt or the output, [vocab]."""
         if not path:
             return self._seen
         seen = self._seen.clone()
@@ -73,7 +73,7 @@ class TokenHistory:
 
 
 def changes_logits(request: Request, written: int) -> bool:
-    """Whether anything changes the model's own scores behind so many written tokens."""
+    """Return whether any setting changes the model's logits after `written` output tokens."""
     p = request.params
     return bool(
         p.presence_penalty
@@ -90,25 +90,25 @@ def changes_logits(request: Request, written: int) -> bool:
 
 
 def process_row(scores: Tensor, history: TokenHistory, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
-    """The model's scores [vocab] as the request wants them; `path` counts as written, `allowed` is a grammar's word."""
+    """Apply all processors of the request to logits [vocab]; `path` counts as output, `allowed` is a grammar's mask."""
     scores = _bias(scores.clone(), history)
     scores = _penalise(scores, history, path)
     scores = _process(scores, history, path)
-    # What is forbidden is forbidden last: nothing may lift it again.
+    # Masks come last, so that nothing undoes them.
     kept = _without_forbidden(scores, history, path, allowed)
-    if float(kept.max()) == float("-inf"):  # nothing may follow: the text ends
+    if float(kept.max()) == float("-inf"):  # no token is allowed: end the sequence
         ends = _only(history, sorted(history.request.end_ids) or [0])
         return torch.zeros_like(kept).masked_fill_(ends, float("-inf"))
     return kept
 
 
 def _process(scores: Tensor, history: TokenHistory, path: tuple[int, ...]) -> Tensor:
-    """The caller's own functions; one that fails ends its text, not the step."""
+    """Call the user's logits processors. One that fails ends its own request, not the step."""
     for processor in history.request.params.logits_processors:
         try:
             changed = processor([*history.output_tokens, *path], scores)
             if changed.shape != scores.shape:
-                raise ValueError(f"gave scores of shape {tuple(changed.shape)}, not {tuple(scores.shape)}")
+                raise ValueError(f"returned logits of shape {tuple(changed.shape)}, not {tuple(scores.shape)}")
             scores = changed
         except Exception as error:
             history.error = f"a logits processor failed: {type(error).__name__}: {error}"
@@ -134,21 +134,21 @@ def _penalise(scores: Tensor, history: TokenHistory, path: tuple[int, ...]) -> T
 
 
 def _without_forbidden(scores: Tensor, history: TokenHistory, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
-    """Scores of a tensor of its own, because a processor may keep the one it gave."""
-    closing = _closing_thought(history, path)
-    masks = [_only(history, (closing,))] if closing is not None else [history.disallowed]
+    """Mask tokens in a copy, because a processor may keep a reference to the tensor it returned."""
+    forced = _forced_thinking_end(history, path)
+    masks = [_only(history, (forced,))] if forced is not None else [history.disallowed]
     masks += [None if allowed is None else ~allowed.to(scores.device)]
     kept = scores.clone()
     for mask in masks:
         if mask is not None:
             kept.masked_fill_(mask, float("-inf"))
-    if closing is None and (few := forbidden_tokens(history, path)):
+    if forced is None and (few := forbidden_tokens(history, path)):
         kept[few] = float("-inf")
     return kept
 
 
 def forbidden_tokens(history: TokenHistory, path: tuple[int, ...]) -> list[int]:
-    """Single tokens that may not come next."""
+    """Return single tokens that may not come next."""
     p, found = history.request.params, list[int]()
     for length, runs in history.request.bad_words.items():
         found += runs.get(tuple(history.tail(length - 1, path)), ())
@@ -163,8 +163,8 @@ def _only(history: TokenHistory, tokens: tuple[int, ...] | list[int]) -> Tensor:
     return forbidden_tokens
 
 
-def _closing_thought(history: TokenHistory, path: tuple[int, ...]) -> int | None:
-    """The token that must come to close a passage of thought that has used its budget up."""
+def _forced_thinking_end(history: TokenHistory, path: tuple[int, ...]) -> int | None:
+    """Return the next token of the end-of-thinking sequence if the thinking budget is used up."""
     thinking, budget = history.request.reasoning, history.request.params.thinking_budget
     if thinking is None or budget is None:
         return None
@@ -177,7 +177,7 @@ def _closing_thought(history: TokenHistory, path: tuple[int, ...]) -> int | None
 
 
 def _due(spent: list[int], budget: int, closes: tuple[int, ...]) -> int | None:
-    """Which token of `closes` is due after `spent`: as many of them as the text already ends in are written."""
+    """Return the next token of `closes` after `spent`, which may already end with some of them; None within budget."""
     if len(spent) < budget:
         return None
     begun = next(n for n in range(len(closes) - 1, -1, -1) if tuple(spent[len(spent) - n :]) == closes[:n])
@@ -185,7 +185,7 @@ def _due(spent: list[int], budget: int, closes: tuple[int, ...]) -> int | None:
 
 
 def _last(text: list[int], words: tuple[int, ...]) -> int:
-    """Where `words` last begin in `text`, or -1."""
+    """Return the start of the last occurrence of `words` in `text`, or -1."""
     for start in range(len(text) - len(words), -1, -1):
         if text[start] == words[0] and tuple(text[start : start + len(words)]) == words:
             return start

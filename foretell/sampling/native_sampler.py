@@ -1,4 +1,4 @@
-"""Drawing tokens on a CPU in one call. The definition is `sample` in sampling.py, but for rounding."""
+"""Sampling on a CPU in one native call. `sampling.sample` defines it up to float rounding."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from foretell.kernels.native.library import Library, library
 from foretell.sampling import noise
 from foretell.sampling_params import SamplingParams
 
-HOW, KEY = struct.Struct("=dddq"), struct.Struct("=Q")  # of DRAW: how a row is drawn, and the key of its noise
+PARAMS, KEY = struct.Struct("=dddq"), struct.Struct("=Q")  # fields of SAMPLING_ROW: parameters, and the noise key
 WORD = (1 << 64) - 1
 
 
 def native_sampler_for(logits: Tensor) -> Library | None:
-    """The library, where it can choose among these."""
+    """Return the native library if it can sample from these logits."""
     return library() if logits.is_cpu and logits.dtype == torch.float32 else None
 
 
@@ -29,12 +29,11 @@ def sample_native(
 
 
 def pack_sampling_rows(params: Iterable[SamplingParams], keys: Iterable[int]) -> bytes:
-    """How rows are drawn, as the library wants it, each a DRAW; `keys` are those of their noise. No array: few rows are
-    sooner written down."""
+    """Return a SAMPLING_ROW per row, with the noise `keys`. For few rows this is faster than a numpy array."""
     found: list[bytes] = []
-    before, how = None, b""
+    previous, packed = None, b""
     for each, key in zip(params, keys, strict=True):
-        if each is not before:  # rows of one text have the same settings
-            before, how = each, HOW.pack(each.temperature, each.top_p, each.min_p, each.top_k)
-        found += (how, KEY.pack(key & WORD))
+        if each is not previous:  # rows of one sequence share their params
+            previous, packed = each, PARAMS.pack(each.temperature, each.top_p, each.min_p, each.top_k)
+        found += (packed, KEY.pack(key & WORD))
     return b"".join(found)

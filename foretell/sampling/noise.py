@@ -1,4 +1,4 @@
-"""Random numbers that depend on (seed, position, stream) alone, so that batching and drafting never change a sample."""
+"""Counter-based random numbers of (seed, position, stream), so that batching and drafting never change a sample."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-TOKEN_STREAM = 0  # draws tokens, for target and draft alike: under the rule `match` they share their noise
-ACCEPT_STREAM, RESIDUAL_STREAM = (
-    1,
-    2,
-)  # of the rules that judge by probabilities; these are keyed by a step's root position
-DRAFT_STREAM = 1 << 16  # node i of a draft made for such a rule draws from stream DRAFT_STREAM + i
+TOKEN_STREAM = 0  # samples tokens; under the rule `match` target and draft share it
+# Streams of the rules that verify by probabilities, keyed by the root position of a step.
+ACCEPT_STREAM = 1  # accepts or rejects draft tokens
+RESIDUAL_STREAM = 2  # samples the token after the accepted path
+DRAFT_STREAM = 1 << 16  # node i of a draft for such a rule is sampled from stream DRAFT_STREAM + i
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -22,12 +21,12 @@ _WORD = (1 << 64) - 1
 
 
 def _signed(x: int) -> int:
-    """The 64-bit pattern as torch's int64 holds it."""
+    """Return a 64-bit word as a signed integer, as torch stores it."""
     return x - (1 << 64) if x >> 63 else x
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """splitmix64's finaliser, in place; int64 products wrap, and shifts are masked to act on unsigned words."""
+    """Apply the finalizer of splitmix64 in place. int64 products wrap; shifts are masked to be logical."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         x ^= (x >> shift) & ((1 << (64 - shift)) - 1)
         x *= _signed(factor)
@@ -36,12 +35,12 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """A seed of its own for each `number`; number 0 keeps the seed."""
+    """Return a derived seed for each `number`; number 0 keeps the seed."""
     return seed if number == 0 else _signed(_scrambled(seed + number * _GOLDEN))
 
 
 def _scrambled(x: int) -> int:
-    """As `_scramble`, of one word."""
+    """Apply the finalizer of splitmix64 to one word."""
     x &= _WORD
     x = ((x ^ (x >> 30)) * _FIRST) & _WORD
     x = ((x ^ (x >> 27)) * _SECOND) & _WORD
@@ -49,20 +48,20 @@ def _scrambled(x: int) -> int:
 
 
 def uniform(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
-    """[n] seeds, [n] positions and [width] lanes -> [n, width] numbers in (0, 1), as float64."""
+    """Return uniforms in (0, 1), [n, width] in float64, for [n] seeds, [n] positions and [width] lanes."""
     return _bits(seed, position, stream, lanes).double().add_(0.5).mul_(2.0**-52)
 
 
 def exponential(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
-    """As `uniform`, with the exponential distribution: the smallest of e[i] / p[i] is i with probability p[i].
+    """Return exponential noise [n, width] in float32: the argmin of e[i] / p[i] is i with probability p[i].
 
-    In float32, from whose small end the winners come: log1p keeps it as exact as the probabilities are.
+    Winners have small noise; log1p keeps it as precise as the probabilities are.
     """
     return _exponential(_bits(seed, position, stream, lanes))
 
 
 def exponential_of(keys: Tensor, lanes: Tensor) -> Tensor:
-    """The same by [n] keys that the host worked out: see `keys`."""
+    """Return exponential noise [n, width] for [n] keys from `keys`."""
     return _exponential(_bits_of(keys, lanes))
 
 
@@ -77,45 +76,45 @@ def _bits(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
 
 
 def _bits_of(key: Tensor, lanes: Tensor) -> Tensor:
-    """[n, width] whole numbers of 52 bits: half of one more must not round up to 2 ** 52."""
+    """Return [n, width] integers of 52 bits, so that adding 0.5 does not round up to 2 ** 52."""
     return _scramble(key[:, None] + lanes * _signed(_GOLDEN)).bitwise_and_((1 << 52) - 1)
 
 
 def key(seed: int, position: int, stream: int = TOKEN_STREAM) -> int:
-    """One of `keys`."""
+    """Return the key of one seed and position."""
     return _signed(_word(seed, position, stream))
 
 
-@lru_cache(maxsize=4096)  # the same place is drawn by a draft and by the target, and again where a guess fell
+@lru_cache(maxsize=4096)  # a position is sampled by draft and target, and again after a rejection
 def _word(seed: int, position: int, stream: int) -> int:
     return _scrambled(_scrambled(seed + stream * _GOLDEN) + position)
 
 
 def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
-    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves."""
+    """Return the noise keys, computed on the host, for kernels that generate the noise of each lane themselves."""
     return np.array(words(seeds, positions, stream), np.uint64).view(np.int64)
 
 
 def words(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> list[int]:
-    """The same without signs. One by one: numpy takes as long to begin as a hundred of them take."""
+    """Return the keys as unsigned integers, one by one: numpy's overhead equals a hundred of them."""
     return list(map(_word, seeds, positions, repeat(stream, len(seeds))))
 
 
 def accept_uniforms(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
-    """[n] seeds, [n] root positions and [width] nodes -> [n, width] uniforms that decide whether a node stands."""
+    """Return the uniforms [n, width] that decide acceptance, for [n] seeds, [n] root positions and [width] nodes."""
     return uniform(seed, root, ACCEPT_STREAM, nodes)
 
 
 def residual_noise(seed: Tensor, root: Tensor, lanes: Tensor) -> Tensor:
-    """[n] seeds and roots, [width] token ids -> [n, width] exponentials that draw the token after the accepted path."""
+    """Return exponential noise [n, width] that samples the token after the accepted path, for [width] token ids."""
     return exponential(seed, root, RESIDUAL_STREAM, lanes)
 
 
 def draft_noise(seed: Tensor, root: Tensor, offset: int, lanes: Tensor) -> Tensor:
-    """[n] seeds and roots, [width] token ids -> [n, width] exponentials that draw node `offset` of each draft.
+    """Return exponential noise [n, width] that samples node `offset` of each draft, for [width] token ids.
 
-    Only for drafts that are judged by probabilities: a step must not meet the noise that an earlier step, cut short,
-    has already looked at, so the key is the root's position. Siblings without replacement may share an offset: the
-    order in which one race ends is such a draw.
+    Only for drafts that are verified by probabilities: a step must not reuse noise that an earlier, partly rejected
+    step has seen, so the key is the position of the root. Siblings sampled without replacement share an offset: the
+    order of one exponential race is such a sample.
     """
     return exponential(seed, root, DRAFT_STREAM + offset, lanes)

@@ -1,4 +1,4 @@
-"""Logits to probabilities, and probabilities to tokens: the one way, for target and draft alike."""
+"""Sampling: logits to probabilities and tokens, the same for target and draft."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import TokenLogprob
 
 MAX_TEMPERATURE = torch.finfo(torch.float32).max
-TOP_P_CANDIDATES = 2048  # candidates a top-p search sorts before it sorts them all
+TOP_P_CANDIDATES = 2048  # candidates that a top-p search sorts before it sorts the vocabulary
 
 
 class SamplingRow(NamedTuple):
-    """What decides the token of one row: how it is asked for, where it stands, and what comes before if it counts."""
+    """The inputs that decide the token of one row of logits."""
 
     params: SamplingParams
     seed: int
     position: int
     history: TokenHistory | None = None
-    path: tuple[int, ...] = ()  # guesses between the history and this row
-    allowed: Tensor | None = None  # by a grammar, [vocab]
+    path: tuple[int, ...] = ()  # draft tokens between the history and this row
+    allowed: Tensor | None = None  # token mask of a grammar, [vocab]
 
 
 def process_logits(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """The scores the requests want, [rows, vocab]; the model's own where nobody asked for others."""
+    """Apply the logits processors of each row to logits [rows, vocab]; return the same tensor if there are none."""
     for row in rows:
         if row.history is not None:
             break
@@ -46,26 +46,26 @@ def process_logits(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
         few = forbidden_tokens(row.history, row.path)
         if row.allowed is not None or not row.history.only_masks_tokens or len(few) >= logits.shape[-1]:
             logits[i] = process_row(logits[i], row.history, row.path, row.allowed)
-        elif few:  # no pass over the vocabulary for an end that must not come yet
+        elif few:  # avoids a pass over the vocabulary to mask an end token
             logits[i, few] = float("-inf")
     return logits
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
-    """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
+    """Return the token of each row of logits [rows, vocab]: the argmax at temperature 0, else a sample."""
     logits = process_logits(logits, rows)
     params: list[SamplingParams] = []
     seeds: list[int] = []
     positions: list[int] = []
-    drawn = False
-    for row in rows:  # one loop: each further one is code that has to be fetched between two steps of the model
+    sampled = False
+    for row in rows:  # one loop: host time between two steps counts
         params.append(row.params)
         seeds.append(row.seed)
         positions.append(row.position)
-        drawn |= row.params.temperature > 0
+        sampled |= row.params.temperature > 0
     if logits.is_cuda and available():
         return sample_on_device(logits, SamplingBatch(params, seeds, positions))
-    if not drawn:
+    if not sampled:
         return argmax_tokens(logits)
     if (native := native_sampler_for(logits)) is not None:
         return sample_native(native, logits, params, seeds, positions)
@@ -73,25 +73,25 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
 
 
 def sample_reference(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
-    """What `sample` gives, by definition, where some rows are drawn."""
+    """Return what `sample` returns, by the torch definition."""
     tokens = _argmax(logits)
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-    some = logits if len(drawn) == len(rows) else logits[drawn]
-    wanted = [rows[i] for i in drawn]
-    tokens[drawn] = sample_from_probs(probabilities(some, [row.params for row in wanted]), wanted)
+    sampled = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    some = logits if len(sampled) == len(rows) else logits[sampled]
+    wanted = [rows[i] for i in sampled]
+    tokens[sampled] = sample_from_probs(probabilities(some, [row.params for row in wanted]), wanted)
     chosen: list[int] = tokens.tolist()
     return chosen
 
 
 def argmax_tokens(logits: Tensor) -> list[int]:
-    """The first of the largest, row by row: what `sample` gives where nothing is drawn and nothing looks back."""
+    """Return the argmax of each row, the first of equals: greedy sampling without logits processors."""
     tokens: list[int] = _argmax(logits).tolist()
     return tokens
 
 
 def _argmax(logits: Tensor) -> Tensor:
     """Return the argmax of each row, the first of equals; NaN counts as -inf. On a CPU numpy is faster."""
-    if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:  # which numpy has not
+    if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:  # numpy has no bfloat16
         return logits.argmax(-1)
     scores = logits.numpy()
     found = scores.argmax(-1)
@@ -101,7 +101,7 @@ def _argmax(logits: Tensor) -> Tensor:
 
 
 def sample_from_probs(probs: Tensor, rows: list[SamplingRow], stream: int = noise.TOKEN_STREAM) -> Tensor:
-    """One token a row of probs [rows, vocab], by noise from (seed, position, stream) with the token ids as lanes."""
+    """Sample one token per row of probs [rows, vocab] by the exponential race (Gumbel-max) over token ids."""
     seeds = torch.tensor([row.seed for row in rows], device=probs.device)
     positions = torch.tensor([row.position for row in rows], device=probs.device)
     if any(truncates(row.params) for row in rows):
@@ -111,19 +111,19 @@ def sample_from_probs(probs: Tensor, rows: list[SamplingRow], stream: int = nois
 
 
 def _sample_sparse(probs: Tensor, seed: Tensor, position: Tensor, stream: int) -> Tensor:
-    """As `sample_from_probs`, for one row most of which is 0: noise is made only where it can win."""
+    """Sample from one row that is mostly 0, with noise only for tokens that can win."""
     lanes = probs.nonzero()[:, 0]
-    race = probs[lanes] / noise.exponential(seed[None], position[None], stream, lanes)[0]
-    return lanes[race.argmax()]
+    scores = probs[lanes] / noise.exponential(seed[None], position[None], stream, lanes)[0]
+    return lanes[scores.argmax()]
 
 
 def truncates(params: SamplingParams) -> bool:
-    """Whether tokens are left out of the draw."""
+    """Return whether top-k, top-p or min-p exclude tokens."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """The distributions the requests asked for, [rows, vocab]. Greedy is one-hot, not a special case downstream."""
+    """Return the distributions of the requests, [rows, vocab]. Greedy is one-hot, not a special case downstream."""
     temperature = torch.tensor([clamp_temperature(p.temperature) for p in params], device=logits.device)
     scaled = logits / temperature[:, None]
     probs = _repair_nan_rows(scaled.softmax(-1), scaled, logits)
@@ -155,7 +155,7 @@ def _repair_nan_rows(probs: Tensor, scaled: Tensor, logits: Tensor) -> Tensor:
 
 
 def truncate_probs(probs: Tensor, params: SamplingParams) -> Tensor:
-    """min-p, then top-k, then top-p; ties at an edge stay in. What stays is scaled to sum to 1."""
+    """Apply min-p, then top-k, then top-p, keeping ties, and normalize."""
     if params.min_p > 0:
         probs = torch.where(probs >= params.min_p * probs.max(), probs, 0)
     if 0 < params.top_k < len(probs):
@@ -166,14 +166,14 @@ def truncate_probs(probs: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _sorted(probs: Tensor) -> Tensor:
-    """The largest first. On a CPU numpy sorts a vocabulary in a millisecond; torch took twenty."""
+    """Return probs in descending order. On a CPU numpy sorts a vocabulary in 1 ms, torch in 20 ms."""
     if probs.device.type == "cpu":
         return torch.from_numpy(np.sort(probs.numpy())[::-1].copy())
     return probs.sort(descending=True).values
 
 
 def _smallest_kept(probs: Tensor, top_p: float) -> Tensor:
-    """The probability at which the likeliest tokens together first reach `top_p` of what is there."""
+    """Return the probability at which the most likely tokens first sum to `top_p` of the total."""
     goal = top_p * probs.sum(dtype=torch.float64)
     best = probs.topk(min(TOP_P_CANDIDATES, len(probs))).values
     if best.sum(dtype=torch.float64) < goal:
@@ -182,11 +182,14 @@ def _smallest_kept(probs: Tensor, top_p: float) -> Tensor:
     return best[reached.int().argmax()] if reached.any() else best[-1]
 
 
-MAX_NATIVE_TOPK = 64  # that the library finds
+MAX_NATIVE_TOPK = 64  # largest k of the native library
 
 
 def topk(logits: Tensor, count: int) -> list[list[int]]:
-    """The `count` likeliest of each row of logits [rows, vocab], best first. Nothing may be NaN."""
+    """Return the top `count` tokens of each row of logits [rows, vocab], best first. No logit may be NaN.
+
+    The order of equal logits is unspecified, as with `torch.topk`.
+    """
     count = min(count, logits.shape[-1])
     native = library() if logits.is_cpu and logits.dtype == torch.float32 and count <= MAX_NATIVE_TOPK else None
     if native is not None:
@@ -196,7 +199,10 @@ def topk(logits: Tensor, count: int) -> list[list[int]]:
 
 
 def token_logprobs(logits: Tensor, tokens: Tokens[int], topk: int) -> list[TokenLogprob]:
-    """For each row of logits [rows, vocab] its token and the `top` likeliest."""
+    """Return for each row of logits [rows, vocab] the logprob and rank of its token and the `top` best tokens.
+
+    Logprobs are of the raw distribution, before any logits processor.
+    """
     logs = logits.double().log_softmax(-1)
     best = logs.topk(min(topk, logs.shape[-1]))
     rows = []

@@ -1,4 +1,4 @@
-"""A model split over several processes: the first plans, the others run the same steps on their part."""
+"""Tensor parallelism over processes: the leader schedules, the workers run the same steps on their shards."""
 
 from .leader import make_leader
 from .messages import LaunchSpec, ModelShardSpec, head_bytes, weight_bytes

@@ -1,4 +1,4 @@
-"""How ranks tell each other numbers: torch.distributed, with Gloo between CPUs and NCCL between CUDA devices."""
+"""Collectives between ranks by torch.distributed: Gloo between CPUs, NCCL between CUDA devices."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor
 
-dist: Any = torch.distributed  # its classes are there, but not for type checkers
+dist: Any = torch.distributed  # type checkers do not know its classes
 HOST = "127.0.0.1"
-ABORT_TIMEOUT = 10.0  # seconds at most that a process waits at its end for a group to be aborted
-TIMEOUT = 120.0  # seconds a rank waits for another that lives but does not answer
+ABORT_TIMEOUT = 10.0  # seconds that a process waits at exit for a group to be aborted
+TIMEOUT = 120.0  # seconds a rank waits for another one that is alive but does not answer
 
 
 class RankTimeoutError(Exception):
-    """Another rank did not answer."""
+    """Another rank did not answer in time."""
 
 
 class ProcessGroup:
-    """Its own group of processes, none of torch's globals: several models may be split in one process.
+    """A process group of its own, without torch's global one, so that a process can hold shards of several models.
 
-    Sums are gathered and added in the order of the ranks. A ring's order would hang on where in a batch a number
-    stands, and a guess could be judged by other bits than the text it becomes.
+    An all-reduce gathers and adds in the order of the ranks. The order of a ring depends on the index of a number in
+    the batch, so a draft token could be verified with other bits than the same token in plain decoding.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, device: torch.device, patience: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device, timeout: float) -> None:
         self.rank, self.size, self.device = rank, size, device
-        wait = timedelta(seconds=patience)
+        wait = timedelta(seconds=timeout)
         make = _gloo if device.type == "cpu" else _nccl
         self._backend = make(store, rank, size, wait)
 
@@ -47,7 +47,7 @@ class ProcessGroup:
         return total.to(x.dtype)
 
     def gather(self, x: Tensor, widths: tuple[int, ...]) -> Tensor:
-        if not len(x):  # a step that only reads: nobody asks
+        if not len(x):  # a prefill step without logits
             return x.new_empty(0, sum(widths))
         own = F.pad(x, (0, max(widths) - x.shape[1])).contiguous()
         every = [torch.empty_like(own) for _ in widths] if self.rank == 0 else []
@@ -57,12 +57,15 @@ class ProcessGroup:
         return torch.cat([part[:, :width] for part, width in zip(every, widths, strict=True)], 1) if every else x
 
     def abort(self) -> None:
-        """Let nobody wait for a rank that has gone: a CUDA device would do so for ever. Aside, for it may take long;
-        but a process that ends before it is done is torn down under it, and does not end as it should."""
+        """Abort the group after a rank was lost; a CUDA device would wait for it for ever.
+
+        It runs in a thread, since it may take long. The process waits for it at exit: being torn down in the middle of
+        an abort, it would not exit cleanly.
+        """
         if self.device.type == "cuda":
-            aside = threading.Thread(target=self._backend.abort, name="foretell-abort", daemon=True)
-            aside.start()
-            atexit.register(aside.join, ABORT_TIMEOUT)
+            thread = threading.Thread(target=self._backend.abort, name="foretell-abort", daemon=True)
+            thread.start()
+            atexit.register(thread.join, ABORT_TIMEOUT)
 
     def _wait(self, start: Any) -> None:
         try:
@@ -71,7 +74,7 @@ class ProcessGroup:
             raise RankTimeoutError(str(error)) from error
 
 
-def open_store(patience: float) -> tuple[Any, str]:
+def open_store(timeout: float) -> tuple[Any, str]:
     """Return the store in which ranks exchange their addresses, and the path by which the other ranks open it.
 
     It is an anonymous file in memory, so it has no port, and only processes of this user can open the path. The file
@@ -80,13 +83,13 @@ def open_store(patience: float) -> tuple[Any, str]:
     file = os.memfd_create("foretell-ranks")
     os.fchmod(file, 0o600)
     path = f"/proc/{os.getpid()}/fd/{file}"
-    return join_store(path, patience), path
+    return join_store(path, timeout), path
 
 
-def join_store(path: str, patience: float) -> Any:
+def join_store(path: str, timeout: float) -> Any:
     """Open the store of `open_store` in another rank."""
     store = dist.FileStore(path)
-    store.set_timeout(timedelta(seconds=patience))
+    store.set_timeout(timedelta(seconds=timeout))
     return store
 
 

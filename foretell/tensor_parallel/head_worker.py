@@ -1,4 +1,4 @@
-"""A rank's parts of the heads that guess for a target: loaded with it, told what to keep after its steps, and to do."""
+"""Shards of draft heads on a worker: loaded with the target's shard, fed with its hidden states, run by messages."""
 
 from __future__ import annotations
 
@@ -22,69 +22,69 @@ from foretell.runner.model_runner import ModelRunner
 from .messages import ModelShardSpec, head_bytes
 
 
-def open_heads(part: ModelShardSpec, target: ModelConfig, checkpoint: Checkpoint) -> list[HeadSource]:
-    """Those of a target's part, in the order of their layers in its cache."""
-    return [open_mtp(checkpoint, target) if folder is None else open_head(folder, target) for folder in part.heads]
+def open_heads(spec: ModelShardSpec, target: ModelConfig, checkpoint: Checkpoint) -> list[HeadSource]:
+    """Open the heads of a target, in the order of their layers in its KV cache."""
+    return [open_mtp(checkpoint, target) if folder is None else open_head(folder, target) for folder in spec.heads]
 
 
-def load_shard(part: ModelShardSpec, model: Decoder, ranks: Ranks) -> tuple[ModelRunner, RankHeads]:
-    """What runs a rank's part of a model, and of the heads that lie with it."""
-    checkpoint = open_checkpoint(part.checkpoint)
-    opened = open_heads(part, model.config, checkpoint)
-    lender = share_target_weights(checkpoint, model)  # before the runner packs the target's weights away
-    loaded = [each.load(lender, model.dtype, part.context, model.shard) for each in opened]
+def load_shard(spec: ModelShardSpec, model: Decoder, ranks: Ranks) -> tuple[ModelRunner, RankHeads]:
+    """Return a runner of this rank's shard of a model, and the shards of its heads."""
+    checkpoint = open_checkpoint(spec.checkpoint)
+    opened = open_heads(spec, model.config, checkpoint)
+    lender = share_target_weights(checkpoint, model)  # before the target's weights are packed
+    loaded = [each.load(lender, model.dtype, spec.context, model.shard) for each in opened]
     shapes = [head_layer_shapes(head.config, model.shard) for head in loaded]
-    ready = part.quantize(model)
+    ready = spec.quantize(model)
     runner = ModelRunner(
-        ready, part.pages, part.page_size, part.context, extra_layers=tuple(shape for few in shapes for shape in few)
+        ready, spec.pages, spec.page_size, spec.context, extra_layers=tuple(shape for few in shapes for shape in few)
     )
-    works, first = dict[int, TorchHeadOps](), len(ready.layer_shapes)
+    ops, first = dict[int, TorchHeadOps](), len(ready.layer_shapes)
     for head, own in zip(loaded, shapes, strict=True):
         pack_head(head, runner.model)
         head.join_ranks(ranks)
-        works[first] = make_head_ops(head, HeadPages.of(head, runner.cache, first))
+        ops[first] = make_head_ops(head, HeadPages.of(head, runner.cache, first))
         first += len(own)
-    return runner, RankHeads(runner.model, works)
+    return runner, RankHeads(runner.model, ops)
 
 
 @dataclass
 class RankHeads:
-    """By where the layers of each begin in the cache."""
+    """Shards of the heads of a target, by the index of their first KV cache layer."""
 
     target: Decoder
     ops: dict[int, TorchHeadOps]
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """The target's layers whose states they want."""
-        return tuple(sorted({tap for work in self.ops.values() for tap in _config(work).hidden_layers}))
+        """Return the target layers whose hidden states the heads need."""
+        return tuple(sorted({layer for ops in self.ops.values() for layer in _config(ops).hidden_layers}))
 
     @property
     def bytes(self) -> int:
-        return sum(head_bytes(work.head, self.target) for work in self.ops.values())
+        return sum(head_bytes(ops.head, self.target) for ops in self.ops.values())
 
-    def store_hidden_states(self, packed: BatchLayout, features: Tensor | None) -> None:
-        """Of every row of a step: which of them stay is told later, and their slots move with the target's."""
-        if features is None:
+    def store_hidden_states(self, packed: BatchLayout, states: Tensor | None) -> None:
+        """Store the hidden states of every row. Rejected rows are overwritten later; moves follow the target's KV."""
+        if states is None:
             return
-        slots = torch.tensor(packed.slots, device=features.device)
-        for work in self.ops.values():
-            work.store_hidden_states(slots, self._select_layers(_config(work), features))
+        slots = torch.tensor(packed.slots, device=states.device)
+        for ops in self.ops.values():
+            ops.store_hidden_states(slots, self._select_layers(_config(ops), states))
 
-    def _select_layers(self, config: HeadConfig, features: Tensor) -> Tensor:
-        by_tap = dict(
-            zip(self.hidden_layers, features.view(len(features), len(self.hidden_layers), -1).unbind(1), strict=True)
+    def _select_layers(self, config: HeadConfig, states: Tensor) -> Tensor:
+        by_layer = dict(
+            zip(self.hidden_layers, states.view(len(states), len(self.hidden_layers), -1).unbind(1), strict=True)
         )
-        return torch.cat([by_tap[tap] for tap in config.hidden_layers], 1)
+        return torch.cat([by_layer[layer] for layer in config.hidden_layers], 1)
 
-    def apply(self, head: int, told: HeadOp | HeadConfig) -> None:
-        """What the first rank does now, or how a head is connected."""
-        if isinstance(told, HeadOp):
-            self.ops[head].run(told)
+    def apply(self, head: int, message: HeadOp | HeadConfig) -> None:
+        """Run an operation of the leader, or set the config of a head."""
+        if isinstance(message, HeadOp):
+            self.ops[head].run(message)
         else:
-            self.ops[head].head.config = told
+            self.ops[head].head.config = message
 
 
-def _config(work: TorchHeadOps) -> HeadConfig:
-    config: HeadConfig = work.head.config
+def _config(ops: TorchHeadOps) -> HeadConfig:
+    config: HeadConfig = ops.head.config
     return config

@@ -1,4 +1,4 @@
-"""The first rank's steps: told to the others, then run."""
+"""The leader: sends each step to the workers, then runs it on its own shard."""
 
 from __future__ import annotations
 
@@ -23,73 +23,73 @@ from .tp_group import TensorParallelGroup
 Result = TypeVar("Result")
 
 
-def make_leader(runner: ModelRunner, team: TensorParallelGroup, model: int = 0) -> None:
-    """Let the runner's steps and moves be those of all ranks; `model` is which of theirs."""
-    runner.executor = LeaderExecutor(runner.executor, team, model)
-    runner.workers = TensorParallelWorkers(team, model)
+def make_leader(runner: ModelRunner, group: TensorParallelGroup, model: int = 0) -> None:
+    """Make a runner the leader of a group; `model` is the index of its model on the workers."""
+    runner.executor = LeaderExecutor(runner.executor, group, model)
+    runner.workers = TensorParallelWorkers(group, model)
 
 
 class LeaderExecutor(Executor):
-    """What the first rank's own executor gives: the others' parts are in its sums and logits."""
+    """Runs steps on all ranks. The collectives of the leader's own executor combine the shards."""
 
-    def __init__(self, own: Executor, team: TensorParallelGroup, model: int) -> None:
-        self.executor, self.group, self.model = own, team, model
-        self.is_batch_invariant = own.is_batch_invariant
+    def __init__(self, executor: Executor, group: TensorParallelGroup, model: int) -> None:
+        self.executor, self.group, self.model = executor, group, model
+        self.is_batch_invariant = executor.is_batch_invariant
 
-    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, hidden_layers: tuple[int, ...]) -> StepOutput:
         return run_on_all_ranks(
-            self.group, step_message(self.model, packed), lambda: self.executor.forward(packed, taps)
+            self.group, step_message(self.model, packed), lambda: self.executor.forward(packed, hidden_layers)
         )
 
 
 class LeaderHeadOps:
-    """What the first rank's part of a head does, with the others."""
+    """Runs the operations of a head on all ranks."""
 
-    def __init__(self, own: TorchHeadOps, team: TensorParallelGroup) -> None:
-        self.ops, self.group = own, team
+    def __init__(self, ops: TorchHeadOps, group: TensorParallelGroup) -> None:
+        self.ops, self.group = ops, group
 
     def store_hidden_states(self, slots: Tensor, states: Tensor) -> None:
-        """The others have kept theirs of every step."""
+        """Store the leader's part; the workers have stored theirs after every step."""
         self.ops.store_hidden_states(slots, states)
 
-    def run(self, job: HeadOp) -> HeadLogits:
-        return run_on_all_ranks(self.group, head_op_message(self.ops.pages.first, job), lambda: self.ops.run(job))
+    def run(self, op: HeadOp) -> HeadLogits:
+        return run_on_all_ranks(self.group, head_op_message(self.ops.pages.first, op), lambda: self.ops.run(op))
 
 
-def run_on_all_ranks(team: TensorParallelGroup, message: bytes, run: Callable[[], Result]) -> Result:
-    """Tell the others, and do it. What breaks off leaves them in the midst of it: then there is no next time."""
-    team.check()
+def run_on_all_ranks(group: TensorParallelGroup, message: bytes, run: Callable[[], Result]) -> Result:
+    """Send a message to the workers and run it here. If that fails, the ranks are out of step and the group ends."""
+    group.check()
     with uninterrupted():
         try:
-            team.broadcast(message)
+            group.broadcast(message)
             return run()
         except RankError:
             raise
         except BaseException as error:
-            raise team.fail(error) from error
+            raise group.fail(error) from error
 
 
 class TensorParallelWorkers:
-    """The other ranks, as a runner knows them."""
+    """The workers of a runner; see `Workers`."""
 
-    def __init__(self, team: TensorParallelGroup, model: int) -> None:
-        self._group, self._model = team, model
+    def __init__(self, group: TensorParallelGroup, model: int) -> None:
+        self._group, self._model = group, model
 
     def move(self, source: list[int], target: list[int]) -> None:
-        """Move slots as the first rank does."""
+        """Move KV slots as the leader does."""
         if source != target:
             self._group.broadcast(move_message(self._model, source, target))
 
     def leader_ops(self, ops: TorchHeadOps) -> LeaderHeadOps:
-        """The first rank's part of a head, with theirs."""
+        """Return operations that run on all shards of a head."""
         return LeaderHeadOps(ops, self._group)
 
     def configure_head(self, head: int, config: HeadConfig) -> None:
-        """Connect their parts of a head as the first rank's is."""
+        """Send the leader's config of a head to the workers."""
         self._group.broadcast(head_config_message(head, config))
 
     def check(self) -> None:
-        """Raise if a rank was lost meanwhile: a CUDA device then ends a step as if all were well."""
+        """Raise if a rank was lost; a CUDA device finishes such a step as if nothing had happened."""
         self._group.check()
 
     def on_failure(self, callback: Callable[[RankError], None]) -> None:
@@ -98,22 +98,22 @@ class TensorParallelWorkers:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of what is in here; a second one does not."""
+    """Delay Ctrl-C until the end of this context; a second Ctrl-C interrupts at once."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
-    def note(number: int, frame: object) -> None:
-        if came:
+    def remember(number: int, frame: object) -> None:
+        if received:
             before(number, frame)  # type: ignore[arg-type]
-        came.append(number)
+        received.append(number)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, remember)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        before(came[0], None)
+    if received:
+        before(received[0], None)

@@ -1,4 +1,4 @@
-"""What the first rank tells the others: a few whole numbers a step."""
+"""Messages of the leader to the workers, mostly a few integers per step, and the specs of what workers load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig, read_head_config
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import Bits, quantize_weights, quantize_weights_cuda
+from foretell.models.quantize import quantize_weights
 from foretell.models.sharding import Shard
 from foretell.runner.batch_layout import BatchLayout, flatten_spans
 from foretell.runner.heads.ops import HEAD_OPS, HeadOp
@@ -31,7 +31,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def step_message(model: int, packed: BatchLayout) -> bytes:
-    """Rows to run; who reads this answers with sums alone, so it need not know what becomes of them."""
+    """Encode a step. Workers only contribute to collectives, so they need not know its purpose."""
     spans, pages, parents = flatten_spans(packed.spans)
     counts = [packed.rows, len(packed.spans), len(pages), len(parents), len(packed.logits_indices)]
     head, tail = [STEP, model, *counts], [*spans, *pages, *parents, *packed.logits_indices]
@@ -39,24 +39,24 @@ def step_message(model: int, packed: BatchLayout) -> bytes:
 
 
 def move_message(model: int, source: Sequence[int], target: Sequence[int]) -> bytes:
-    """Slots whose keys and values move, for an accepted branch."""
+    """Encode a move of KV slots, for an accepted branch."""
     return np.array([MOVE, model, *source, *target], np.int64).tobytes()
 
 
-def head_op_message(head: int, job: HeadOp) -> bytes:
-    """What a head is to do; it is known by where its layers begin in the cache."""
-    lists = [np.array(getattr(job, field.name), np.int64).reshape(-1) for field in fields(job)]
-    begin = np.array([HEAD_OP, head, HEAD_OPS.index(type(job)), *map(len, lists)], np.int64)
+def head_op_message(head: int, op: HeadOp) -> bytes:
+    """Encode an operation of a head, which is identified by its first KV cache layer."""
+    lists = [np.array(getattr(op, field.name), np.int64).reshape(-1) for field in fields(op)]
+    begin = np.array([HEAD_OP, head, HEAD_OPS.index(type(op)), *map(len, lists)], np.int64)
     return np.concatenate([begin, *lists]).tobytes()
 
 
 def head_config_message(head: int, config: HeadConfig) -> bytes:
-    """How a head is connected, where its file did not say it right."""
+    """Encode the config of a head, if its file was wrong about it."""
     return np.array([HEAD_CONFIG, head], np.int64).tobytes() + json.dumps(config.to_json()).encode()
 
 
 def parse_message(message: bytes) -> tuple[int, BatchLayout | tuple[list[int], list[int]] | HeadOp | HeadConfig]:
-    """Which model or head, and a step's rows, where slots move from and to, what to do, or how it is connected."""
+    """Return the model or head, and a step, source and target slots, an operation, or a head's config."""
     kind, model = np.frombuffer(message, np.int64, 2)
     if kind == HEAD_CONFIG:
         return int(model), read_head_config(json.loads(message[16:]))
@@ -68,10 +68,10 @@ def parse_message(message: bytes) -> tuple[int, BatchLayout | tuple[list[int], l
         return int(model), (numbers[2:half].tolist(), numbers[half:].tolist())
     rows, *counts = numbers[2:7].tolist()
     sizes = np.array([3 * rows, SPAN_FIELDS * counts[0], *counts[1:]])
-    table, spans, pages, parents, wanted = np.split(numbers[7:], np.cumsum(sizes)[:-1])
+    table, spans, pages, parents, logits_indices = np.split(numbers[7:], np.cumsum(sizes)[:-1])
     tokens, positions, slots = table.reshape(3, rows).tolist()
-    shares = _parse_spans(spans.tolist(), pages.tolist(), parents.tolist())
-    return int(model), BatchLayout(tokens, positions, slots, shares, wanted.tolist())
+    parsed = _parse_spans(spans.tolist(), pages.tolist(), parents.tolist())
+    return int(model), BatchLayout(tokens, positions, slots, parsed, logits_indices.tolist())
 
 
 def _parse_head_op(kind: type[HeadOp], numbers: Int64Array) -> HeadOp:
@@ -92,31 +92,28 @@ def _parse_spans(fields: list[int], pages: list[int], parents: list[int]) -> lis
 
 @dataclass(frozen=True)
 class ModelShardSpec:
-    """A model that is split: how its weights run, and the room each rank gives its cache."""
+    """A sharded model: its checkpoint, dtype and quantization, and the size of its KV cache."""
 
     checkpoint: Path
     dtype: torch.dtype
-    bits: Bits | None
-    rounding: QuantFormat | None
+    quantization: QuantFormat | None
     pages: int
     page_size: int
     context: int
-    heads: tuple[Path | None, ...] = ()  # folders of those that are split with it; None: in its own checkpoint
+    heads: tuple[Path | None, ...] = ()  # folders of its draft heads; None: in the model's own checkpoint
 
     def load(self, shard: Shard, device: torch.device) -> Decoder:
-        """A rank's part of it, in floats."""
+        """Load a rank's shard, in floats."""
         return load_model(open_checkpoint(self.checkpoint), self.dtype, device, shard)
 
     def quantize(self, model: Decoder) -> Decoder:
-        """The loaded part with its weights as they will run."""
-        if self.rounding is not None:
-            return quantize_weights_cuda(model, self.rounding)
-        return model if self.bits is None else quantize_weights(model, self.bits)
+        """Return the loaded shard with its weights quantized as specified."""
+        return model if self.quantization is None else quantize_weights(model, self.quantization)
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """Which rank it is, where it runs, and what of: the target, and a draft model where that is split, too."""
+    """What a worker runs: its rank, its device, and its models, the target and perhaps a sharded draft model."""
 
     shard: Shard
     device: str
@@ -125,7 +122,7 @@ class LaunchSpec:
 
 
 def head_bytes(head: DraftHead[Any], target: Decoder) -> int:
-    """What a head's weights take in memory now, without those that are the target's."""
+    """Return the bytes of a head's weights, without those shared with the target."""
     packed = {id(each): each.native.bytes for each in head.modules() if isinstance(each, Linear) and each.native}
     packed.pop(id(target.head), None)
     shared = {id(tensor) for tensor in target.parameters()}
@@ -133,6 +130,6 @@ def head_bytes(head: DraftHead[Any], target: Decoder) -> int:
 
 
 def weight_bytes(model: Decoder) -> int:
-    """What a model's weights take in memory now, packed ones included."""
+    """Return the bytes of a model's weights, packed ones included."""
     packed = sum(each.native.bytes for each in model.modules() if isinstance(each, Linear) and each.native is not None)
     return packed + sum(tensor.nbytes for tensor in model.parameters())

@@ -1,4 +1,4 @@
-"""A process that has a part of a model: it runs the steps it is told of until the line to the first rank closes."""
+"""A worker process: holds shards of models and runs the leader's messages until the connection closes."""
 
 from __future__ import annotations
 
@@ -22,60 +22,60 @@ from .messages import LaunchSpec, parse_message, weight_bytes
 from .worker_processes import WorkerReport
 
 
-def main(line: Connection) -> None:
-    """Do as told. Of an interrupt the first rank alone decides what it means."""
+def main(connection: Connection) -> None:
+    """Run a worker. It ignores interrupts: the leader decides what they mean."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    order, store, patience = line.recv()
+    spec, store, timeout = connection.recv()
     inbox: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     try:
-        line.send(WorkerReport("here"))
-        _run(order, join_store(store, patience), patience, line, inbox)
+        connection.send(WorkerReport("started"))
+        _run(spec, join_store(store, timeout), timeout, connection, inbox)
     except Exception as error:
-        line.send(WorkerReport("failed", f"{type(error).__name__}: {error}", isinstance(error, RankTimeoutError)))
+        connection.send(WorkerReport("failed", f"{type(error).__name__}: {error}", isinstance(error, RankTimeoutError)))
         if isinstance(error, RankTimeoutError | ForetellError):
-            sys.exit(1)  # all is said
+            sys.exit(1)  # the report says it all
         raise
 
 
-def _listen(line: Connection, inbox: SimpleQueue[bytes]) -> None:
-    """A closed line ends the process at once, in the midst of a step too: nobody is left who would want it."""
+def _listen(connection: Connection, inbox: SimpleQueue[bytes]) -> None:
+    """Receive messages. A closed connection ends the process at once, even in the middle of a step."""
     try:
         while True:
-            inbox.put(line.recv_bytes())
+            inbox.put(connection.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
 
 
 @torch.inference_mode()
-def _run(order: LaunchSpec, store: Any, patience: float, line: Connection, inbox: SimpleQueue[bytes]) -> None:
-    torch.set_num_threads(order.threads)
-    device, shard = torch.device(order.device), order.shard
+def _run(spec: LaunchSpec, store: Any, timeout: float, connection: Connection, inbox: SimpleQueue[bytes]) -> None:
+    torch.set_num_threads(spec.threads)
+    device, shard = torch.device(spec.device), spec.shard
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    group = ProcessGroup(store, shard.rank, shard.size, device, patience)
-    models = [part.load(shard, device) for part in order.models]
+    group = ProcessGroup(store, shard.rank, shard.size, device, timeout)
+    models = [model_spec.load(shard, device) for model_spec in spec.models]
     for model in models:
         model.join_ranks(group)
-    runners = [load_shard(part, model, group) for part, model in zip(order.models, models, strict=True)]
-    weights, guessing = (
+    runners = [load_shard(model_spec, model, group) for model_spec, model in zip(spec.models, models, strict=True)]
+    weights, head_bytes = (
         sum(weight_bytes(runner.model) for runner, _ in runners),
         sum(heads.bytes for _, heads in runners),
     )
-    line.send(WorkerReport("ready", weights=weights + guessing, heads=guessing))
+    connection.send(WorkerReport("ready", weights=weights + head_bytes, heads=head_bytes))
     while True:
         _handle(inbox.get(), runners)
 
 
 def _handle(message: bytes, runners: list[tuple[ModelRunner, RankHeads]]) -> None:
-    number, told = parse_message(message)
-    if isinstance(told, BatchLayout):
+    number, content = parse_message(message)
+    if isinstance(content, BatchLayout):
         runner, heads = runners[number]
-        heads.store_hidden_states(told, runner.executor.forward(told, heads.hidden_layers).hidden_states)
-    elif isinstance(told, tuple):
-        runners[number][0].cache.move(*told)
+        heads.store_hidden_states(content, runner.executor.forward(content, heads.hidden_layers).hidden_states)
+    elif isinstance(content, tuple):
+        runners[number][0].cache.move(*content)
     else:
-        runners[0][1].apply(number, told)  # heads guess for the target, which is the first
+        runners[0][1].apply(number, content)  # heads belong to the target, which is the first model
 
 
 if __name__ == "__main__":

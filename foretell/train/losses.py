@@ -168,19 +168,19 @@ def _is_fused(states: Tensor, output: Tensor) -> bool:
     """
     if states.device.type != "cuda":
         return False
-    from foretell.kernels.triton.distill_loss import MOST_OUTPUTS
+    from foretell.kernels.triton.distill_loss import MAX_OUTPUTS
 
-    return len(output) <= MOST_OUTPUTS
+    return len(output) <= MAX_OUTPUTS
 
 
 def _fused_loss_and_gradient(
     logits: Tensor, rows: LossRows, weights: LossWeights
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute `_loss_and_gradient` in one kernel; the gradient overwrites the logits."""
-    from foretell.kernels.triton.distill_loss import Parts, slope_of
+    from foretell.kernels.triton.distill_loss import LossWeights, distill_loss
 
-    parts = Parts(weights.kl, weights.tv, weights.ce, weights.lk, LK_SHARPNESS)
-    loss, acceptance, argmax = slope_of(logits, rows.target_probs, rows.indices, rows.labels, rows.weights, parts)
+    parts = LossWeights(weights.kl, weights.tv, weights.ce, weights.lk, LK_SHARPNESS)
+    loss, acceptance, argmax = distill_loss(logits, rows.target_probs, rows.indices, rows.labels, rows.weights, parts)
     return loss.sum(), acceptance, argmax, logits
 
 

@@ -122,7 +122,7 @@ def heads_and_others(truth: Truth) -> MixDrafter:
     return MixDrafter([*heads, SuffixDrafter(), oracle(truth, 0.3)])
 
 
-KNOWING = ("oracle", "oracle that errs", "always wrong", "tree around the text")  # need other arguments here
+KNOWING = ("oracle", "oracle that errs", "always wrong", "tree around the output")  # need other arguments here
 DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "none": lambda truth: MixDrafter([]),
     "prediction": lambda truth: PredictedOutputDrafter(),

@@ -21,7 +21,7 @@ from foretell.kv import swap as swap_module
 from foretell.kv.swap import Swap
 from foretell.types import TokenLogprob
 from tests.attack.random_requests import DRAFTERS, MOST_PROMPT, MOST_TOKENS, Asked, Key, Plain, key, requests, spoiled
-from tests.outruns import Outruns, Sometimes
+from tests.fake_async import FakeAsyncExecutor, RandomController
 from tests.tiny import World, check_pages
 
 STEPS = 20_000  # more than any run takes
@@ -86,9 +86,9 @@ class Attack:
             swap._copy_seconds = [0.0] * swap_module.COPY_SAMPLES  # copying is faster, whatever the clock says
             swap._prefill_seconds = 1.0
         if rng.random() < 0.5:
-            engine.runner.executor = Outruns(engine.runner.executor)
+            engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
             if rng.random() < 0.5:
-                engine.controller = Sometimes(budget, seed=rng.randrange(99))
+                engine.controller = RandomController(budget, seed=rng.randrange(99))
         return engine
 
     def run(self) -> Counter[str]:

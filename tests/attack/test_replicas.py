@@ -39,7 +39,7 @@ def ask(made: Ingress, **request: Any) -> tuple[Caller, float]:
     """Send one request; return its caller and the seconds it took."""
 
     async def go() -> tuple[Caller, float]:
-        return await Caller(**{"key": KEY, **request}).call(made.app), now()
+        return await Caller(**{"key": KEY, **request}).call(made.wrapped_app), now()
 
     return run(go())
 
@@ -65,11 +65,11 @@ def test_a_flood_of_bodies_without_a_key_takes_no_memory(gateway: Any, key: str)
 
     async def go() -> None:
         flood = [Caller(key=key, body=b"x" * MIB, stalls=True) for _ in range(64)]
-        await asyncio.gather(*(caller.call(made.app) for caller in flood))
+        await asyncio.gather(*(caller.call(made.wrapped_app) for caller in flood))
         assert {caller.status for caller in flood} == {401} and not any(caller.reads for caller in flood)
         assert not replicas.asked, "nothing went to a replica"
         body = b'{"prompt": "' + b"x" * 2 * MIB + b'"}'
-        assert (await Caller(key=KEY, body=body).call(made.app)).status == 200
+        assert (await Caller(key=KEY, body=body).call(made.wrapped_app)).status == 200
 
     run(go())
     assert metric(made, 'foretell:gateway_failures_total{code="invalid_api_key"}') == 64
@@ -80,10 +80,10 @@ def test_stalled_bodies_with_a_key_are_ended_and_give_their_memory_back(gateway:
 
     async def go() -> None:
         stalled = [Caller(key=KEY, body=b"x" * 3 * MIB, stalls=True) for _ in range(8)]
-        await asyncio.gather(*(caller.call(made.app) for caller in stalled))
+        await asyncio.gather(*(caller.call(made.wrapped_app) for caller in stalled))
         assert {caller.status for caller in stalled} == {408, 429}
         body = b'{"prompt": "' + b"x" * 3 * MIB + b'"}'
-        assert (await Caller(key=KEY, body=body).call(made.app)).status == 200
+        assert (await Caller(key=KEY, body=body).call(made.wrapped_app)).status == 200
 
     run(go())
 
@@ -103,7 +103,7 @@ def test_another_host_name_is_refused_before_the_body_is_read(gateway: Any) -> N
     made = gateway(StubReplicas(a=healthy), api_key=())
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/completions", "http_version": "1.1"}
     caller = Caller(body=b"x" * MIB, stalls=True)
-    run(made.app({**scope, "headers": [(b"host", b"evil.example")]}, caller.receive, caller.send))
+    run(made.wrapped_app({**scope, "headers": [(b"host", b"evil.example")]}, caller.receive, caller.send))
     assert (caller.status, caller.reads) == (403, 0)
 
 
@@ -231,7 +231,7 @@ def test_under_any_faults_every_request_gets_one_response(gateway: Any, seed: in
         leaves = dice.uniform(0, 700) if dice.random() < 0.2 else None
         caller = Caller(path, method, dice.choice([KEY, KEY, KEY, ""]), b"{}" if method == "POST" else b"")
         caller.stalls, caller.leaves = method == "POST" and dice.random() < 0.1, leaves
-        return await caller.call(made.app)
+        return await caller.call(made.wrapped_app)
 
     async def go() -> list[Caller]:
         callers = await asyncio.gather(*(one() for _ in range(200)), faults())

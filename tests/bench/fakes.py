@@ -10,7 +10,7 @@ from foretell.bench.prompt import BenchPrompt
 from foretell.config import SpeculationConfig
 from foretell.sampling_params import SamplingParams
 
-TEXT = tuple(range(11))  # ten tokens behind the first
+TEXT = tuple(range(11))  # ten tokens after the first
 
 
 class FakeBackend:
@@ -24,7 +24,7 @@ class FakeBackend:
     ) -> None:
         self.seconds, self.tokens, self.steps = seconds, tokens, steps
         self.log: list[tuple[str, str]] = []  # arm and item, in the order they were written
-        self.refreshed: list[int] = []  # how much was written when arms were made anew
+        self.refreshed: list[int] = []  # outputs generated before each reset
         self.too_long: set[str] = set()
         self.stop_after: int | None = None
 

@@ -1,4 +1,4 @@
-"""A server that says what it is told, for tests of those who ask."""
+"""A scripted server for tests of its clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Script:
         self.words = ["one ", "two ", "three ", "four"]
         self.usage: dict[str, int] | None = {"completion_tokens": 8}
         self.metrics = ""
-        self.counted = 0  # guesses that stood, as its metrics tell
+        self.counted = 0  # accepted draft tokens in its metrics
         self.status = 200
         self.params: list[dict[str, Any]] = []
 
@@ -43,11 +43,11 @@ class Script:
 
 @contextmanager
 def speaking(words: bytes) -> Iterator[str]:
-    """The address of a port where somebody says just that, whatever is asked."""
+    """Yield the address of a server that sends the same bytes for every request."""
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
-            with suppress(OSError):  # whoever asked has gone
+            with suppress(OSError):  # the client has disconnected
                 self.request.sendall(words)
                 self.request.recv(1 << 16)
 

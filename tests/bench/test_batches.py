@@ -1,4 +1,4 @@
-"""Texts written at once: who stands beside whom, and what is counted of them."""
+"""Batches of prompts, their metrics and their transcripts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_turns_stand_beside_turns() -> None:
 def test_every_batch_size_is_a_pass_of_its_own() -> None:
     backend = FakeBackend()
     result = run(BenchJob("bench", variants("a"), items(code=4, chat=4), BOTH), backend, ignore_progress).result
-    assert len(backend.refreshed) == 4, "arms are made anew for each"
+    assert len(backend.refreshed) == 4, "variants are reset for each"
     cells = [(cell.task, cell.batch, cell.sequences) for cell in result.cells]
     assert cells == [("code", 1, 4), ("code", 4, 4), ("chat", 1, 4), ("chat", 4, 4)]
     assert [(cell.batch, cell.sequences) for cell in result.overall] == [(1, 8), (4, 8)]
@@ -119,7 +119,7 @@ def test_a_grid_has_every_drafter_with_every_length() -> None:
             variant_grid(names, nodes, base)
 
 
-# Texts for readers
+# Transcripts
 
 
 class Telling(FakeBackend):

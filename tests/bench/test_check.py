@@ -20,6 +20,7 @@ from foretell.bench.check import (
     running_requests,
     variants_of,
 )
+from foretell.bench.check import UNKNOWN as CANNOT_TELL
 from foretell.bench.compare import CompareSample
 from foretell.bench.peers import Endpoint, PeerReply
 from foretell.bench.prompt import BenchPrompt
@@ -57,14 +58,17 @@ UNKNOWN = replace(FAST, speedup=None, speedup_interval=None)
         (replace(SLOW, other_requests=9), "costs time", "load", "9 other requests"),
         (replace(SLOW, tokens=5), "costs time", "length", "outputs of 5 tokens"),
         (replace(FAST, drafted=False), "is off", "", "Start the server with a drafter"),
-        (UNKNOWN, "cannot be told", "", "where 1 is plain decoding"),
-        (replace(UNKNOWN, accepted_per_step=None, drafted=None), "cannot be told", "", "turn speculation off"),
-        (replace(UNKNOWN, accepted_per_step=1.05), "cannot be told", "acceptance", "too few draft tokens are accepted"),
+        (UNKNOWN, CANNOT_TELL, "", "where 1 is plain decoding"),
+        (replace(UNKNOWN, accepted_per_step=None, drafted=None), CANNOT_TELL, "", "turn speculation off"),
+        (replace(UNKNOWN, accepted_per_step=1.05), CANNOT_TELL, "acceptance", "too few draft tokens are accepted"),
     ],
 )
 def test_the_verdict_has_a_cause(facts: CheckFacts, verdict: str, cause: str, message: str) -> None:
     assert (facts.verdict, facts.cause) == (verdict, cause)
-    assert message in facts.message and f" {verdict.replace('told', 'determined')} here" in facts.message
+    assert (
+        message in facts.message
+        and f" {'cannot be determined' if verdict == CANNOT_TELL else verdict} here" in facts.message
+    )
     assert facts.message.endswith(".") and "\n" not in facts.message
 
 
@@ -95,7 +99,7 @@ def test_facts_are_those_of_pairs() -> None:
 
 def test_a_switch_that_does_nothing_is_no_switch() -> None:
     facts, *_ = facts_of([sample("a", ON, 0.5, 5.5), sample("a", OFF, 0.5, 5.5)], 2.0, 0)
-    assert facts.speedup is None and facts.verdict == "cannot be told"
+    assert facts.speedup is None and facts.verdict == CANNOT_TELL
 
 
 def test_who_can_be_asked_both_ways() -> None:
@@ -118,7 +122,7 @@ def test_twelve_requests_and_what_others_do() -> None:
     assert (found.facts.requests, found.facts.other_requests, found.facts.verdict, found.facts.cause) == (
         12,
         7,
-        "cannot be told",
+        CANNOT_TELL,
         "load",
     )
     assert found.facts.accepted_per_step == pytest.approx(2.0)
@@ -159,6 +163,6 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_has_a_row_for_each_task() -> None:
-    with serving(Script("somebody")) as url:
+    with serving(Script("unknown")) as url:
         found = run_check(Endpoint.parse(url), items(chat=1), ignore_progress, {})
     assert markdown(found).splitlines()[2].startswith("| chat | 8 | ") and markdown(found).endswith("| - | - | - |")

@@ -163,7 +163,7 @@ def test_a_grid_has_a_page_and_one_json_line_last(
     settings = {(row["arm"], row["batch"]) for row in reported["overall"]}
     names = [f"{drafter}, {length}" for drafter in ("ngram", "suffix") for length in ("adaptive", "3 tokens")]
     assert settings == {(name, batch) for name in names for batch in (1, 2)}
-    assert f"A page of it: {page}" in out and "ngram, 3 tokens, batch 2" in page.read_text()
+    assert f"HTML report: {page}" in out and "ngram, 3 tokens, batch 2" in page.read_text()
 
 
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(

@@ -74,13 +74,13 @@ def test_vllm_tells_of_guesses_in_its_metrics() -> None:
         peer = Endpoint.parse(url)
         peer.connect()
         replies = [peer.generate(CHAT, ASKED) for _ in range(2)]
-    assert peer.reads_metrics and [reply.steps for reply in replies] == [4.0, 4.0], "8 tokens, 4 of them guessed"
+    assert peer.reads_metrics and [reply.steps for reply in replies] == [4.0, 4.0], "8 tokens, 4 of them drafted"
     salts = {body["cache_salt"] for body in script.params}
-    assert len(salts) == 2, "nobody finds in a cache what was asked before"
+    assert len(salts) == 2, "no request hits the prefix cache"
 
 
 def test_who_tells_nothing_is_still_timed() -> None:
-    script = Script("somebody")
+    script = Script("unknown")
     with serving(script) as url:
         peer = Endpoint.parse(url)
         peer.connect()
@@ -90,7 +90,7 @@ def test_who_tells_nothing_is_still_timed() -> None:
 
 
 def test_a_text_without_a_count_is_a_fault() -> None:
-    script = Script("somebody")
+    script = Script("unknown")
     script.usage = None
     with serving(script) as url:
         assert "number of tokens" in str(Endpoint.parse(url).generate(CHAT, ASKED).error)
@@ -136,7 +136,7 @@ TRACED = {
     "max_tokens": 99,
     "response_format": {"type": "json_object"},
     "prediction": {"type": "content", "content": "Hello"},
-    "user": "somebody",
+    "user": "someone",
 }
 
 

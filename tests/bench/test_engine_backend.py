@@ -1,4 +1,4 @@
-"""Our own engine as a stage: drafters take their seats, prompts are ready, and what was written is told."""
+"""The engine as a benchmark backend: drafter slots, prepared prompts and timed outputs."""
 
 from __future__ import annotations
 

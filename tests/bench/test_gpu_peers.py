@@ -1,4 +1,4 @@
-"""The bench beside vLLM, with something in vLLM's place: what it tells of engines that answer, fail and are late."""
+"""The comparison with vLLM, with a stub for vLLM: engines that respond, fail and are late."""
 
 from __future__ import annotations
 

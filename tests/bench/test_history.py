@@ -24,7 +24,7 @@ RESULT = {
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A copy of the script, which keeps its history beside itself."""
+    """A copy of the script, which keeps its history next to it."""
     (folder / "history.py").write_text(SCRIPT.read_text())
     return subprocess.run([sys.executable, str(folder / "history.py"), *arguments], capture_output=True, text=True)
 

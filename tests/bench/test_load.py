@@ -1,4 +1,4 @@
-"""Load: callers who wait and callers who do not, what they are told, and every way an answer can fail."""
+"""Load tests: closed-loop and Poisson clients, their results, and every way a response can fail."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def answered(reply: bytes, timeout: float = TIMEOUT) -> tuple[StreamResult, byte
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port: int = server.sockets[0].getsockname()[1]
             ticks = iter(range(100))
-            here = Address("127.0.0.1", port, path="/behind", key="secret")
+            here = Address("127.0.0.1", port, path="/proxy", key="secret")
             return await stream_request(here, {"stream": True}, timeout, lambda: float(next(ticks)))
 
     return asyncio.run(both()), sent[0]
@@ -83,7 +83,7 @@ def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
     answer, sent = answered(chunked(events(ROLE, WORD, WORD, WORD, USAGE), size))
     assert answer == StreamResult(tokens=3, first=1.0, last=3.0), "the role alone is no word"
     assert answer.seconds_per_token == 1.0
-    assert sent.startswith(b"POST /behind/v1/chat/completions HTTP/1.1\r\n") and b"Bearer secret" in sent
+    assert sent.startswith(b"POST /proxy/v1/chat/completions HTTP/1.1\r\n") and b"Bearer secret" in sent
 
 
 def test_a_reply_without_chunks_is_read_to_its_end() -> None:
@@ -155,7 +155,7 @@ class Desk:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time that goes by where somebody sleeps, and nowhere else."""
+    """A clock that advances only by sleeping."""
     now, sleep = [0.0], asyncio.sleep
 
     async def pass_by(seconds: float) -> None:
@@ -210,7 +210,7 @@ def test_arms_ask_the_same_and_nobody_finds_it_in_a_cache() -> None:
     ours, theirs = (list(islice(request_bodies(talk, plan, variant, "turn 0", "run"), 6)) for variant in (off, auto))
     assert [body["messages"] for body in ours] == [body["messages"] for body in theirs]
     assert [body["seed"] for body in ours] == [body["seed"] for body in theirs]
-    assert len({body["seed"] for body in ours}) == 6, "asked again, it is drawn anew"
+    assert len({body["seed"] for body in ours}) == 6, "a repeated request has another seed"
     assert len({body["cache_salt"] for body in ours + theirs}) == 4, "one for each arm and pass"
     assert all(body["speculative"] is False for body in ours) and all("speculative" not in body for body in theirs)
     assert {body["max_tokens"] for body in ours} == {8, 9} and ours[0]["temperature"] == 0.5
@@ -348,7 +348,7 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], server: ServerP
     assert 2 <= warm_up <= 16, "every token was counted but those of the first request to each arm"
     assert "off and auto are compared" in err
     assert reported["machine"]["cores"] and reported["date"] and reported["workload"] == "own"
-    assert any(cell["same_text"] for cell in reported["cells"] if cell["arm"] == "auto"), "texts were compared"
+    assert any(cell["same_text"] for cell in reported["cells"] if cell["arm"] == "auto"), "outputs were compared"
 
 
 def test_a_trace_of_ones_own_loads_a_server(
@@ -426,8 +426,8 @@ def test_what_cannot_be_is_refused_before_a_server_is_started(
     for words, message in [
         (["--base-url", "ftp://host"], "is not an address"),
         (["--base-url", "http://127.0.0.1:1"], "; start the server, or correct the address"),
-        (["--base-url", "http://127.0.0.1:1", "--model", "m"], "is a setting of the server"),
-        (["--fixed-url", "http://127.0.0.1:1"], "goes with --base-url"),
+        (["--base-url", "http://127.0.0.1:1", "--model", "m"], "is a server setting"),
+        (["--fixed-url", "http://127.0.0.1:1"], "needs --base-url"),
         (["--concurrency", "0"], "concurrency: must be 1 or more"),
         (["--rate", "0"], "rate: must be above 0"),
         (["--tasks", "cha"], "did you mean 'chat'"),

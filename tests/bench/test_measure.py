@@ -37,7 +37,7 @@ def test_arms_are_made_anew_for_every_pass_over_the_items() -> None:
     measure(
         backend, variants("a", "b"), items(task=2), BenchPlan(temperatures=(0.0, 1.0), rounds=2), [], ignore_progress
     )
-    assert backend.refreshed == [0, 4, 8, 12], "a drafter that remembers texts must not meet one again"
+    assert backend.refreshed == [0, 4, 8, 12], "a drafter that remembers sequences must not see one again"
 
 
 def test_every_turn_is_written_and_progress_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Never slower: what the bar is, when it cannot be told, who stands before it, and how the command ends."""
+"""Never slower: the bar, inconclusive cells, the grid, and the exit codes of the command."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def contest(adaptive: Sequence[float], fixed: float = 0.5, plain: Sequence[float
         (0.96, 0.5, "slower"),
         (1.90, 2.0, "held"),
         (1.80, 2.0, "slower"),
-        (1.00, 2.0, "slower"),  # never to guess is no way out
+        (1.00, 2.0, "slower"),  # never drafting does not pass
     ],
 )
 def test_the_bar_is_set_by_plain_decoding_and_by_the_best_length(
@@ -171,7 +171,7 @@ def test_a_quiet_cell_takes_its_rounds_and_drops_the_first() -> None:
     assert cell.tokens_per_second == pytest.approx(4.0), "the warm-up was a hundred times slower"
     assert cell.accepted_per_step == 2.0
     orders = [[variant for variant, _ in backend.log[i : i + 3]] for i in range(0, len(backend.log), 3)]
-    assert len({tuple(order) for order in orders}) == 3, "nobody is always first"
+    assert len({tuple(order) for order in orders}) == 3, "no variant is always first"
     assert all(len({item for _, item in backend.log[i : i + 3]}) == 1 for i in range(0, len(backend.log), 3))
 
 
@@ -295,8 +295,8 @@ def test_the_useless_drafter_is_always_wrong_and_takes_time() -> None:
 def test_the_oracle_errs_as_often_as_it_says() -> None:
     truth = [7] * 2000
     oracle = OracleDrafter({(1,): truth}, 32, ORACLE_ERROR_RATE)
-    guesses = [oracle.propose([text_of((1,), truth[:i])], [Budget(1)])[0].tokens[0] for i in range(2000)]
-    assert sum(guess != 7 for guess in guesses) / 2000 == pytest.approx(ORACLE_ERROR_RATE, abs=0.03)
+    draft_tokens = [oracle.propose([text_of((1,), truth[:i])], [Budget(1)])[0].tokens[0] for i in range(2000)]
+    assert sum(draft_token != 7 for draft_token in draft_tokens) / 2000 == pytest.approx(ORACLE_ERROR_RATE, abs=0.03)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ SMALL = "[...document.querySelectorAll('svg text, small, td, .label')]"
 
 
 class Writing(FakeBackend):
-    """Also tells how far guesses stood, when tokens came, and who proposed them."""
+    """Adds acceptance by depth, step times and token origins."""
 
     def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
         written = super().generate(variant, job)
@@ -198,7 +198,7 @@ def assert_marks_are_drawn(view: Any) -> None:
 
 
 def assert_texts_open(view: Any) -> None:
-    """Prompts and texts are behind a click."""
+    """Prompts and outputs open on a click."""
     words = view.locator("details.text .words").first
     assert not words.is_visible()
     view.locator("details.task > summary").first.click()

@@ -1,7 +1,7 @@
 """No drafter gets worse unseen: accepted per step on a few fixed prompts, against what is stored.
 
 `python -m tests.bench.test_regression` measures and prints what would be stored; a drafter that got better is stored
-anew in `accepted.json`, one that got worse needs a reason in the log.
+in `accepted.json`, one that got worse needs a reason in the log.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ STORED = Path(__file__).parent / "accepted.json"
 SHARE = 0.95  # of the stored figure
 DEAD = 1.02  # a drafter of which nothing stands writes a token a step
 TASKS = ("edit", "code", "chat")
-LENGTH, TOKENS = 4, 32  # guesses a step, which is fixed so that no clock decides; tokens a text
-# Where a name wants more; int4 takes long to round. The built-in model guesses for itself, as any draft model does.
+LENGTH, TOKENS = 4, 32  # draft length, fixed so that no time decides it; output tokens
+# Drafters that need an argument; int4 takes long to quantize. The built-in model drafts for itself.
 NEEDS = {"self": "self:int8", "exit": "exit:25", "model": f"model:{EngineConfig.model}"}
 
 
@@ -83,7 +83,7 @@ def test_a_drafter_is_as_good_as_it_was(found: dict[str, float], name: str) -> N
 @pytest.mark.weights
 @pytest.mark.parametrize("name", drafters())
 def test_no_drafter_is_dead(found: dict[str, float], name: str) -> None:
-    assert found[name] > DEAD, f"of what {name} guesses nothing stands"
+    assert found[name] > DEAD, f"no draft token of {name} is accepted"
 
 
 def test_what_is_stored_belongs_to_drafters_that_live() -> None:

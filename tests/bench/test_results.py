@@ -92,7 +92,7 @@ def test_each_task_counts_the_same_over_all() -> None:
 
     result = measured(FakeBackend(by_task), code=2, chat=9)
     (overall,) = result.overall
-    assert overall.speedup == pytest.approx(2.0), "the geometric mean of 4 and 1, not of eleven texts"
+    assert overall.speedup == pytest.approx(2.0), "the geometric mean of 4 and 1, not of eleven outputs"
     assert (overall.task, overall.tasks, overall.sequences) == ("all", 2, 11)
     assert overall.speedup_interval == pytest.approx((2.0, 2.0))
 

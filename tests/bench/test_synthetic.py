@@ -1,4 +1,4 @@
-"""Guesses at a set rate: the law, texts apart and in step, and the command."""
+"""Drafts at a given acceptance rate: expected tokens, per sequence and in lockstep, and the command."""
 
 from __future__ import annotations
 
@@ -34,62 +34,62 @@ def test_the_law() -> None:
 
 @pytest.mark.parametrize("count", [20, 50, 137])
 def test_draws_are_even_whenever_they_are_counted(count: int) -> None:
-    drawn = list(itertools.islice(low_discrepancy(), count))
+    even = list(itertools.islice(low_discrepancy(), count))
     for share in (0.2, 0.41, 0.8):
-        assert sum(each < share for each in drawn) == pytest.approx(share * count, abs=1.5)
+        assert sum(each < share for each in even) == pytest.approx(share * count, abs=1.5)
     loose = list(itertools.islice(uniforms(), 5000))
-    assert fmean(loose) == pytest.approx(0.5, abs=0.02) and loose[:count] != drawn
+    assert fmean(loose) == pytest.approx(0.5, abs=0.02) and loose[:count] != even
 
 
 def sequence(number: int, prompt: tuple[int, ...]) -> Text:
     return Text(number, Request(str(number), prompt, SamplingParams(), 0, 1000), list(prompt))
 
 
-def standing(oracle: SetRateOracle, texts: Sequence[Text], length: int) -> list[int]:
-    """How many guesses of each are right: up to the first wrong one."""
-    drafts = oracle.propose(list(texts), [Budget(length)] * len(texts))
+def num_right(oracle: SetRateOracle, sequences: Sequence[Text], length: int) -> list[int]:
+    """Return how many draft tokens of each sequence are right, up to the first wrong one."""
+    drafts = oracle.propose(list(sequences), [Budget(length)] * len(sequences))
     right = [list(itertools.takewhile(lambda token: token == 7, draft.tokens)) for draft in drafts]
     return [len(each) for each in right]
 
 
 @pytest.mark.parametrize(("rate", "length"), [(0.5, 2), (0.8, 4), (0.95, 8)])
 def test_guesses_stand_by_the_law_text_by_text(rate: float, length: int) -> None:
-    texts = [sequence(i, (i,)) for i in range(8)]
+    sequences = [sequence(i, (i,)) for i in range(8)]
     oracle = SetRateOracle(
-        {text.request.prompt: [7] * 1000 for text in texts}, 32, SyntheticSetting(rate, length, "sequence"), 8
+        {text.request.prompt: [7] * 1000 for text in sequences}, 32, SyntheticSetting(rate, length, "sequence"), 8
     )
-    counts = [standing(oracle, texts, length) for _ in range(100)]
+    counts = [num_right(oracle, sequences, length) for _ in range(100)]
     assert fmean(sum(each) / 8 + 1 for each in counts) == pytest.approx(expected_tokens(rate, length), rel=0.01)
     assert any(len(set(each)) > 1 for each in counts), "each text has its own luck"
 
 
 def test_in_step_all_keep_what_stands_for_every_text() -> None:
-    texts = [sequence(i, (i,)) for i in range(4)]
+    sequences = [sequence(i, (i,)) for i in range(4)]
     oracle = SetRateOracle(
-        {text.request.prompt: [7] * 9000 for text in texts}, 32, SyntheticSetting(0.8, 4, "batch"), 4
+        {text.request.prompt: [7] * 9000 for text in sequences}, 32, SyntheticSetting(0.8, 4, "batch"), 4
     )
-    counts = [standing(oracle, texts, 4) for _ in range(2000)]
+    counts = [num_right(oracle, sequences, 4) for _ in range(2000)]
     assert all(len(set(each)) == 1 for each in counts)
     assert fmean(each[0] + 1 for each in counts) == pytest.approx(expected_tokens(0.8**4, 4), rel=0.04)
 
 
-def outcome(text: Text, length: int, stood: int) -> StepResult:
-    return StepResult(ScheduledSequence.of(text, 1), Draft.chain([7] * length), VerifyResult(tuple(range(stood)), 7))
+def step_result(text: Text, length: int, accepted: int) -> StepResult:
+    return StepResult(ScheduledSequence.of(text, 1), Draft.chain([7] * length), VerifyResult(tuple(range(accepted)), 7))
 
 
 def test_only_whole_drafts_count_and_in_step_only_those_of_all() -> None:
     one, two = sequence(1, (1,)), sequence(2, (2,))
     apart, in_step = (SetRateOracle({}, 32, SyntheticSetting(0.8, 4, mode), 2) for mode in ("sequence", "batch"))
     for oracle in (apart, in_step):
-        oracle.observe([outcome(one, 4, 3), outcome(two, 3, 3)])
-        oracle.observe([outcome(one, 4, 1), outcome(two, 4, 1)])
+        oracle.observe([step_result(one, 4, 3), step_result(two, 3, 3)])
+        oracle.observe([step_result(one, 4, 1), step_result(two, 4, 1)])
     assert apart.drafts == {3: 1, 1: 2} and in_step.drafts == {1: 2}
 
 
 def test_every_round_draws_the_same() -> None:
     text = sequence(1, (5,))
     oracles = [SetRateOracle({(5,): [7] * 1000}, 32, SyntheticSetting(0.8, 4, "sequence"), 1) for _ in range(2)]
-    first, second = ([standing(oracle, [text], 4) for _ in range(20)] for oracle in oracles)
+    first, second = ([num_right(oracle, [text], 4) for _ in range(20)] for oracle in oracles)
     assert first == second
 
 

@@ -196,7 +196,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     (tmp_path / "broken.gz").write_bytes(b"no gzip")
     for workload, data, words in [
         ("spec-bench", None, "spec-bench is not shipped; name its question.jsonl with --data"),
-        ("trace", None, "name its file of requests"),
+        ("trace", None, "name its file with one request per line"),
         ("trace", tmp_path, "is a folder; name a file"),
         ("humaneval", tmp_path, "there is no HumanEval.jsonl in"),
         ("gsm8k", tmp_path / "none.jsonl", "there is no"),

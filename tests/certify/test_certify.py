@@ -223,7 +223,7 @@ def test_outputs_beyond_the_context_are_refused_before_anything_runs(
     for more, told in (
         (["--tokens", "100000"], "tokens: are 25000 per output over 2 prompts"),
         (["--max-tokens", "5000"], "max_tokens: after a prompt of"),
-        (["--max-tokens", "60", "--max-model-len", "120"], "a text of 120 has room for"),
+        (["--max-tokens", "60", "--max-model-len", "120"], "a context of 120 leaves"),
         (["--prompts", str(tmp_path / "long.txt")], "give shorter ones"),
     ):
         assert main([*words, *more]) == 2

@@ -158,7 +158,7 @@ def test_an_unknown_application_cannot_be_removed(server: ServerProcess, tmp_pat
     (tmp_path / "app.yaml").write_text(f"address: {found[1]}\napp_name: other\n")
     words = [sys.executable, "-m", "foretell", "deploy", str(tmp_path / "app.yaml"), "--remove"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=60)
-    assert done.returncode == 2 and "app_name: other is not on this Ray; what is: foretell" in done.stderr
+    assert done.returncode == 2 and "app_name: other is not deployed on this Ray; deployed: foretell" in done.stderr
 
 
 def test_more_replicas_than_cores(server: ServerProcess, folder: Path) -> None:

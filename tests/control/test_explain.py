@@ -19,7 +19,7 @@ from foretell.runner.executor import StepOutput
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Draft, ScheduledSequence
 from foretell.utils.speculation_math import SpeculationCosts, break_even_acceptance, expected_tokens
-from tests.outruns import Outruns
+from tests.fake_async import FakeAsyncExecutor
 from tests.tiny import World
 
 CHEAP = SpeculationCosts(lambda batch, length: 0.03 + 0.001 * batch * (1 + length), lambda batch, length: 0.0)
@@ -92,7 +92,7 @@ def test_costs_are_measured_saved_and_loaded(
     assert damaged.generate("a b", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 
-class SlowHost(Outruns):
+class SlowHost(FakeAsyncExecutor):
     """An executor whose host takes 0.5 s to send a step and whose device takes 0.01 s to run it."""
 
     now = 0.0

@@ -17,7 +17,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
 from tests.control.test_adaptive import Clock, basic_traits, generate_all, ticking
-from tests.outruns import Outruns
+from tests.fake_async import FakeAsyncExecutor
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
 
 
@@ -141,9 +141,9 @@ class FixedTimes(AdaptiveController):
         )
 
 
-def async_engine(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, Outruns, FixedTimes]:
+def async_engine(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, FakeAsyncExecutor, FixedTimes]:
     engine = World().engine(drafter)
-    executor = engine.runner.executor = Outruns(engine.runner.executor)
+    executor = engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
     traits = {name: basic_traits(each) for name, each in engine.drafter.drafters.items()}
     costs = StepCosts(CostPrior(row=0.002))
     controller = engine.controller = FixedTimes(traits, ControllerSettings(), costs, clock=ticking())

@@ -36,7 +36,7 @@ def test_commas_name_several_drafters_and_auto_the_free_ones() -> None:
     assert named("none") == ()
     assert drafter_names(SpeculationConfig(drafter="ngram", max_draft=0)) == ()
     config = SpeculationConfig(drafter="self:int8,model:a/b,self:int4")
-    assert (models_wanted(config), copies_wanted(config)) == (("a/b",), (8, 4))
+    assert (models_wanted(config), copies_wanted(config)) == (("a/b",), ("int8", "int4"))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from foretell.runner.cuda.graphs import mark_outlier
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice, StepResult, StepTimes
 from tests.engine.test_swap import swapping
+from tests.fake_async import DeviceDraftDrafter, FakeAsyncExecutor, FakeDeviceDraft
 from tests.laws.test_async_scheduling import async_engine
 from tests.laws.test_losslessness import DRAFTERS, truth_for
-from tests.outruns import LeavesUnseen, Left, Outruns
 from tests.tiny import PROMPTS, World, add, model_drafter, run
 
 
@@ -41,7 +41,7 @@ def test_other_work_on_the_device_between_two_steps_changes_no_output(batch_size
 def test_a_sequence_swapped_in_to_other_pages_discards_the_step_in_flight() -> None:
     """Its KV was copied to the host before that step had written the last token's."""
     engine, swap = swapping(World(page_size=4, prefix_cache=False))
-    engine.runner.executor = Outruns(engine.runner.executor)
+    engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
     states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(4):
         engine.step()
@@ -167,7 +167,7 @@ def decoding(rule: str = "match", num_new_tokens: int = 1, batch_size: int = 1) 
 
 
 def test_draft_tokens_stay_on_the_device_only_if_the_host_does_not_need_them() -> None:
-    drafter = LeavesUnseen(model_drafter())
+    drafter = DeviceDraftDrafter(model_drafter())
     name, device = drafter.name, "cpu"
     four = [Budget(4, name)]
     assert can_draft_on_device(decoding(), four, drafter, device)
@@ -185,11 +185,11 @@ def test_draft_tokens_stay_on_the_device_only_if_the_host_does_not_need_them() -
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block", "ensemble", "typical"])
 def test_device_drafts_that_are_lost_enter_no_output(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(left: Left) -> tuple[list[int], list[float]]:
+    def lost(left: FakeDeviceDraft) -> tuple[list[int], list[float]]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Left, "wait", lost)
-    engine, _ = async_engine(World(), LeavesUnseen(DRAFTERS["oracle"](truth_for("greedy"))))
+    monkeypatch.setattr(FakeDeviceDraft, "wait", lost)
+    engine, _ = async_engine(World(), DeviceDraftDrafter(DRAFTERS["oracle"](truth_for("greedy"))))
     states = [add(engine, str(i), p, SpeculationChoice(rule=rule))[0] for i, p in enumerate(PROMPTS)]
     while engine.busy:
         engine.step()

@@ -16,15 +16,15 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Sequence
+from tests.fake_async import DeviceDraftDrafter, FakeAsyncExecutor
 from tests.laws.test_losslessness import DRAFTERS, truth_for
-from tests.outruns import LeavesUnseen, Outruns
 from tests.tiny import PROMPTS, VOCAB, World, add, check_pages, model_drafter, run
 
 
-def drafting(drafter: Drafter, nodes: int = 3, world: World = World()) -> tuple[Engine, Outruns]:
+def drafting(drafter: Drafter, nodes: int = 3, world: World = World()) -> tuple[Engine, FakeAsyncExecutor]:
     """Return an engine that drafts in every step, on a device with async scheduling."""
     engine = world.engine(drafter)
-    executor = engine.runner.executor = Outruns(engine.runner.executor)
+    executor = engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
     engine.controller = FixedController(nodes)
     return engine, executor
 
@@ -122,7 +122,7 @@ def test_an_early_launch_that_runs_out_of_memory_is_made_smaller() -> None:
 def test_aborting_a_sequence_with_device_drafts_affects_no_other(moment: int) -> None:
     """Its draft tokens are on the device, unknown to the host, when it is aborted."""
     truth = truth_for("greedy")
-    engine, executor = drafting(LeavesUnseen(DRAFTERS["oracle"](truth)), world=World(max_num_seqs=5))
+    engine, executor = drafting(DeviceDraftDrafter(DRAFTERS["oracle"](truth)), world=World(max_num_seqs=5))
     states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(moment):
         engine.step()

@@ -34,7 +34,7 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
-from tests.recordings import Filled, MadeUpSteps, make_up, play
+from tests.fake_graphs import PaddedExecutor, RandomExecutor, use_fake_graphs, use_random_drafts
 from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, generate, run, tiny_decoder
 
 CONTEXT, NODES = 2048, 16
@@ -75,9 +75,9 @@ def test_drafts_of_all_depths_and_prefills_of_a_head_are_captured(config: HeadCo
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._graph_prefill is not None
     drafter.traits = replace(drafter.traits, makes_trees=True)
-    engine.runner.executor = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
-    play(engine, head)
-    drafts, prefills = (recorder.graphs for recorder in make_up(head, VOCAB))
+    engine.runner.executor = RandomExecutor(VOCAB, CONFIG.width, Random(0))
+    use_fake_graphs(engine, head)
+    drafts, prefills = (recorder.graphs for recorder in use_random_drafts(head, VOCAB))
     Warmup(engine, partial(tasks, names=(drafter.name,))).run(60)
     assert None not in [*drafts.values(), *prefills.values()]
     depths = {min(each.budget.depth, head.max_depth) for each in warmup_chains(NODES)}
@@ -107,7 +107,7 @@ class ChainExecutor(Executor):
 
 def test_a_draft_model_has_chains_of_all_depths_greedy_and_sampled() -> None:
     draft_runner = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
-    dummy_steps = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
+    dummy_steps = RandomExecutor(VOCAB, CONFIG.width, Random(0))
     draft_runner.executor = executor = ChainExecutor(dummy_steps, draft_runner.layout.queries_per_kv_head)
     engine = long_engine(GraphModelDrafter(draft_runner, VOCAB, "model"))
     engine.runner.executor = dummy_steps
@@ -125,7 +125,7 @@ def test_a_draft_model_has_chains_of_all_depths_greedy_and_sampled() -> None:
 def test_a_draft_model_that_is_used_irregularly_waits_for_no_capture(temperature: float) -> None:
     """Other drafters draft in between, so that it has to prefill any number of tokens before it drafts again."""
     draft_runner = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
-    dummy_steps = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
+    dummy_steps = RandomExecutor(VOCAB, CONFIG.width, Random(0))
     draft_runner.executor = executor = ChainExecutor(dummy_steps, draft_runner.layout.queries_per_kv_head)
     engine = long_engine(drafter := GraphModelDrafter(draft_runner, VOCAB, "model"))
     engine.runner.executor = dummy_steps
@@ -167,10 +167,10 @@ def generate_after(engine: Engine, prompt_length: int) -> None:
 @pytest.mark.parametrize("prompt_length", [256, 200, 40, 20])
 def test_the_first_request_captures_nothing(prompt_length: int) -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes))
-    tape = play(engine)
+    tape = use_fake_graphs(engine)
     Warmup(engine, tasks).run(60)
     executor, captured = engine.runner.executor, tape.count
-    assert isinstance(executor, Filled) and captured
+    assert isinstance(executor, PaddedExecutor) and captured
     executor.asked.clear()
     generate_after(engine, prompt_length)
     assert len(executor.asked) > 8 and tape.count == captured

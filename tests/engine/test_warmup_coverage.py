@@ -23,7 +23,7 @@ from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, DrafterTraits, Sequence, StepResult, StepTimes
-from tests.recordings import MadeUpSteps, Tape, make_up, play
+from tests.fake_graphs import FakeCapture, RandomExecutor, use_fake_graphs, use_random_drafts
 from tests.tiny import CONFIG, HEADS, VOCAB, OwnHead, run, tiny_decoder
 
 CONTEXT, LONGEST, NODES = 2048, 16, 64
@@ -83,7 +83,7 @@ def adaptive() -> Priced:
 
 
 @pytest.fixture(scope="module")
-def warmed_up() -> tuple[Engine, Tape]:
+def warmed_up() -> tuple[Engine, FakeCapture]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
     drafter, lender = OwnHead(HEADS["eagle"], single_graph=True), TargetWeights.of(model)
     runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.traits.hidden_layers, drafter.head_layer_shapes)
@@ -91,9 +91,9 @@ def warmed_up() -> tuple[Engine, Tape]:
     head: Any = drafter.inner
     head.head.prepare(CONTEXT)
     engine = Engine(runner, head, RandomBudgets(), Scheduler(runner, None, 8, 512))
-    runner.executor = MadeUpSteps(VOCAB, CONFIG.width, random.Random(0))
-    tape = play(engine, head)
-    make_up(head, VOCAB)
+    runner.executor = RandomExecutor(VOCAB, CONFIG.width, random.Random(0))
+    tape = use_fake_graphs(engine, head)
+    use_random_drafts(head, VOCAB)
     warmup = Warmup(engine, partial(warmup_tasks, names=("eagle",), max_draft=LONGEST, max_tree=NODES))
     while warmup.run_one():
         pass
@@ -120,7 +120,7 @@ BATCHES = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("batches", BATCHES.values(), ids=BATCHES)
 def test_random_budgets_capture_nothing(
-    batches: list[list[int]], temperature: float, warmed_up: tuple[Engine, Tape]
+    batches: list[list[int]], temperature: float, warmed_up: tuple[Engine, FakeCapture]
 ) -> None:
     engine, tape = warmed_up
     engine.controller, before = (controller := RandomBudgets()), tape.count
@@ -130,7 +130,7 @@ def test_random_budgets_capture_nothing(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_adaptive_controller_captures_nothing(temperature: float, warmed_up: tuple[Engine, Tape]) -> None:
+def test_an_adaptive_controller_captures_nothing(temperature: float, warmed_up: tuple[Engine, FakeCapture]) -> None:
     engine, tape = warmed_up
     engine.controller, before = (controller := adaptive()), tape.count
     for prompt in (256, 40, 700):
@@ -138,7 +138,7 @@ def test_an_adaptive_controller_captures_nothing(temperature: float, warmed_up: 
     assert tape.count == before and any(levels for _, levels in controller.asked), "it chose trees"
 
 
-def test_a_step_that_captures_a_graph_is_an_outlier(warmed_up: tuple[Engine, Tape]) -> None:
+def test_a_step_that_captures_a_graph_is_an_outlier(warmed_up: tuple[Engine, FakeCapture]) -> None:
     class Recording(RandomBudgets):
         outliers: list[bool]
 

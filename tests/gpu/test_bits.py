@@ -1,4 +1,4 @@
-"""In half precision too a row has the same bits alone, in a draft and in a batch: so drafts cannot flip a near-tie."""
+"""Batch invariance in half precision: a row has the same bits alone, in a draft and in a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHAIN = [(7 * i) % 32 for i in range(300)]
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_wherever_it_stands(config: ModelConfig, dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_at_any_index(config: ModelConfig, dtype: torch.dtype) -> None:
     from foretell.runner.cuda.executor import CudaExecutor
 
     start = 600
@@ -52,7 +52,7 @@ def test_a_row_has_the_same_bits_wherever_it_stands(config: ModelConfig, dtype: 
 
 
 def tree_of(nodes: int, wide: int) -> Draft:
-    """A tree that hangs a new node on one of the last few."""
+    """Return a random tree in which the parent of each node is one of the last few."""
     return Draft(
         tuple(CHAIN[:nodes]), tuple(-1 if node < 2 else node - 1 - node % wide % node for node in range(nodes))
     )
@@ -66,7 +66,7 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(config: ModelConfig, dtype: 
 
     def logits_of(start: int, draft: Draft) -> torch.Tensor:
         model, cache, layout = world(config, 8, dtype)
-        return CudaExecutor(model, cache, layout)(step([(start, 1, draft)], 8), ()).logits.clone()
+        return CudaExecutor(model, cache, layout).forward(step([(start, 1, draft)], 8), ()).logits.clone()
 
     for start, nodes, wide in ((5, 9, 3), (127, 16, 5), (600, 63, 7), (1020, 31, 4)):
         tree = tree_of(nodes, wide)
@@ -76,4 +76,4 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(config: ModelConfig, dtype: 
             while tree.parents[path[0]] >= 0:
                 path.insert(0, tree.parents[path[0]])
             chain = logits_of(start, Draft.chain([tree.tokens[node] for node in path]))
-            assert torch.equal(chain[-1], found[1 + leaf]), f"{nodes} nodes behind {start}, node {leaf}"
+            assert torch.equal(chain[-1], found[1 + leaf]), f"{nodes} nodes after {start}, node {leaf}"

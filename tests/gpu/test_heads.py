@@ -1,4 +1,4 @@
-"""Heads on a CUDA device: the text without a draft, and recorded drafts that are those of the definition."""
+"""Draft heads on a CUDA device: lossless, and their graphs draft what the reference drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_head_never_changes_the_text(config: HeadConfig, packed: bool) -> None:
+def test_a_head_does_not_change_the_output(config: HeadConfig, packed: bool) -> None:
     world = World(device="cuda")
     for temperature in (0.0, 1.0):
         truth = generate(MixDrafter([]), world, temperature=temperature)
@@ -29,8 +29,8 @@ def test_a_head_never_changes_the_text(config: HeadConfig, packed: bool) -> None
 
 
 def waiting(config: HeadConfig, whole: bool, temperature: float) -> tuple[Any, list[Sequence]]:
-    """Texts that could be guessed for now."""
-    engine = World(device="cuda", budget=2).engine(drafter := OwnHead(config, single_graph=whole))
+    """Return sequences that are ready for a draft."""
+    engine = World(device="cuda", budget=2).engine(drafter := OwnHead(config, whole=whole))
     prompts = enumerate(PROMPTS)
     seqs = [add(engine, str(i), each, temperature=temperature, ignore_eos=True)[0].seq for i, each in prompts]
     for _ in range(4):
@@ -46,13 +46,13 @@ def same(found: Draft, truth: Draft) -> bool:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_replayed_draft_is_its_first_run_and_the_definition(config: HeadConfig, temperature: float) -> None:
+def test_a_replayed_draft_equals_its_eager_run_and_the_reference(config: HeadConfig, temperature: float) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, whole, temperature) for whole in (True, False))
     for budget in (Budget(4), Budget(14, max_depth=3)):
         budgets = [budget] * len(mine)
-        drafter._graph.graphs.graphs.clear()
-        runs = [drafter.propose(mine, budgets) for _ in range(4)]  # plain, recorded, replayed twice
-        assert all(each is not None for each in drafter._graph.graphs.graphs.values())
+        drafter._whole.graphs.graphs.clear()
+        runs = [drafter.propose(mine, budgets) for _ in range(4)]  # eager, captured, replayed twice
+        assert all(each is not None for each in drafter._whole.graphs.graphs.values())
         for run in runs[1:]:
             assert all(map(same, run, runs[0]))
         for draft, truth in zip(runs[-1], defined.propose(theirs, budgets), strict=True):
@@ -61,7 +61,7 @@ def test_a_replayed_draft_is_its_first_run_and_the_definition(config: HeadConfig
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_recording_serves_other_texts(config: HeadConfig) -> None:
+def test_a_graph_serves_other_sequences(config: HeadConfig) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
     for budget in (Budget(3), Budget(14, max_depth=3)):
         for order in ((0, 1, 2), (0, 1, 2, 4), (4, 3, 1), (2, 0, 4, 3)):
@@ -72,7 +72,7 @@ def test_a_recording_serves_other_texts(config: HeadConfig) -> None:
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_reading_is_recorded_and_gives_what_the_definition_keeps(config: HeadConfig) -> None:
+def test_prefill_is_captured_and_stores_what_the_reference_stores(config: HeadConfig) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
     assert any(each is not None for each in drafter._graph_prefill.graphs.graphs.values())
     for seq, other in zip(mine, theirs, strict=True):
@@ -87,8 +87,8 @@ def tensors(drafter: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["eagle", "block"])
-def test_what_was_told_is_never_written_over(name: str) -> None:
-    """It lands in memory that the next draft of the same sizes lands in."""
+def test_a_result_is_not_overwritten_by_the_next_draft(name: str) -> None:
+    """Drafts of one shape share the host buffer."""
     drafter, seqs = waiting(HEADS[name], True, 0.0)
     chain, tree = [], []
     for _ in range(2):
@@ -99,4 +99,4 @@ def test_what_was_told_is_never_written_over(name: str) -> None:
     for first, again in zip(range(3), range(3, 6), strict=True):
         assert chain[first].readback.is_cpu and chain[first].tokens == chain[again].tokens
         assert tree[first].shares == pytest.approx(tree[again].shares, rel=1e-3)
-    assert len({str(each.shares.tolist()) for each in tree[:3]}) == 3, "texts differ"
+    assert len({str(each.probs.tolist()) for each in tree[:3]}) == 3, "sequences differ"

@@ -1,4 +1,4 @@
-"""Memory of a CUDA device: texts that make way for others, steps that run out of it, and a plan that holds."""
+"""Memory of a CUDA device: preemption, steps that run out of memory, and the memory plan."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from tests.tiny import CONFIG, World, add, run
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 MIB = 1 << 20
-SEGMENT = 20 * MIB  # what torch's allocator takes from the device for a tensor of 1 to 10 MiB
+SEGMENT = 20 * MIB  # that torch's allocator takes for a tensor of 1 to 10 MiB
 FILLER = 3 * MIB // 2
-# 64 rows have logits of 8 MiB; up to 8 have so few that their memory is taken 2 MiB at a time.
+# 64 rows have logits of 8 MiB; up to 8 rows take their memory 2 MiB at a time.
 WIDE = World(config=replace(CONFIG, vocab=32768), device="cuda", pages=512, max_num_seqs=24, max_step_tokens=64)
 MANY = [[1 + i % 7, 2 + i % 11, 3 + i % 13] for i in range(24)]
 
 
 def settle() -> None:
-    """Let go of what nobody uses."""
+    """Free unused memory."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
 
 def taken() -> int:
-    """Bytes of the device that are not free."""
+    """Return the bytes of the device that are not free."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return total - free
@@ -70,14 +70,14 @@ def open_llm(folders: tuple[Path, Path], **options: Any) -> LLM:
 
 
 def told(name: str, plan: MemoryPlan, used: int) -> None:
-    """For who reads along."""
+    """Print a figure."""
     parts = {"weights": plan.weights, "drafter": plan.drafter, "workspace": plan.workspace, "cache": plan.cache}
     whole = {**parts, "planned": plan.total, "used": used, "reserved": torch.cuda.memory_reserved()}
     print(json.dumps({"memory": name, **{part: round(size / MIB, 1) for part, size in whole.items()}}))
 
 
-def test_no_more_is_taken_than_was_planned(folders: tuple[Path, Path]) -> None:
-    """First of all tests, so that kernels and libraries count, too."""
+def test_no_more_memory_is_used_than_planned(folders: tuple[Path, Path]) -> None:
+    """The first of all tests, so that kernels and libraries count, too."""
     settle()
     before = taken()
     roomy = open_llm(folders).assembly.memory
@@ -85,7 +85,7 @@ def test_no_more_is_taken_than_was_planned(folders: tuple[Path, Path]) -> None:
     few = (roomy.total - roomy.cache * 7 // 8) / torch.cuda.mem_get_info()[0]
     llm = open_llm(folders, gpu_memory_utilization=few, swap_space=1.0)
     plan, scheduler, swap = llm.assembly.memory, llm.engine.scheduler, llm.engine.scheduler.swap
-    assert plan.cache < roomy.cache // 4, "it takes what is left, and that is little"
+    assert plan.cache < roomy.cache // 4, "it takes the little that is left"
     told("after the start", plan, used := taken() - before)
     assert used <= plan.total
     found = written(llm)
@@ -103,7 +103,7 @@ def written(llm: LLM) -> list[list[int]]:
     return [list(answer.outputs[0].token_ids) for answer in llm.generate(PROMPTS, PARAMS)]
 
 
-def test_what_does_not_fit_is_refused_before_it_is_loaded(folders: tuple[Path, Path]) -> None:
+def test_a_model_that_does_not_fit_is_refused_before_loading(folders: tuple[Path, Path]) -> None:
     settle()
     before = taken()
     with pytest.raises(CapacityError, match="raise gpu_memory_utilization"):
@@ -115,26 +115,26 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(folders: tuple[Path, P
         open_llm(folders)
     del ballast
     settle()
-    assert taken() <= before + 2 * MIB, "nothing was taken"
+    assert taken() <= before + 2 * MIB, "nothing was allocated"
 
 
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
-def test_a_copied_text_goes_on_as_if_it_had_stayed(make: Callable[[str], Drafter], prefix: bool) -> None:
+def test_a_swapped_sequence_continues_as_if_it_had_stayed(make: Callable[[str], Drafter], prefix: bool) -> None:
     swaps_and_changes_nothing(make, replace(TIGHT, device="cuda", prefix_cache=prefix))
 
 
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
-def test_pages_come_back_as_they_were(make: Callable[[str], Drafter]) -> None:
+def test_swapped_pages_come_back_unchanged(make: Callable[[str], Drafter]) -> None:
     restores_kv(make, "cuda")
 
 
-def test_whether_copying_pays_is_measured() -> None:
+def test_the_cost_of_swapping_is_measured() -> None:
     print("copying pays" if measures_and_chooses(replace(PREFILLS, device="cuda")) else "reading again pays")
 
 
 def fill(most: int) -> list[torch.Tensor]:
-    """Take what is left in memory that torch holds already, and up to `most` bytes of what it may get."""
+    """Allocate what is left in torch's pool, and up to `most` bytes beyond."""
     held: list[torch.Tensor] = []
     try:
         while len(held) * FILLER < most:
@@ -146,7 +146,7 @@ def fill(most: int) -> list[torch.Tensor]:
 
 @contextmanager
 def allowed_no_more() -> Iterator[None]:
-    """Torch may take a little more than it has: too little for large steps."""
+    """Leave torch too little memory for large steps."""
     settle()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + SEGMENT - 2 * MIB) / total)
@@ -161,7 +161,7 @@ def allowed_no_more() -> Iterator[None]:
 
 @contextmanager
 def full_device() -> Iterator[None]:
-    """All but a little is taken: the device itself has no more."""
+    """Leave the device itself too little memory."""
     settle()
     free, _ = torch.cuda.mem_get_info()
     held = [torch.empty(free - 2 * SEGMENT + 2 * MIB, dtype=torch.uint8, device="cuda")]
@@ -195,7 +195,7 @@ def truth() -> list[list[int]]:
 
 @pytest.mark.parametrize("make", GUESSING.values(), ids=GUESSING)
 @pytest.mark.parametrize("shortage", SHORTAGES.values(), ids=SHORTAGES)
-def test_without_memory_for_a_step_texts_go_on_in_smaller_ones(
+def test_without_memory_for_a_step_sequences_continue_in_smaller_ones(
     shortage: Callable[[], Any], make: Callable[[], Drafter], truth: list[list[int]]
 ) -> None:
     engine = WIDE.engine(make())
@@ -213,26 +213,26 @@ def test_without_memory_for_a_step_texts_go_on_in_smaller_ones(
     assert engine.oom_backoff.num_ooms == sheds
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole, "larger steps are back"
     recordings: dict[Any, Any] = engine.runner.executor.graph_cache(engine.runner.hidden_layers).graphs  # type: ignore[attr-defined]
-    assert any(recording is not None for recording in recordings.values()), "and steps are recorded"
+    assert any(recording is not None for recording in recordings.values()), "and steps are captured"
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES.values(), ids=SHORTAGES)
-def test_what_cannot_be_recorded_is_left_and_harms_nobody(shortage: Callable[[], Any]) -> None:
+def test_a_failed_capture_is_dropped_and_harms_nothing(shortage: Callable[[], Any]) -> None:
     capture, counted = GraphCapture(torch.device("cuda")), torch.zeros(8, device="cuda")
 
     def hungry() -> torch.Tensor:
         counted.add_(1)
         return torch.empty(8 * MIB, device="cuda")
 
-    first = capture(lambda: counted.add_(1))
+    first = capture.capture(lambda: counted.add_(1))
     assert first is not None
     with shortage():
-        assert capture(hungry) is None and capture.failures == 1
-        torch.randn(4, device="cuda")  # nothing is taken for a part of a recording
+        assert capture.capture(hungry) is None and capture.failures == 1
+        torch.randn(4, device="cuda")  # it is not part of a capture
         first[0].replay()
-    assert counted.tolist() == [1.0] * 8, "what is recorded is not run"
-    assert all(capture(hungry) is None for _ in range(CAPTURE_BACKOFF)), "it is not tried at once again"
-    again = capture(hungry)
+    assert counted.tolist() == [1.0] * 8, "captured work does not run"
+    assert all(capture.capture(hungry) is None for _ in range(CAPTURE_BACKOFF)), "it is not tried again at once"
+    again = capture.capture(hungry)
     assert again is not None and capture.failures == 1
     again[0].replay()
     first[0].replay()

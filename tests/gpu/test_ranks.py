@@ -1,4 +1,4 @@
-"""Two ranks over NCCL, sums in recorded graphs. They share a device: NCCL is told that they are on two machines."""
+"""Two ranks over NCCL, with all-reduces in CUDA graphs. They share a device: NCCL_HOSTID makes them two machines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Elsewhere(ProcessGroup):
     """NCCL refuses two ranks of one machine on one device."""
 
     def __init__(self, *given: Any) -> None:
-        os.environ["NCCL_HOSTID"] = "first"  # the other rank has started, with another one
+        os.environ["NCCL_HOSTID"] = "first"  # the worker has started with another one
         super().__init__(*given)
 
 
@@ -69,19 +69,21 @@ def plain(ranks: Split) -> dict[str, list[list[int]]]:
     return {name: ranks.generate(**params) for name, params in SAMPLING.items()}  # type: ignore[arg-type]
 
 
-def test_it_is_what_one_process_writes(plain: dict[str, list[list[int]]]) -> None:
+def test_the_output_is_that_of_one_process(plain: dict[str, list[list[int]]]) -> None:
     for name, params in SAMPLING.items():
         assert plain[name] == generate(**params)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_draft_changes_nothing(ranks: Split, plain: dict[str, list[list[int]]], drafter: str, sampling: str) -> None:
+def test_a_draft_does_not_change_the_output(
+    ranks: Split, plain: dict[str, list[list[int]]], drafter: str, sampling: str
+) -> None:
     truth = plain[sampling]
     assert ranks.generate(DRAFTERS[drafter](truth), **SAMPLING[sampling]) == truth  # type: ignore[arg-type]
 
 
-def test_sums_are_in_the_graphs(ranks: Split) -> None:
+def test_all_reduces_are_in_the_graphs(ranks: Split) -> None:
     engine = ranks.engine()
     add(engine, "0", [1, 2, 3])
     while engine.busy:
@@ -90,21 +92,21 @@ def test_sums_are_in_the_graphs(ranks: Split) -> None:
     assert any(recording is not None for recording in recorder.graphs.values())
 
 
-def test_a_killed_rank_is_told_and_nothing_of_its_step_is_written() -> None:
+def test_a_killed_rank_is_reported_and_its_step_is_not_committed() -> None:
     with subprocess.Popen([sys.executable, "-m", "tests.gpu.test_ranks"], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         try:
             told = json.loads(first.stdout.readline())
-            assert first.wait(SOON) == 0, "it ends by itself"
+            assert first.wait(SOON) == 0, "it exits by itself"
         finally:
             first.kill()
-    assert "was ended by SIGKILL" in told["error"] and told["seconds"] < SOON
+    assert "was killed by SIGKILL" in told["error"] and told["seconds"] < SOON
     assert 6 <= len(told["written"]) < len(told["truth"])
     assert told["written"] == told["truth"][: len(told["written"])]
 
 
 def lose(folder: Path) -> dict[str, Any]:
-    """What became of a text whose second rank is killed in the midst of it."""
+    """Return what became of a request whose second rank is killed meanwhile."""
     truth, began = generate(prompts=[[1, 2, 3]])[0], 0.0
     with split(folder, 2, device="cuda:0") as lost:
         engine = lost.engine()

@@ -209,11 +209,11 @@ def test_weights_are_loaded_into_the_right_parameters(tmp_path: Path) -> None:
 
 def test_mismatched_weights_raise_an_error(tmp_path: Path) -> None:
     tensors = eagle3_tensors()
-    with pytest.raises(ModelError, match="no place"):
+    with pytest.raises(ModelError, match="does not belong"):
         load(written(tmp_path / "spare", LAYER, {**tensors, "midlayer.mystery.weight": torch.ones(1)}))
     with pytest.raises(ModelError, match="is it a head for this target"):
         load(written(tmp_path / "width", LAYER, {**tensors, "fc.weight": torch.randn(16, 60)}))
-    with pytest.raises(ModelError, match="rising"):
+    with pytest.raises(ModelError, match="ascending"):
         load(written(tmp_path / "ids", LAYER, {**tensors, "d2t": torch.arange(20).flip(0)}))
     with pytest.raises(ModelError, match=r"norm.weight.* is missing"):
         load(written(tmp_path / "less", LAYER, {k: v for k, v in tensors.items() if k != "norm.weight"}))

@@ -23,10 +23,10 @@ from foretell.runner.heads.sampler import TreeCandidates, TreeTopK
 from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
+from tests.fake_graphs import FakeCapture
 from tests.heads.test_head_losslessness import Compared
 from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
 from tests.laws.test_losslessness import WORLDS as LAWS
-from tests.recordings import Tape
 from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
 LONG = [*PROMPTS, [1 + i % 30 for i in range(45)]]
@@ -298,7 +298,7 @@ def test_a_padded_draft_is_the_same(config: HeadConfig, temperature: float) -> N
     drafters, sequences = waiting(config, temperatures=(temperature,))
     whole: Any = drafters[1]
     deepest = min(6, whole.max_depth)
-    whole._graph.graphs = (tape := Tape()).recorder()
+    whole._graph.graphs = (tape := FakeCapture()).recorder()
     with capture_now():
         for budget in (Budget(deepest), Budget(40, max_depth=deepest)):
             whole.propose(sequences[1], [budget] * len(sequences[1]))
@@ -327,7 +327,7 @@ def test_a_padded_prefill_stores_the_same(config: HeadConfig) -> None:
     states = torch.randn(30, config.input_width, generator=torch.Generator().manual_seed(0))
     found: list[list[torch.Tensor]] = []
     for serves in (False, True):
-        reader.graphs = (tape := Tape()).recorder()
+        reader.graphs = (tape := FakeCapture()).recorder()
         if serves:
             with capture_now():
                 reader.prefill([PrefillRange(seq, 1, 31, [states])], None)

@@ -17,7 +17,7 @@ from foretell.runner.native.head_draft import DraftRequest, NativeBlock, NativeC
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
 from tests.heads.test_native import waiting
-from tests.kernels.test_quantized import random_weights
+from tests.kernels.test_quant import random_weights
 from tests.runner.test_native import PLAIN, desk
 from tests.tiny import HEADS
 

@@ -26,8 +26,8 @@ from tests.heads.test_native import waiting
 from tests.runner.test_native import LARGE, desk, text
 from tests.tiny import HEADS
 
-from .faults import FaultyLibrary, faulty_library
-from .test_quantized import random_rows, random_weights
+from .fault_injection import FaultyLibrary, faulty_library
+from .test_quant import random_rows, random_weights
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 Case = Callable[[], Any]

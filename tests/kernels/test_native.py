@@ -1,4 +1,4 @@
-"""The library is built once, whole, by whoever comes first, and done without where it cannot be had."""
+"""The library is built once, atomically, by the first process, and is optional if it cannot be built."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_compiler_is_said_in_one_line(
     ("body", "words"),
     [
         ("echo noise >&2; echo 'pool.cpp:3: error: no such thing' >&2; exit 1", "pool.cpp:3: error: no such thing"),
-        ("exit 1", "it said nothing"),
+        ("exit 1", "no error message"),
         ("echo rubbish > $out", "file too short|invalid ELF header|not a mach-o"),
     ],
 )
@@ -97,9 +97,9 @@ def test_sources_flags_and_compiler_each_make_another_library(fresh: Path, monke
 
 
 def test_two_processes_may_build_at_once(fresh: Path) -> None:
-    """A compiler that takes its time: nobody ever sees half a library, and nothing is left over."""
+    """With a slow compiler no process sees a partial library, and no temporary file is left."""
     compiler = write_compiler(fresh / "cxx", "printf half > $out; sleep 0.4; printf whole > $out")
-    code = "from foretell.kernels.native.build import built_library; print(built_library().read_text())"
+    code = "from foretell.kernels.native.build import build_library; print(build_library().read_text())"
     env = os.environ | {"CXX": str(compiler)}
     both = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     seen: set[str] = set()
@@ -195,9 +195,9 @@ def test_file_and_folder_reach_the_disk(fresh: Path, monkeypatch: pytest.MonkeyP
 
 HALF = """
 import os, sys
-from foretell.kernels.native.build import built_library
+from foretell.kernels.native.build import build_library
 from foretell.kernels.native.library import library
-path = built_library()
+path = build_library()
 os.truncate(path, os.path.getsize(path) // 2)
 assert library() is not None
 """

@@ -15,8 +15,8 @@ from torch import Tensor
 from foretell.kernels.attention import AttentionLayout, group_spans
 from foretell.kernels.attention import attend as attend_by_torch
 from foretell.kernels.triton import attention
-from foretell.kernels.triton.attention import Way, attend
-from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes, parts
+from foretell.kernels.triton.attention import AttentionPlan, attend
+from foretell.kernels.triton.row_tables import NO_SPLIT, RowTables, StepShape, num_splits
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
@@ -75,28 +75,28 @@ def world(
 
 
 def run(
-    model: Decoder, cache: KVCache, packed: BatchLayout, sizes: Sizes, taps: tuple[int, ...]
+    model: Decoder, cache: KVCache, packed: BatchLayout, sizes: StepShape, taps: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     """The step as the executor runs it when nothing is recorded."""
-    most = sizes.height // (model.config.heads // model.config.kv_heads)
-    tiles = make_tiles(packed, most, unsplit=sizes.splits == NO_PARTS)
-    numbers = np.full(sizes.numbers, -77, np.int32)  # what an earlier step left
+    most = sizes.tile_height // (model.config.heads // model.config.kv_heads)
+    tiles = make_tiles(packed, most, whole=sizes.splits == NO_SPLIT)
+    numbers = np.full(sizes.table_size, -77, np.int32)  # what an earlier step left
     write_tables(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     with torch.inference_mode():
-        logits, features = CudaForward(model, cache)(rows, rows.wanted, taps)
+        logits, features = CudaForward(model, cache)(rows, rows.logit_rows, taps)
     assert features is not None
     return logits[: len(packed.logits_indices)].float(), features[: packed.rows]
 
 
-def exact_fit(packed: BatchLayout, share: int, whole: bool = False) -> Sizes:
+def exact_fit(packed: BatchLayout, share: int, whole: bool = False) -> StepShape:
     """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
     sizes, tiles = step_shape(packed, share)
     if whole:
-        tiles = make_tiles(packed, 16 // share, unsplit=True)
-        return replace(sizes, rows=packed.rows, tiles=len(tiles.shared), height=16, splits=NO_PARTS)
-    return replace(sizes, splits=parts(max(span.stop for span in packed.spans)))
+        tiles = make_tiles(packed, 16 // share, whole=True)
+        return replace(sizes, rows=packed.rows, tiles=len(tiles.shared), tile_height=16, splits=NO_SPLIT)
+    return replace(sizes, splits=num_splits(max(span.stop for span in packed.spans)))
 
 
 def compare(
@@ -108,7 +108,7 @@ def compare(
     fast = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
     model, cache, layout = world(config, page_size, dtype)
     with torch.inference_mode():
-        output = EagerExecutor(model, cache, layout)(packed, (1, config.layers))
+        output = EagerExecutor(model, cache, layout).forward(packed, (1, config.layers))
     assert output.hidden_states is not None
     torch.testing.assert_close(mine, output.logits, rtol=within, atol=within)
     torch.testing.assert_close(features, output.hidden_states, rtol=within, atol=within)
@@ -141,7 +141,7 @@ def test_half_precision() -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """Alone, in a batch, filled up to other sizes."""
+    """Alone, in a batch, padded to other shapes."""
     config = CONFIGS["three to a head"]
     shapes = [(100, 1, Draft.chain([3, 4])), (17, 1, Draft()), (270, 1, Draft())]
     results = []
@@ -166,16 +166,16 @@ def attended(
     """Attention of a step's rows over a first layer's keys and values; `more`: what tables have beyond them."""
     share = q.shape[1] // cache.keys[0].shape[2]
     tiles = make_tiles(packed, height // share)
-    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.shared) + more)
+    sizes = replace(exact_fit(packed, share), tile_height=height, tiles=len(tiles.shared) + more)
     sizes = replace(sizes, rows=sizes.rows + 5 * more, splits=sizes.splits + more)
-    numbers = np.full(sizes.numbers, -77, np.int32)
+    numbers = np.full(sizes.table_size, -77, np.int32)
     write_tables(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 800, DEVICE).update(packed.spans)
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     filled = torch.zeros(sizes.rows, *q.shape[1:], dtype=q.dtype, device=DEVICE)
     filled[: len(q)] = q
     found = attend(filled, cache.keys[0], cache.values[0], rows, scale, window)
-    assert not found[packed.rows :].any(), "rows that only fill up are nothing"
+    assert not found[packed.rows :].any(), "padded rows are zero"
     return found[: len(q)]
 
 
@@ -198,15 +198,15 @@ def test_a_node_sees_what_its_path_as_a_chain_would_see_bit_for_bit(window: int 
         assert torch.equal(attended(cache, chain, q[rows], window), found[rows])
 
 
-def follow(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+def follow(monkeypatch: pytest.MonkeyPatch, way: AttentionPlan) -> None:
     """Have attention go this way, whatever the sizes."""
-    monkeypatch.setattr(Way, "of", lambda *_: way)
+    monkeypatch.setattr(AttentionPlan, "of", lambda *_: way)
 
 
 WAYS = {
-    "by four": Way(fours=True),
-    "alone": Way(alone=True),
-    "alone, ahead": Way(alone=True, ahead=True),
+    "by four": AttentionPlan(groups_splits=True),
+    "alone": AttentionPlan(single_program=True),
+    "alone, ahead": AttentionPlan(single_program=True, prefetches_pages=True),
 }
 WORLDS: dict[str, list[tuple[int, int, Draft]]] = {
     "short": [(1, 1, Draft()), (40, 1, Draft.chain([3, 4])), (0, 1, Draft.chain([3] * 8))],
@@ -220,10 +220,10 @@ WORLDS: dict[str, list[tuple[int, int, Draft]]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 90, 300])
 @pytest.mark.parametrize("name", WORLDS)
-def test_who_puts_parts_together_and_when_pages_are_known_changes_no_bit(
+def test_split_assignment_and_prefetching_change_no_bit(
     name: str, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that has read four short parts or all keys, or whoever joins them. In float32 no rounding hides another
+    """One program that reads four short splits or all keys, or the merge kernel. In float32 no rounding hides another
     order. What was not written is no number."""
     if dtype == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies no bfloat16")
@@ -235,12 +235,12 @@ def test_who_puts_parts_together_and_when_pages_are_known_changes_no_bit(
     q = torch.randn(packed.rows, config.heads, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE, dtype)
     _, cache, _ = world(config, 16, dtype, room=room)
     monkeypatch.setattr(attention.torch, "empty", lambda *shape, **options: torch.full(shape, torch.nan, **options))
-    follow(monkeypatch, Way())
+    follow(monkeypatch, AttentionPlan())
     wanted = attended(cache, packed, q, window)
     assert wanted.isfinite().all()
     for label, way in WAYS.items():
         follow(monkeypatch, way)
-        assert torch.equal(attended(cache, packed, q, window, more=3 if way.alone else 0), wanted), label
+        assert torch.equal(attended(cache, packed, q, window, more=3 if way.single_program else 0), wanted), label
 
 
 @pytest.mark.parametrize("page_size", [4, 64])
@@ -249,7 +249,7 @@ def test_pages_of_any_size_are_known_ahead(page_size: int, monkeypatch: pytest.M
     packed = step([(330, 1, Draft.chain([3, 4])), (130, 1, Draft())], page_size)
     q = torch.randn(packed.rows, config.heads, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     _, cache, _ = world(config, page_size, torch.float32)
-    follow(monkeypatch, Way())
+    follow(monkeypatch, AttentionPlan())
     wanted = attended(cache, packed, q, None)
     for way in WAYS.values():
         follow(monkeypatch, way)
@@ -258,25 +258,25 @@ def test_pages_of_any_size_are_known_ahead(page_size: int, monkeypatch: pytest.M
 
 def test_which_way_is_gone() -> None:
     """Few rows share the keys, more read by four, and where tiles suffice each reads all of its own."""
-    few, some = Sizes(1, 1, 16, 8), Sizes(64, 8, 32, 16)
-    assert Way.of(few, 64, 21, False) == Way()
-    assert Way.of(some, 64, 21, False) == Way(alone=True, ahead=True)
-    assert Way.of(replace(some, tiles=32), 64, 21, False) == Way(alone=True)
-    assert Way.of(replace(some, splits=20), 64, 21, False) == Way(fours=True)
-    assert Way.of(replace(some, tiles=32, splits=20), 64, 21, False) == Way(alone=True)
-    assert Way.of(replace(some, tiles=32, splits=40), 64, 21, False) == Way(fours=True)
-    assert Way.of(replace(few, splits=40), 64, 21, False) == Way()
-    assert Way.of(replace(some, deep=32, nodes=8), 64, 21, False) == Way()
-    assert Way.of(replace(some, splits=NO_PARTS), 128, 21, False) == Way()
-    assert Way.of(some, 64, 21, True) == Way(fours=True)
-    assert Way.of(replace(some, tiles=256), 32, 21, False) == Way()
+    few, some = StepShape(1, 1, 16, 8), StepShape(64, 8, 32, 16)
+    assert AttentionPlan.of(few, 64, 21, False) == AttentionPlan()
+    assert AttentionPlan.of(some, 64, 21, False) == AttentionPlan(single_program=True, prefetches_pages=True)
+    assert AttentionPlan.of(replace(some, tiles=32), 64, 21, False) == AttentionPlan(single_program=True)
+    assert AttentionPlan.of(replace(some, splits=20), 64, 21, False) == AttentionPlan(groups_splits=True)
+    assert AttentionPlan.of(replace(some, tiles=32, splits=20), 64, 21, False) == AttentionPlan(single_program=True)
+    assert AttentionPlan.of(replace(some, tiles=32, splits=40), 64, 21, False) == AttentionPlan(groups_splits=True)
+    assert AttentionPlan.of(replace(few, splits=40), 64, 21, False) == AttentionPlan()
+    assert AttentionPlan.of(replace(some, path_length=32, nodes=8), 64, 21, False) == AttentionPlan()
+    assert AttentionPlan.of(replace(some, splits=NO_SPLIT), 128, 21, False) == AttentionPlan()
+    assert AttentionPlan.of(some, 64, 21, True) == AttentionPlan(groups_splits=True)
+    assert AttentionPlan.of(replace(some, tiles=256), 32, 21, False) == AttentionPlan()
 
 
 def test_stages_leave_room_for_a_second_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "AHEAD_STAGES", 4)
-    ahead, device = Way(alone=True, ahead=True), torch.device("cpu")
+    monkeypatch.setattr(attention, "PREFETCH_STAGES", 4)
+    ahead, device = AttentionPlan(single_program=True, prefetches_pages=True), torch.device("cpu")
     assert [ahead.stages(kib * 1024, device) for kib in (16, 32, 64)] == [4, 3, 2]
-    assert Way(alone=True).stages(16 * 1024, device) == attention.STAGES
+    assert AttentionPlan(single_program=True).stages(16 * 1024, device) == attention.STAGES
 
 
 def test_how_many_rows_a_tile_has_changes_no_bit_in_float32() -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.kernels.triton.linear import gated_linear, linear
-from foretell.kernels.triton.swiglu import gate
+from foretell.kernels.triton.swiglu import gated_activation
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Triton's interpreter multiplies no bfloat16.
@@ -40,7 +40,7 @@ def test_gates_on_the_way_change_no_bit(
         for shape in ((rows, inputs), (2 * outputs, inputs), (2 * outputs,))
     )
     given = bias if biased else None
-    defined = gate(linear(x, weight, given), gelu)
+    defined = gated_activation(linear(x, weight, given), gelu)
     assert isinstance(defined, torch.Tensor)
     assert torch.equal(gated_linear(x, weight, given, gelu), defined)
     asked = torch.nn.functional.linear(x.float(), weight.float(), None if given is None else given.float())

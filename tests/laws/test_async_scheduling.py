@@ -10,8 +10,8 @@ import pytest
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
 from foretell.types import SpeculationChoice
+from tests.fake_async import DeviceDraftDrafter, FakeAsyncExecutor, FakeDeviceDraft, RandomController
 from tests.laws.test_losslessness import DRAFTERS, SAMPLING, Truth, truth_for
-from tests.outruns import LeavesUnseen, Left, Outruns, Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, check_pages, model_drafter, run
 
 WORLDS = {
@@ -24,11 +24,11 @@ HEADED = {f"head: {name}": lambda truth, config=config: OwnHead(config) for name
 ALL: dict[str, Callable[[Truth], Drafter | None]] = {"none": lambda truth: None, **DRAFTERS, **HEADED}
 
 
-def async_engine(world: World, drafter: Drafter | None, seed: int = 0) -> tuple[Engine, Outruns]:
+def async_engine(world: World, drafter: Drafter | None, seed: int = 0) -> tuple[Engine, FakeAsyncExecutor]:
     engine = world.engine(drafter)
-    executor = engine.runner.executor = Outruns(engine.runner.executor)
+    executor = engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
     if drafter is not None:
-        engine.controller = Sometimes(world.budget, world.levels, seed)
+        engine.controller = RandomController(world.budget, world.levels, seed)
     return engine, executor
 
 
@@ -60,7 +60,7 @@ CHAINS = {
 def test_device_drafts_do_not_change_it_either(make: Callable[[Truth], Drafter], sampling: str) -> None:
     truth = truth_for(sampling)
     for world in (World(), World(page_size=4, pages=12, max_num_seqs=5)):
-        engine, executor = async_engine(world, drafter := LeavesUnseen(make(truth)))
+        engine, executor = async_engine(world, drafter := DeviceDraftDrafter(make(truth)))
         assert generated(engine, **SAMPLING[sampling]) == truth
         assert executor.unseen and drafter.left
         counts = engine.stats.speculation
@@ -68,12 +68,12 @@ def test_device_drafts_do_not_change_it_either(make: Callable[[Truth], Drafter],
 
 
 def test_device_drafts_that_are_lost_cost_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(left: Left) -> tuple[list[int], list[float]]:
+    def lost(left: FakeDeviceDraft) -> tuple[list[int], list[float]]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Left, "wait", lost)
+    monkeypatch.setattr(FakeDeviceDraft, "wait", lost)
     truth = truth_for("greedy")
-    engine, _ = async_engine(World(), LeavesUnseen(DRAFTERS["oracle"](truth)))
+    engine, _ = async_engine(World(), DeviceDraftDrafter(DRAFTERS["oracle"](truth)))
     states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt)]
     while engine.busy:
         engine.step()
@@ -176,8 +176,8 @@ def test_each_rule_accepts_the_same_with_async_scheduling(rule: str, temperature
     for is_async in (False, True):
         engine = World().engine(model_drafter(seed=5))
         if is_async:
-            engine.runner.executor = Outruns(engine.runner.executor)
-        engine.controller = Sometimes(3, seed=1)
+            engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
+        engine.controller = RandomController(3, seed=1)
         states = [add(engine, str(i), prompt, choice, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
         if is_async:
             engine.controller.expects_plain_step = lambda seqs: False  # type: ignore[method-assign] # so that both decide alike

@@ -18,7 +18,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.sequence_state import SequenceState
-from tests.outruns import LeavesUnseen, Outruns, Sometimes
+from tests.fake_async import DeviceDraftDrafter, FakeAsyncExecutor, RandomController
 from tests.tiny import VOCAB, World, add, check_pages, model_drafter, random_tree, run
 
 Key = tuple[str, int]  # a request and one of its choices
@@ -43,7 +43,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
     "recycle": TokenRecyclingDrafter,
-    "device": lambda: LeavesUnseen(NGramDrafter()),
+    "device": lambda: DeviceDraftDrafter(NGramDrafter()),
     "model": lambda: model_drafter(seed=5),
     "tree": lambda: ScriptedDrafter(random_tree),
 }
@@ -80,8 +80,8 @@ def test_every_request_gets_its_own_output(seed: int, drafter: str) -> None:
     coming, truth = list(arrivals(seed)[0]), arrivals(seed)[1]
     rng = random.Random(f"{seed} {drafter}")
     engine = rng.choice(WORLDS).engine(DRAFTERS[drafter]())
-    engine.runner.executor = Outruns(engine.runner.executor)
-    engine.controller = rng.choice([FixedController(3), Sometimes(3, 0, seed)])
+    engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
+    engine.controller = rng.choice([FixedController(3), RandomController(3, 0, seed)])
     states: dict[Key, SequenceState] = {}
     emitted: dict[Key, list[int]] = {}
     aborted: set[str] = set()

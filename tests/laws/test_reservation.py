@@ -111,7 +111,7 @@ def test_heads_that_sample_stay_within_their_reservation(name: str, sampling: st
     check(head(name, "native"), sampling, 3, BUDGETS[::2])
 
 
-@pytest.mark.parametrize("make", [early_exit, lambda: quantized_self(8)], ids=["exit", "self"])
+@pytest.mark.parametrize("make", [early_exit, lambda: quantized_self("int8")], ids=["exit", "self"])
 def test_variants_of_the_target_stay_within_their_reservation(make: Callable[[], OwnVariant]) -> None:
     check(make, "greedy", 4, BUDGETS)
 

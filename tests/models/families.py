@@ -87,7 +87,7 @@ MODELS: dict[str, tuple[Model, Any]] = {
 
 
 def make(name: str) -> Model:
-    """Weights large enough that tokens are told apart well beyond rounding."""
+    """Weights large enough that logits differ by far more than float error."""
     kind, config = MODELS[name]
     torch.manual_seed(0)
     model = kind(config).float().eval()

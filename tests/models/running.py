@@ -45,7 +45,7 @@ def logits(reader: Reader, tokens: list[int], piece: int | None = None) -> Tenso
 
 
 def greedy(reader: Reader, tokens: list[int], count: int) -> list[int]:
-    """The likeliest continuation."""
+    """Return the greedy continuation."""
     written = [int(logits(reader, tokens)[-1].argmax())]
     while len(written) < count:
         written.append(int(reader.feed(written[-1:])[-1].argmax()))

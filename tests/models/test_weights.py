@@ -65,7 +65,7 @@ def test_missing_tensor(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["model.layers.2.input_layernorm.weight", Q.replace("weight", "bias"), "visual.proj"])
 def test_tensor_without_a_place(name: str) -> None:
-    fails(LLAMA, tensors_for(LLAMA) | {name: torch.zeros(16)}, name, "no place")
+    fails(LLAMA, tensors_for(LLAMA) | {name: torch.zeros(16)}, name, "does not belong")
 
 
 def test_adapter() -> None:
@@ -135,7 +135,7 @@ def test_damaged_values(bad: float, place: int, stored: torch.dtype, dtype: str)
     tensors[Q] = spoiled(tensors[Q].to(stored), place, bad)
     with pytest.raises(ModelError) as caught:
         load_model(folder(LLAMA, tensors), dtype)
-    damage = "has values that are not finite numbers: the file is damaged; fetch it again"
+    damage = "has values that are not finite: the file is damaged; download it again"
     assert str(caught.value) == f"folder: tensor {Q!r} {damage}"
 
 

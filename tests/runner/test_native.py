@@ -1,4 +1,4 @@
-"""The native executor gives what the eager one gives, and a row's bits are its own."""
+"""The native executor returns what the eager one returns, and is batch-invariant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from foretell.types import Draft, ScheduledSequence
 from tests.models import families
 from tests.tiny import World, generate, tree_around
 
-from .desk import CONTEXT, Desk, random_model, text
+from .harness import CONTEXT, RunnerHarness, random_model, text
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 
@@ -42,14 +42,14 @@ WINDOWED = replace(
     embed_scale=3.0,
 )
 WIDE = replace(PLAIN, width=64, heads=4, kv_heads=1, head_dim=64, ffn=96, vocab=200, qkv_bias=True, tied=False)
-LARGE = replace(PLAIN, width=576, ffn=1536, heads=9, kv_heads=3, head_dim=64)  # enough to be shared among threads
+LARGE = replace(PLAIN, width=576, ffn=1536, heads=9, kv_heads=3, head_dim=64)  # large enough to be split over threads
 CONFIGS = {"plain": PLAIN, "windowed": WINDOWED, "wide": WIDE}
 BITS = [None, 8, 4]
 
 
-def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> Desk:
+def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> RunnerHarness:
     model = random_model(config)
-    made = Desk(model if bits is None else quantized_copy(model, 8 if bits == 8 else 4), page_size)
+    made = RunnerHarness(model if bits is None else quantized_copy(model, 8 if bits == 8 else 4), page_size)
     assert isinstance(made.runner.executor, NativeExecutor)
     return made
 
@@ -80,9 +80,9 @@ def random_tree(rng: random.Random, nodes: int, vocab: int) -> Draft:
 
 
 @pytest.mark.parametrize("name", families.MODELS)
-def test_every_family_computes_what_the_definition_does(name: str) -> None:
+def test_every_model_family_equals_the_reference(name: str) -> None:
     config, rng = family_config(name), random.Random(name)
-    native, eager = desk(config), Desk(random_model(config)).eager()
+    native, eager = desk(config), RunnerHarness(random_model(config)).eager()
     tree, chain = random_tree(rng, 9, config.vocab), Draft.chain(text(5, config.vocab))
     steps = [[(70, Draft()), (3, Draft())], [(1, tree), (40, chain)], [(1, Draft()), (1, tree)], [(2, tree), (1, tree)]]
     seqs = [[made.open(text(90, config.vocab, seed)) for seed in (1, 2)] for made in (native, eager)]
@@ -93,16 +93,19 @@ def test_every_family_computes_what_the_definition_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_with_integers_it_computes_what_the_definition_does(bits: int) -> None:
+def test_quantized_models_equal_the_reference(bits: int) -> None:
     for config in CONFIGS.values():
         tokens = text(60, config.vocab)
         native = desk(config, bits).read(tokens)
-        assert gap(native, desk(config, bits).eager().read(tokens)) < 0.02, "a step of rounding a row, here and there"
+        assert gap(native, desk(config, bits).eager().read(tokens)) < 0.02, "a quantization step of a row, now and then"
 
 
-def test_features_are_the_states_after_the_layers_that_were_asked_for() -> None:
+def test_hidden_states_are_those_of_the_requested_layers() -> None:
     for taps in ((2,), (0, 1), (2, 0, 2)):
-        native, eager = Desk(random_model(WINDOWED), taps=taps), Desk(random_model(WINDOWED), taps=taps).eager()
+        native, eager = (
+            RunnerHarness(random_model(WINDOWED), taps=taps),
+            RunnerHarness(random_model(WINDOWED), taps=taps).eager(),
+        )
         found = [
             made.runner.forward(*_shares(made, text(20, WINDOWED.vocab))).hidden_states for made in (native, eager)
         ]
@@ -110,13 +113,13 @@ def test_features_are_the_states_after_the_layers_that_were_asked_for() -> None:
         assert found[0].shape == (20, len(taps) * WINDOWED.width) and gap(found[0], found[1]) < 2e-5
 
 
-def _shares(made: Desk, tokens: list[int]) -> tuple[list[ScheduledSequence], list[Draft]]:
+def _shares(made: RunnerHarness, tokens: list[int]) -> tuple[list[ScheduledSequence], list[Draft]]:
     return [ScheduledSequence.of(made.open(tokens), len(tokens))], [Draft()]
 
 
 @pytest.fixture(params=[0, 1, 2])
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Each set of instructions this processor has."""
+    """Return each instruction set of this processor."""
     native = library()
     if native is None or request.param > native.best_level:
         pytest.skip("this processor has no such instructions")
@@ -126,7 +129,7 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_row_has_the_same_bits_however_its_text_is_read(config: ModelConfig, bits: int | None, level: int) -> None:
+def test_a_row_has_the_same_bits_in_any_prefill_chunks(config: ModelConfig, bits: int | None, level: int) -> None:
     made, tokens = desk(config, bits), text(100, config.vocab)
     alone = made.read(tokens, piece=1)
     assert all(same_bits(made.read(tokens, piece), alone) for piece in (None, 2, 7, 33, 64))
@@ -136,7 +139,7 @@ def test_a_row_has_the_same_bits_however_its_text_is_read(config: ModelConfig, b
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_row_has_the_same_bits_in_any_company(config: ModelConfig, bits: int | None, level: int) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(config: ModelConfig, bits: int | None, level: int) -> None:
     made, rng = desk(config, bits), random.Random(0)
     texts = [text(length, config.vocab, length) for length in (90, 75, 60, 41)]
     alone = [made.read(tokens, piece=1) for tokens in texts]
@@ -152,7 +155,7 @@ def test_a_row_has_the_same_bits_in_any_company(config: ModelConfig, bits: int |
 
 
 def around(tokens: list[int], vocab: int) -> Draft:
-    """A tree in which the right token always stands behind a wrong one and has its own branch beside it."""
+    """Return a tree in which each right token follows a wrong sibling and has a branch of its own."""
     drafted: list[int] = []
     parents: list[int] = []
     for token in tokens:
@@ -164,7 +167,9 @@ def around(tokens: list[int], vocab: int) -> Draft:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("start", [1, 25, 31, 32, 60])
-def test_a_node_has_the_bits_of_plain_text(config: ModelConfig, bits: int | None, start: int, level: int) -> None:
+def test_a_tree_node_has_the_bits_of_plain_decoding(
+    config: ModelConfig, bits: int | None, start: int, level: int
+) -> None:
     made, tokens = desk(config, bits), text(90, config.vocab)
     alone, guessed = made.read(tokens, piece=1), tokens[start : start + 9]
     for draft, path in ((Draft.chain(guessed), range(9)), (around(guessed, config.vocab), range(1, 18, 2))):
@@ -174,11 +179,11 @@ def test_a_node_has_the_bits_of_plain_text(config: ModelConfig, bits: int | None
         assert same_bits(nodes[list(path)], alone[start : start + 9])
         made.runner.compact_kv(seq, start - 1, tuple(path))
         seq.cached += 9
-        assert same_bits(made.run((seq, 1, Draft()))[0], alone[start + 9 : start + 10]), "after the branch moved up"
+        assert same_bits(made.run((seq, 1, Draft()))[0], alone[start + 9 : start + 10]), "after KV compaction"
         made.close(seq)
 
 
-def test_threads_change_nothing() -> None:
+def test_the_number_of_threads_changes_no_bit() -> None:
     made, tokens = desk(LARGE), text(100, PLAIN.vocab)
     alone = made.read(tokens)
     for threads in (2, 3):
@@ -194,7 +199,7 @@ def test_engines_in_several_threads_do_not_disturb_each_other() -> None:
     alone = desks[0].read(tokens)
     found: list[bool] = []
 
-    def read(made: Desk) -> None:
+    def read(made: RunnerHarness) -> None:
         found.extend(same_bits(made.read(tokens, piece), alone) for piece in (None, 1, 8))
 
     torch.set_num_threads(2)
@@ -213,20 +218,20 @@ def test_an_early_exit_runs_natively_over_the_same_weights() -> None:
     made = desk(PLAIN)
     early = made.runner.with_variant(first_layers(made.runner.model, 1))
     assert isinstance(early.executor, NativeExecutor)
-    eager = Desk(first_layers(random_model(PLAIN), 1)).eager()
+    eager = RunnerHarness(first_layers(random_model(PLAIN), 1)).eager()
     tokens = text(30, PLAIN.vocab)
     found = early.forward(*_shares(made, tokens)).logits
     assert gap(found, eager.runner.forward(*_shares(eager, tokens)).logits) < 2e-5
 
 
-def test_what_the_library_cannot_do_is_left_to_the_definition() -> None:
+def test_unsupported_models_use_the_eager_executor() -> None:
     for model in (random_model(PLAIN).to(torch.bfloat16), random_model(replace(PLAIN, head_dim=7))):
-        assert not isinstance(Desk(model).runner.executor, NativeExecutor)
+        assert not isinstance(RunnerHarness(model).runner.executor, NativeExecutor)
 
 
 @pytest.mark.parametrize("drafter", [tree_around, lambda truth: NGramDrafter(1, 3)], ids=["tree", "ngram"])
-def test_the_definition_obeys_the_law_too(drafter: Callable[[Any], Drafter], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law tables run natively wherever there is a compiler; this is the other executor."""
+def test_the_eager_executor_is_lossless_too(drafter: Callable[[Any], Drafter], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law tests use the native executor if there is a compiler; this is the other one."""
     monkeypatch.setattr("foretell.runner.model_runner.native_executor", lambda model, cache: None)
     truth = generate(None, World(max_num_seqs=1), temperature=1.0)
     assert isinstance(World().engine().runner.executor, EagerExecutor)

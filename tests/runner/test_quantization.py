@@ -1,4 +1,4 @@
-"""`quantization`: the target's own weights as integers."""
+"""`quantization`: a target with quantized weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams
-from foretell.build.model_source import choose_bits, choose_rounding
+from foretell.build.model_source import choose_quantization
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
@@ -20,8 +20,7 @@ from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
 from foretell.models.quantize import (
-    Bits,
-    QuantizedLinear,
+    NativeQuantizedLinear,
     cuda_linear_bytes,
     prepared_bytes,
     quantize_linear_cuda,
@@ -32,10 +31,10 @@ from foretell.runner.memory_plan import GIB, MemoryNeeds, plan_memory
 from foretell.runner.native import executor as native
 from foretell.runner.native.executor import NativeExecutor
 
-from .desk import Desk, random_model, text
+from .harness import RunnerHarness, random_model, text
 from .test_native import CONFIGS, same_bits
 
-BITS: list[Bits] = [8, 4]
+FORMATS: list[QuantFormat] = ["int8", "int4"]
 PROMPTS = ["The quick brown fox jumps over the lazy dog. The quick brown fox", "She sells sea shells", "The"]
 DRAFTERS = ["ngram", "suffix,recycle", "self:int4", "self:int8", "exit:1"]
 
@@ -47,7 +46,7 @@ def written(folder: Path, **options: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_drafts_change_no_text(tiny_folder: Path, form: str) -> None:
+def test_drafts_do_not_change_the_output(tiny_folder: Path, form: str) -> None:
     plain = written(tiny_folder, quantization=form, drafter="none")
     for drafter in DRAFTERS:
         assert written(tiny_folder, quantization=form, drafter=drafter, num_speculative_tokens=4) == plain, drafter
@@ -64,64 +63,66 @@ def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pyt
         for drafter in ("none", "ngram")
     ]
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
-    assert any("rounded to int8, run as floats" in line for line in lines)
+    assert any("quantized to int8, run in floats" in line for line in lines)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_model_rounded_in_place_is_its_rounded_copy(config: ModelConfig, bits: Bits) -> None:
+def test_a_model_quantized_in_place_equals_its_quantized_copy(config: ModelConfig, format: QuantFormat) -> None:
     tokens = text(40, config.vocab)
-    model = quantize_weights(random_model(config), bits)
+    model = quantize_weights(random_model(config), format)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     assert len(layers) == 4 * config.layers + 1
-    assert same_bits(Desk(model).read(tokens), Desk(quantized_copy(random_model(config), bits)).read(tokens))
+    assert same_bits(
+        RunnerHarness(model).read(tokens), RunnerHarness(quantized_copy(random_model(config), bits)).read(tokens)
+    )
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, bits: Bits) -> None:
+def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, format: QuantFormat) -> None:
     if library() is None:
         pytest.skip("no C++ compiler is here")
-    model = quantize_weights(random_model(config), bits)
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    model = quantize_weights(random_model(config), format)
+    layers = [module for module in model.modules() if isinstance(module, NativeQuantizedLinear)]
     integers = sum(layer.native.bytes for layer in layers)
     floats = sum(parameter.nbytes for parameter in model.parameters())
     biases = sum(0 if layer.native.bias is None else layer.native.bias.nbytes for layer in layers)
-    assert prepared_bytes(config, torch.float32, "cpu", bits) == integers + floats + biases
+    assert prepared_bytes(config, torch.float32, "cpu", format) == integers + floats + biases
 
 
-def test_floats_must_fit_until_they_are_rounded() -> None:
+def test_floats_must_fit_until_they_are_quantized() -> None:
     needs = MemoryNeeds(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
     assert plan_memory(needs, 5 * GIB, None).weights == GIB
     with pytest.raises(CapacityError, match="before they are quantized"):
         plan_memory(needs, 3 * GIB, None)
 
 
-def test_what_is_not_known_or_cannot_be_is_refused_in_words() -> None:
+def test_unknown_and_impossible_formats_are_refused() -> None:
     with pytest.raises(RequestError, match="auto, none, int8, int4, fp8"):
         EngineConfig(quantization="int3")
     with pytest.raises(RequestError, match="int4 runs on a CPU only; take int8 or fp8"):
-        choose_rounding(EngineConfig(quantization="int4"), torch.device("cuda"))
+        choose_quantization(EngineConfig(quantization="int4"), gguf(0), torch.device("cuda"))
     with pytest.raises(RequestError, match="fp8 runs on a CUDA device only"):
-        choose_rounding(EngineConfig(quantization="fp8"), torch.device("cpu"))
+        choose_quantization(EngineConfig(quantization="fp8"), gguf(0), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "device", "rounding"),
+    ("wanted", "device", "format"),
     [
         ("auto", "cuda", None),
         ("none", "cuda", None),
         ("int8", "cuda", "int8"),
         ("fp8", "cuda", "fp8"),
-        ("int8", "cpu", None),
+        ("int8", "cpu", "int8"),
     ],
 )
-def test_a_cuda_device_has_its_own_8_bits(wanted: str, device: str, rounding: str | None) -> None:
-    assert choose_rounding(EngineConfig(quantization=wanted), torch.device(device)) == rounding
+def test_a_cuda_device_has_its_own_8_bit_formats(wanted: str, device: str, format: str | None) -> None:
+    assert choose_quantization(EngineConfig(quantization=wanted), gguf(0), torch.device(device)) == format
 
 
-def test_a_decoder_in_8_bits_of_a_cuda_device_says_nearly_the_same() -> None:
-    """The definition, which runs anywhere: weights by output, rows by their own largest value."""
+def test_the_8_bit_formats_of_a_cuda_device_are_close_to_floats() -> None:
+    """The reference, which runs anywhere: weights scaled per output, rows by their largest value."""
     x = torch.randn(7, 64)
     layer = Linear(64, 48, bias=True)
     assert layer.weight is not None
@@ -131,12 +132,12 @@ def test_a_decoder_in_8_bits_of_a_cuda_device_says_nearly_the_same() -> None:
     exact = layer(x)
     bounds: dict[QuantFormat, float] = {"int8": 0.02, "fp8": 0.06}
     for rounding, within in bounds.items():
-        rounded = quantize_linear_cuda(layer, rounding)
-        assert rounded.quantized_copy.nbytes == cuda_linear_bytes(64, 48)
-        error = (rounded(x) - exact).norm() / exact.norm()
+        quantized = quantize_linear_cuda(layer, rounding)
+        assert quantized.quantized.nbytes == cuda_linear_bytes(64, 48)
+        error = (quantized(x) - exact).norm() / exact.norm()
         assert 0 < error < within, f"{rounding}: {float(error)}"
     alone = quantize_linear_cuda(layer, "int8")
-    assert torch.equal(alone(x[2:3]), alone(x)[2:3]), "sums of integers are exact: a row's result is its own"
+    assert torch.equal(alone(x[2:3]), alone(x)[2:3]), "integer sums are exact, so a row does not depend on the batch"
 
 
 def gguf(file_type: int) -> Checkpoint:
@@ -145,25 +146,26 @@ def gguf(file_type: int) -> Checkpoint:
 
 @pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 @pytest.mark.parametrize(
-    ("settings", "file_type", "device", "bits"),
+    ("settings", "file_type", "device", "format"),
     [
-        ({}, 3, "cpu", 8),  # the file's own weights are rounded
+        ({}, 3, "cpu", 8),  # the file's weights are quantized
         ({}, 0, "cpu", None),
         ({}, 3, "cuda", None),
-        ({"dtype": "float32"}, 3, "cpu", None),  # who names a float type gets it
+        ({"dtype": "float32"}, 3, "cpu", None),  # an explicit float type wins
         ({"quantization": "none"}, 3, "cpu", None),
-        ({"quantization": "int4"}, 0, "cpu", 4),
+        ({"quantization": "int4"}, 0, "cpu", "int4"),
     ],
 )
-def test_weights_are_rounded_where_the_file_rounds_them(
+def test_weights_are_quantized_if_the_file_has_quantized_weights(
     settings: dict[str, str], file_type: int, device: str, bits: int | None
 ) -> None:
-    assert choose_bits(EngineConfig(**settings), gguf(file_type), torch.device(device)) == bits  # type: ignore[arg-type]
+    config = EngineConfig(**settings)  # type: ignore[arg-type]
+    assert choose_quantization(config, gguf(file_type), torch.device(device)) == format
 
 
 @pytest.mark.weights
 @pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
-def test_no_drafter_changes_what_the_target_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_drafter_changes_the_format_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("foretell.llm.print_progress", lines.append)
     alone, copied = (LLM("smollm2-135m", drafter=name) for name in ("none", "self:int8"))

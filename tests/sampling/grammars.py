@@ -1,4 +1,4 @@
-"""Grammars with a judge each, tiny vocabularies for them, and a writer that needs no model."""
+"""Grammars with a validator each, tiny vocabularies, and a random generator that needs no model."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def is_person(text: str) -> bool:
 
 
 def is_tree(text: str) -> bool:
-    def judge(node: Any) -> bool:
+    def is_valid(node: Any) -> bool:
         known = set(node) == {"label", "below"} and node["label"] in ("a", "b", "<s>")
-        return known and len(node["below"]) <= 2 and all(map(judge, node["below"]))
+        return known and len(node["below"]) <= 2 and all(map(is_valid, node["below"]))
 
-    return judge(json.loads(text))
+    return is_valid(json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Example:
     """A spec, and whether a text is one of its."""
 
     spec: GrammarSpec
-    judge: Callable[[str], bool]
+    is_valid: Callable[[str], bool]
 
 
 EXAMPLES = {
@@ -155,7 +155,7 @@ def closing(reader: Tokenizer, vocab: int) -> Tensor:
 
 
 def pick(reader: Tokenizer, mask: Tensor, rng: random.Random) -> int:
-    """Any allowed token; those that close something are favoured, so that texts come to an end."""
+    """Any allowed token; those that close something are favoured, so that outputs end."""
     closers = mask & closing(reader, len(mask))
     tokens = (closers if rng.random() < 0.4 and closers.any() else mask).nonzero()
     return int(tokens[rng.randrange(len(tokens))])
@@ -171,7 +171,7 @@ def write(reader: Tokenizer, follower: GrammarMatcher, rng: random.Random, longe
 
 
 def random_tree(reader: Tokenizer, make: Callable[[], GrammarMatcher], start: list[int], rng: random.Random) -> Draft:
-    """Guesses behind `start`, mostly allowed ones; siblings may repeat."""
+    """Return a draft after `start` of mostly allowed tokens; siblings may repeat."""
     tokens: list[int] = []
     parents: list[int] = []
     for node in range(rng.randrange(1, 9)):
@@ -193,7 +193,7 @@ def path_to(tokens: list[int], parents: list[int], node: int) -> list[int]:
 
 
 def follow(make: Callable[[], GrammarMatcher], start: list[int], path: list[int]) -> GrammarMatcher | None:
-    """A fresh matcher behind `start` and `path`, each token held against the mask; None where one is forbidden."""
+    """Return a fresh matcher after `start` and `path`, checking each token by its mask; None if one is not allowed."""
     twin = make()
     twin.advance(start)
     for token in path:

@@ -32,12 +32,12 @@ everywhere = pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in
 
 
 def starts(kind: str, name: str, count: int, rng: random.Random) -> list[list[int]]:
-    """Beginnings of random texts, none of them finished."""
-    texts = [write(tokenizer(kind), matcher(kind, name), rng, longest=60) for _ in range(count)]
-    return [text[: rng.randrange(len(text))] for text in texts]
+    """Return unfinished prefixes of random outputs."""
+    outputs = [write(tokenizer(kind), matcher(kind, name), rng, longest=60) for _ in range(count)]
+    return [text[: rng.randrange(len(text))] for text in outputs]
 
 
-def behind(make: Callable[[], GrammarMatcher], start: list[int]) -> GrammarMatcher:
+def advanced(make: Callable[[], GrammarMatcher], start: list[int]) -> GrammarMatcher:
     follower = make()
     follower.advance(start)
     return follower
@@ -50,7 +50,7 @@ def test_a_text_written_under_the_masks_is_of_the_grammar(kind: str, name: str) 
         follower = matcher(kind, name)
         tokens = write(tokenizer(kind), follower, rng)
         assert follower.finished
-        assert EXAMPLES[name].judge(text_of(tokenizer(kind), tokens))
+        assert EXAMPLES[name].is_valid(text_of(tokenizer(kind), tokens))
 
 
 @everywhere
@@ -58,7 +58,7 @@ def test_the_mask_of_a_node_is_that_of_a_fresh_matcher_on_its_path(kind: str, na
     rng, make = random.Random(name), partial(matcher, kind, name)
     for start in starts(kind, name, 12, rng):
         draft = random_tree(tokenizer(kind), make, start, rng)
-        masks = behind(make, start).masks(draft)
+        masks = advanced(make, start).masks(draft)
         for node in range(-1, len(draft)):
             twin = follow(make, start, path_to(list(draft.tokens), list(draft.parents), node))
             expected = torch.ones_like(masks[0]) if twin is None or twin.finished else twin.masks()[0]
@@ -86,7 +86,7 @@ def test_looking_ahead_changes_nothing(kind: str, name: str) -> None:
 def test_forced_tokens_are_the_only_ones_allowed(kind: str, name: str) -> None:
     rng, make = random.Random(name), partial(matcher, kind, name)
     for start in starts(kind, name, 12, rng):
-        follower = behind(make, start)
+        follower = advanced(make, start)
         forced = follower.forced_tokens(9)
         assert forced[:2] == follower.forced_tokens(2)
         for token in forced:
@@ -98,9 +98,9 @@ def test_forced_tokens_are_the_only_ones_allowed(kind: str, name: str) -> None:
 def test_a_chain_is_allowed_as_far_as_the_masks_say(kind: str, name: str) -> None:
     rng, make = random.Random(name), partial(matcher, kind, name)
     for start in starts(kind, name, 12, rng):
-        tokens = write(tokenizer(kind), behind(make, start), rng, longest=rng.randrange(8))
+        tokens = write(tokenizer(kind), advanced(make, start), rng, longest=rng.randrange(8))
         tokens += rng.choices(range(tokenizer(kind).vocab_size), k=2)
-        follower = behind(make, start)
+        follower = advanced(make, start)
         legal = [follow(make, start, tokens[:count]) is not None for count in range(len(tokens) + 1)]
         assert follower.count_allowed(tokens) == sum(legal) - 1
 
@@ -195,7 +195,7 @@ def test_a_lone_end_token_is_forced_too() -> None:
 
 def test_a_token_that_is_not_allowed_is_an_error_that_stays() -> None:
     follower = matcher("byte-level", "regex")
-    with pytest.raises(GrammarError, match="^the grammar cannot go on: .*$"):
+    with pytest.raises(GrammarError, match="^the grammar cannot continue: .*$"):
         follower.advance(tokenizer("byte-level").encode("no", add_special=False))
     with pytest.raises(GrammarError):
         follower.masks()

@@ -87,7 +87,7 @@ def test_threads_compile_and_follow_the_same_grammars_at_once() -> None:
     def text(seed: int) -> bool:
         example = EXAMPLES[names[seed]]
         follower = shared.compile(example.spec).matcher(tokenizer("byte-level").end_ids)
-        return example.judge(
+        return example.is_valid(
             text_of(tokenizer("byte-level"), write(tokenizer("byte-level"), follower, random.Random(seed)))
         )
 

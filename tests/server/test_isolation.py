@@ -23,7 +23,7 @@ from foretell.engine.sequence_state import PendingDelta, SequenceState
 from foretell.engine.streams import StepFailed
 from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import Draft, ScheduledSequence, Sequence, StepResult, StepTimes
-from tests.outruns import Outruns
+from tests.fake_async import FakeAsyncExecutor
 from tests.server.test_async_engine import PROMPT, WORLD, alone, generate, go, requests
 from tests.tiny import World, check_pages, early_exit, model_drafter, random_tree
 
@@ -141,7 +141,7 @@ def test_isolation_wherever_the_step_fails(place: str, async_device: bool) -> No
 
     def plant(engine: Engine) -> None:
         if async_device:
-            engine.runner.executor = Outruns(engine.runner.executor)
+            engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
         PLACES[place](engine)
 
     bad_among_good(NGramDrafter(), plant)
@@ -210,7 +210,7 @@ def start(engine: Engine, *names: str, **params: Any) -> list[SequenceState]:
 def test_a_finished_sequence_whose_delta_fails_gets_an_error(async_device: bool) -> None:
     engine = WORLD.engine(NGramDrafter())
     if async_device:
-        engine.runner.executor = Outruns(engine.runner.executor)
+        engine.runner.executor = FakeAsyncExecutor(engine.runner.executor)
     states = start(engine, "a", "b") + start(engine, BAD, stop_token_ids=(alone()[AFTER],))
     tell = states[-1].detokenizer.pop_text
 

@@ -1,4 +1,4 @@
-"""The default model, whose three key heads do not divide by two, on two and three processes."""
+"""The default model on two and three processes; its three KV heads do not divide by two."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def texts(llm: LLM, **choice: object) -> list[tuple[int, ...]]:
 
 
 def near_tie(whole: LLM, prompt: str, mine: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
-    """Whether the first two tokens that differ are as good as equal to the model in one piece."""
+    """Return whether the first two tokens that differ are a near-tie for the unsharded model."""
     place = next(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
     text = [*whole.tokenizer.encode(prompt), *theirs[:place]]
     scores, scale = scores_after(whole, text, GREEDY, 0)

@@ -1,4 +1,4 @@
-"""Heads that are split with their target, in processes: the text is the same, their guesses are good, nothing hangs."""
+"""Heads sharded with their target, in processes: lossless, accepted, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
 from foretell.errors import RankError
 from foretell.models.draft_heads import HeadConfig
-from tests.tensor_parallel.test_lost import gone
+from tests.tensor_parallel.test_lost_ranks import gone
 from tests.tensor_parallel.world import Split, SplitHead, split
 from tests.tiny import CONFIG, HEADS, PROMPTS, World, add, generate, run
 
 Texts = list[list[int]]
-MODEL = replace(CONFIG, heads=6, kv_heads=3)  # key heads that do not divide by two
+MODEL = replace(CONFIG, heads=6, kv_heads=3)  # KV heads that do not divide by two
 SERVED: dict[str, HeadConfig] = {
     name: replace(HEADS[name], layer=replace(HEADS[name].layer, heads=6, kv_heads=3))
     for name in ("eagle", "eagle of two layers", "mtp", "block", "block that looks back", "medusa", "distilled")
@@ -43,7 +43,7 @@ def plain(ranks: Split) -> dict[str, Texts]:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_chains_change_nothing(ranks: Split, plain: dict[str, Texts], name: str) -> None:
+def test_chains_do_not_change_the_output(ranks: Split, plain: dict[str, Texts], name: str) -> None:
     drafted = list[int]()
 
     def note(engine: Engine) -> None:
@@ -54,7 +54,9 @@ def test_chains_change_nothing(ranks: Split, plain: dict[str, Texts], name: str)
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_trees_of_texts_that_make_way_change_nothing(ranks: Split, plain: dict[str, Texts], name: str) -> None:
+def test_trees_of_preempted_sequences_do_not_change_the_output(
+    ranks: Split, plain: dict[str, Texts], name: str
+) -> None:
     turn = iter(range(10_000))
 
     def preempt_some(engine: Engine) -> None:
@@ -66,7 +68,7 @@ def test_trees_of_texts_that_make_way_change_nothing(ranks: Split, plain: dict[s
         assert found == plain[sampling]
 
 
-def test_an_abort_in_between_changes_nothing(ranks: Split, plain: dict[str, Texts]) -> None:
+def test_an_abort_does_not_change_other_outputs(ranks: Split, plain: dict[str, Texts]) -> None:
     engine = ranks.engine(SplitHead("eagle"))
     tracks = [add(engine, str(i), prompt, **SHORT)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     for _ in range(3):
@@ -82,7 +84,7 @@ def test_an_abort_in_between_changes_nothing(ranks: Split, plain: dict[str, Text
         assert (track.seq.finish_reason == "abort") == (i == given_up)
 
 
-def test_a_rank_that_is_lost_while_a_head_guesses_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_is_lost_while_a_head_drafts_is_named(tmp_path: Path) -> None:
     with split(tmp_path, 2, config=MODEL, heads={"eagle": SERVED["eagle"]}) as ranks:
         engine = ranks.engine(drafter := SplitHead("eagle"))
         add(engine, "0", [1, 2, 3])
@@ -96,6 +98,6 @@ def test_a_rank_that_is_lost_while_a_head_guesses_is_named(tmp_path: Path) -> No
             return run_job(job)  # type: ignore[arg-type]
 
         drafter.inner.work.run = run_without_one  # type: ignore[method-assign, assignment]
-        with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL"):
+        with pytest.raises(RankError, match="rank 1 of 2 was killed by SIGKILL"):
             for _ in range(100):
                 engine.step()

@@ -19,7 +19,7 @@ from foretell.errors import ForetellError, RankError, RequestError
 from foretell.tensor_parallel.tp_group import check_devices
 from tests.folder import write_tiny_folder
 from tests.server.process import ServerProcess
-from tests.tensor_parallel.test_lost import gone
+from tests.tensor_parallel.test_lost_ranks import gone
 
 PROMPTS = ["The quick brown fox", "She sells", "the the the"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -31,7 +31,7 @@ def texts(llm: LLM, **choice: object) -> list[tuple[int, ...]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sharded_model_generates_the_same_output(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = LLM(tiny_folder, drafter="ngram", kv_memory=0.01, quiet=True)
     with LLM(tiny_folder, drafter=f"model:{tiny_folder},ngram", kv_memory=0.01, tensor_parallel_size=2) as llm:
         assert "2 ranks hold" in capsys.readouterr().err
@@ -40,7 +40,7 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         assert texts(llm) == texts(llm, drafter="ngram") == plain
         (process,) = llm.assembly.workers.pids  # type: ignore[union-attr]
     assert gone(process)
-    with pytest.raises(RankError, match="were ended"):
+    with pytest.raises(RankError, match="were stopped"):
         texts(llm)
 
 
@@ -49,17 +49,17 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
     [
         ({"tensor_parallel_size": 5}, "take 4 or fewer"),
         ({"tensor_parallel_size": 0}, "must be 1 or more"),
-        ({"tensor_parallel_size": 2, "drafter": "exit:1"}, "lie on 2 ranks; take another drafter"),
+        ({"tensor_parallel_size": 2, "drafter": "exit:1"}, "sharded over 2 ranks; use another drafter"),
         ({"tensor_parallel_size": 2, "drafter": "ngram,self:int8"}, "self:int8 runs the target's own layers"),
         ({"tensor_parallel_size": 2, "drafter": "ngram+self:int8"}, "self:int8 runs the target's own layers"),
         ({"tensor_parallel_size": 2, "drafter": "exit:1 + ngram"}, "exit:1 runs the target's own layers"),
-        ({"draft_tensor_parallel_size": 2}, "the target is not split"),
-        ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "or 4, as the target's"),
-        ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2, "draft_device": "cpu"}, "that is whole"),
+        ({"draft_tensor_parallel_size": 2}, "the target is not sharded"),
+        ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "or 4, as for the target"),
+        ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2, "draft_device": "cpu"}, "that is not sharded"),
         ({"draft_device": "tpu", "drafter": "model:smollm2-135m"}, "draft_device: 'tpu' is not known"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_impossible_settings_are_refused_before_anything_starts(
     options: dict[str, object], words: str, tiny_folder: Path
 ) -> None:
     with pytest.raises(RequestError, match=words):
@@ -70,9 +70,9 @@ def test_ranks_take_the_devices_in_order(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_devices(torch.device("cuda"), 2)
     check_devices(torch.device("cuda:0"), 2)
-    with pytest.raises(RequestError, match="device: 2 ranks run on cuda:0 to cuda:1; say cuda instead of cuda:1"):
+    with pytest.raises(RequestError, match="device: 2 ranks run on cuda:0 to cuda:1; use cuda instead of cuda:1"):
         check_devices(torch.device("cuda:1"), 2)
-    with pytest.raises(RequestError, match="3 ranks need a CUDA device each, and there are 2"):
+    with pytest.raises(RequestError, match="3 ranks need a CUDA device each; there are 2"):
         check_devices(torch.device("cuda"), 3)
 
 
@@ -82,7 +82,7 @@ def test_a_draft_model_on_a_device_of_its_own(tiny_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_draft_model_split_as_the_target_is(tiny_folder: Path) -> None:
+def test_a_draft_model_sharded_like_the_target(tiny_folder: Path) -> None:
     options = {"drafter": f"model:{tiny_folder}", "kv_memory": 0.01, "quiet": True}
     with LLM(tiny_folder, tensor_parallel_size=2, draft_tensor_parallel_size=2, **options) as llm:  # type: ignore[arg-type]
         plain = texts(llm, enabled=False)
@@ -115,7 +115,7 @@ def test_a_failed_start_leaves_no_process(tiny_folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_int8_in_parts_writes_the_same_with_a_draft_and_without(tiny_folder: Path) -> None:
+def test_int8_shards_generate_the_same_with_and_without_a_draft(tiny_folder: Path) -> None:
     options = {"drafter": f"model:{tiny_folder},ngram", "kv_memory": 0.01, "quantization": "int8", "quiet": True}
     with LLM(tiny_folder, tensor_parallel_size=3, **options) as llm:
         assert texts(llm) == texts(llm, drafter="ngram") == texts(llm, enabled=False)
@@ -135,7 +135,7 @@ def test_the_command_line(tiny_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_whose_rank_is_killed_says_so(tmp_path: Path) -> None:
+def test_a_server_reports_a_killed_rank(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     with ServerProcess(folder, "--tensor-parallel-size", "2", "--drafter", "ngram") as server:
         server.post("/v1/completions", prompt="The quick", max_tokens=8)
@@ -146,7 +146,7 @@ def test_a_server_whose_rank_is_killed_says_so(tmp_path: Path) -> None:
                 break
             time.sleep(0.1)
         reply = server.post("/v1/completions", status=503, prompt="The quick", max_tokens=8)
-        assert "rank 1 of 2 was ended by SIGKILL" in json.dumps(reply)
+        assert "rank 1 of 2 was killed by SIGKILL" in json.dumps(reply)
 
 
 def children(process: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A rank reads its part of a file and no more, and the parts are the whole."""
+"""A rank reads its shard of a file and no more, and the shards are the whole."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def written(name: str, kind: str, path: Path) -> Checkpoint:
 
 
 def put_together(parts: list[Decoder], is_gguf: bool) -> dict[str, torch.Tensor]:
-    """The tensors the parts were cut from; what several ranks have must be alike."""
+    """Return the tensors that the shards were cut from; replicated ones must be equal."""
     first, found = parts[0], dict[str, torch.Tensor]()
     whole = {name: slot.rows for name, slot in map_parameters(Decoder(first.config), is_gguf).items()}
     for name, rows in whole.items():
         rows.fill_(float("nan"))
         for part in parts:
             slot = map_parameters(part, is_gguf)[name]
-            if slot.cut.columns is not None:
-                rows[:, slot.cut.columns.start : slot.cut.columns.stop] = slot.rows
-            elif slot.cut.rows is not None and len(slot.cut.rows):
-                rows[slot.cut.rows.start : slot.cut.rows.stop] = slot.rows
-            elif slot.cut.rows is None:
+            if slot.source.columns is not None:
+                rows[:, slot.source.columns.start : slot.source.columns.stop] = slot.rows
+            elif slot.source.rows is not None and len(slot.source.rows):
+                rows[slot.source.rows.start : slot.source.rows.stop] = slot.rows
+            elif slot.source.rows is None:
                 rows.copy_(slot.rows)
         found[name] = rows
     return found
@@ -54,7 +54,7 @@ def put_together(parts: list[Decoder], is_gguf: bool) -> dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_parts_are_the_whole(name: str, kind: str, size: int, tmp_path: Path) -> None:
+def test_the_shards_are_the_whole(name: str, kind: str, size: int, tmp_path: Path) -> None:
     checkpoint, is_gguf = written(name, kind, tmp_path), kind == "gguf"
     whole = {name: slot.rows for name, slot in map_parameters(load_model(checkpoint), is_gguf).items()}
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What the first rank tells is what the others read."""
+"""Workers decode what the leader encodes."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ JOBS_TOLD: list[HeadOp] = [
 
 
 @pytest.mark.parametrize("job", JOBS_TOLD, ids=lambda job: type(job).__name__)
-def test_jobs(job: HeadOp) -> None:
+def test_head_ops(job: HeadOp) -> None:
     assert parse_message(head_op_message(7, job)) == (7, job)
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_how_a_head_is_connected(config: HeadConfig) -> None:
+def test_head_configs(config: HeadConfig) -> None:
     assert parse_message(head_config_message(5, config)) == (5, config)
 
 

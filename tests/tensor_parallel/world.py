@@ -1,4 +1,4 @@
-"""Engines around one model that is split over processes: the processes are started once, engines as often as wanted."""
+"""Engines around one sharded model: the processes start once, engines as often as needed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, make_leader
 from foretell.types import DrafterTraits
-from tests.tensor_parallel.splitting import write_folder
+from tests.tensor_parallel.sharding import write_folder
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 
 PAGES, PAGE_SIZE = 256, 4
 
 
 class SplitHead(Wrapper):
-    """One of the heads that were split with the target, as it is served; bound to an engine when that is made."""
+    """A head sharded with the target; it is bound to an engine when that is created."""
 
     def __init__(self, name: str) -> None:
         super().__init__(MixDrafter([]))
@@ -51,16 +51,16 @@ class SplitHead(Wrapper):
 
 @dataclass(frozen=True)
 class Split:
-    """The first rank's part, and the others."""
+    """The leader's shard and the workers."""
 
     model: Decoder
     team: TensorParallelGroup
     heads: Mapping[str, PlacedHead]
 
     def engine(self, drafter: Drafter | None = None, pages: int = PAGES, nodes: int = 6, levels: int = 0) -> Engine:
-        """A fresh one; what lies in the other ranks' pages from the last one must not matter."""
+        """Return a new engine; old KV in the workers' pages must not matter."""
         heads = [each.head for each in self.heads.values()]
-        taps = tuple(sorted({tap for head in heads for tap in head.config.taps}))
+        taps = tuple(sorted({tap for head in heads for tap in head.config.hidden_layers}))
         shapes = tuple(shape for head in heads for shape in head_layer_shapes(head.config, head.shard))
         runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, taps, shapes)
         make_leader(runner, self.team)
@@ -78,11 +78,11 @@ class Split:
         levels: int = 0,
         **params: object,
     ) -> list[list[int]]:
-        """What is written after each prompt, all in one batch."""
+        """Generate after each prompt, all in one batch."""
         engine = self.engine(drafter, pages, nodes, levels)
         tracks = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
         run(engine, after_step)
-        assert engine.runner.pool.num_held == 0, "all pages are back"
+        assert engine.runner.pool.num_held == 0, "all pages are free"
         return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 
@@ -95,13 +95,13 @@ def split(
     config: ModelConfig = CONFIG,
     heads: Mapping[str, HeadConfig] = MappingProxyType({}),
 ) -> Iterator[Split]:
-    """A tiny decoder and heads for it on so many processes, this one included, all on one device."""
+    """Yield a tiny decoder and heads on `size` processes, this one included, all on one device."""
     whole = tiny_decoder(config=config)
     write_folder(whole, folder)
     for name, head in heads.items():
         write_head(random_head(head, TargetWeights.of(whole)), folder / name)
     folders = tuple(folder / name for name in heads)
-    part = ModelShardSpec(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT, folders)
+    part = ModelShardSpec(folder, torch.float32, None, PAGES, PAGE_SIZE, CONTEXT, folders)
     orders = [LaunchSpec(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
     team = TensorParallelGroup(orders, torch.device(device), patience)
     try:
@@ -115,7 +115,7 @@ def split(
 
 
 def place(model: Decoder, folder: Path, heads: Mapping[str, HeadConfig]) -> dict[str, PlacedHead]:
-    """The first rank's part of the heads in a folder."""
+    """Return the leader's shards of the heads in a folder."""
     lender, placed, first = (
         share_target_weights(open_checkpoint(folder), model),
         dict[str, PlacedHead](),

@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_a_config(
             raise KeyboardInterrupt
         return write(self, variant, job)
 
-    monkeypatch.setattr(EngineBackend, "write", stopped)
+    monkeypatch.setattr(EngineBackend, "generate", stopped)
     out = tmp_path / "part.yaml"
     code, printed, err = tune(capsys, *arguments_for(tiny_folder, trace, out))
     assert code == 130 and "Interrupted: these are the results so far" in printed and "foretell: stopped" in err
@@ -137,7 +137,7 @@ def test_bad_input_is_rejected_before_a_model_is_loaded(
         (["--max-tokens", "0"], "max_tokens"),
         ([*model, "--drafters", "ngarm"], "did you mean 'ngram'"),
         ([*model, "--drafters", "none"], "leave it out"),
-        (["--num-speculative-tokens", "two"], "not a list of whole numbers"),
+        (["--num-speculative-tokens", "two"], "not a list of integers"),
     ]:
         code, _, err = tune(capsys, *line)
         assert code == 2 and message in err, (line, err)

@@ -16,12 +16,12 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.tune.search_space import SearchSpace, interleave_tasks, is_sampled, serve_settings
 from foretell.tune.successive_halving import SuccessiveHalving, choose_variant, config_text, evidence, num_rungs
-from tests.bench.fakes import FakeStage, arms, items, watch_nothing
+from tests.bench.fakes import FakeBackend, ignore_progress, items, variants
 
 PLAIN_SECONDS = 1.0  # per token
 
 
-class TimedBackend(FakeStage):
+class TimedBackend(FakeBackend):
     """A backend with given speeds that advances a clock by what it generates."""
 
     def __init__(self, speeds: dict[str, float], noise: float = 0.0, wrong: str = "") -> None:
@@ -33,15 +33,17 @@ class TimedBackend(FakeStage):
         super().__init__(seconds, lambda variant, job: tuple(range(10)) if variant == wrong else tuple(range(11)))
         self.now = 0.0
 
-    def write(self, variant: Variant, job: MeasureJob) -> TimedOutput:
-        output = super().write(variant, job)
-        self.now += output.whole
+    def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
+        output = super().generate(variant, job)
+        self.now += output.total_seconds
         return output
 
 
 def search(backend: TimedBackend, names: list[str], budget: float, **tasks: int) -> SuccessiveHalving:
     prompts = interleave_tasks(items(**(tasks or {"chat": 6, "code": 6})))
-    return SuccessiveHalving(backend, arms(*names), prompts, BenchPlan(), budget, lambda: backend.now, watch_nothing)
+    return SuccessiveHalving(
+        backend, variants(*names), prompts, BenchPlan(), budget, lambda: backend.now, ignore_progress
+    )
 
 
 NAMES = [f"variant {i}" for i in range(12)]

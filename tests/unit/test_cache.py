@@ -69,7 +69,7 @@ def test_random_operations_leave_every_page_in_one_state() -> None:
         for _, pages in held:
             for page in pages:
                 holders[page] = holders.get(page, 0) + 1
-        assert holders == {page: count for page, count in enumerate(pool._holders) if count}
+        assert holders == {page: count for page, count in enumerate(pool._references) if count}
 
 
 def index_holds(index: PrefixIndex, tokens: list[int], pages: list[int]) -> list[bool]:

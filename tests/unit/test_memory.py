@@ -81,7 +81,7 @@ def refusal(needs: MemoryNeeds, kv_memory: float | None, available: int = 8 * GI
 def test_too_little_memory_for_a_page_names_the_minimum(page_bytes: int) -> None:
     needs = replace(NEEDS, page_bytes=page_bytes)
     message = refusal(needs, 1e-6, 99 * GIB)
-    assert "max_model_len" not in message and "even one page of 16 tokens" in message
+    assert "max_model_len" not in message and "too small for one page of 16 tokens" in message
     (least,) = re.findall(r"raise it to (\d[\d.]*),", message)
     assert plan_memory(needs, 99 * GIB, float(least)).pages >= 63
     with pytest.raises(CapacityError):

@@ -1,1 +1,1 @@
-"""Kernels in C++ for CPUs, compiled when first wanted. What they compute is defined in `kernels.quantized_copy`."""
+"""C++ kernels for CPUs, compiled on first use. `foretell.kernels` defines what they compute."""

@@ -1,4 +1,4 @@
-// AVX2: every x86 server and desktop of the last ten years.
+// Kernels for AVX2 and FMA.
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-// From here on, and in nothing of the system's: a copy of it compiled like this could end up in use elsewhere.
+// Only from here on, not in system headers: inline functions compiled for this target could be linked elsewhere.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
@@ -25,11 +25,11 @@ namespace foretell {
 namespace {
 
 constexpr int kLanes = 8, kPartBytes = kLanes * kStep;
-constexpr int kMostRows = 4;  // as many as the registers hold the sums of
+constexpr int kMostRows = 4;  // rows whose sums fit into registers
 
 FORETELL_INLINE __m256i load(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 
-FORETELL_INLINE int32_t four(const int8_t* values) {
+FORETELL_INLINE int32_t load4(const int8_t* values) {
     int32_t bits;
     std::memcpy(&bits, values, sizeof bits);
     return bits;
@@ -38,7 +38,7 @@ FORETELL_INLINE int32_t four(const int8_t* values) {
 struct Int8 {
     static constexpr int64_t kBytes = kInt8GroupBytes;
 
-    // Through 16 bits: the shorter way, maddubs, saturates.
+    // Widen to 16 bits: the shorter sequence with maddubs saturates.
     template <int R>
     static FORETELL_INLINE void multiply(
         const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
@@ -49,7 +49,7 @@ struct Int8 {
             const __m256i w = load(packed + k * kBlock);
             const __m256i w_outer = _mm256_unpacklo_epi8(w, zero), w_inner = _mm256_unpackhi_epi8(w, zero);
             for (int r = 0; r < R; ++r) {
-                const __m256i v = _mm256_cvtepi8_epi16(_mm_set1_epi32(four(values + r * stride + k)));
+                const __m256i v = _mm256_cvtepi8_epi16(_mm_set1_epi32(load4(values + r * stride + k)));
                 outer[r] = _mm256_add_epi32(outer[r], _mm256_madd_epi16(w_outer, v));
                 inner[r] = _mm256_add_epi32(inner[r], _mm256_madd_epi16(w_inner, v));
             }
@@ -73,7 +73,7 @@ struct Int4 {
     static FORETELL_INLINE void multiply(
         const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
         const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-        __m256i pairs[R];  // in 16 bits: a group's sums are at most 16 * 15 * 127
+        __m256i pairs[R];  // int16 suffices: the sums of a group are at most 16 * 15 * 127
         for (int r = 0; r < R; ++r) pairs[r] = _mm256_setzero_si256();
         for (int k = 0; k < kGroup / 2; k += kStep) {
             const __m256i both = load(packed + kScaleBytes + k * kBlock);
@@ -81,7 +81,7 @@ struct Int4 {
             const __m256i second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
             for (int r = 0; r < R; ++r) {
                 const int8_t* const at = values + r * stride + k;
-                const __m256i v = _mm256_set1_epi32(four(at)), v_second = _mm256_set1_epi32(four(at + kGroup / 2));
+                const __m256i v = _mm256_set1_epi32(load4(at)), v_second = _mm256_set1_epi32(load4(at + kGroup / 2));
                 pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(first, v));
                 pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(second, v_second));
             }
@@ -98,51 +98,52 @@ struct Int4 {
     static FORETELL_INLINE __m256 finished(__m256 sum, const Weights&, int64_t) { return sum; }
 };
 
-template <class Kind>
+template <class Format>
 FORETELL_INLINE void store(const Weights& weights, __m256 sum, int64_t output, float* y) {
     float out[kLanes];
-    _mm256_storeu_ps(out, Kind::finished(sum, weights, output));
+    _mm256_storeu_ps(out, Format::finished(sum, weights, output));
     for (int64_t o = output; o < output + kLanes && o < weights.outputs; ++o)
         y[o] = weights.bias != nullptr ? out[o - output] + weights.bias[o] : out[o - output];
 }
 
-// A quarter of a block: more sums than that the registers do not hold.
-template <class Kind, int R>
+// Compute a quarter of a block: the registers hold no more sums.
+template <class Format, int R>
 FORETELL_INLINE void part_of(const Weights& weights, const Rows& rows, int64_t row, int64_t block, int part, float* y) {
-    const uint8_t* packed = weights.packed + block * rows.groups * Kind::kBytes;
+    const uint8_t* packed = weights.packed + block * rows.groups * Format::kBytes;
     const int64_t stride = rows.groups * kGroup;
     __m256 sum[R];
     for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_ps();
-    for (int64_t g = 0; g < rows.groups; ++g, packed += Kind::kBytes) {
+    for (int64_t g = 0; g < rows.groups; ++g, packed += Format::kBytes) {
         const int64_t at = row * rows.groups + g;
         __m256i product[R];
-        Kind::multiply(packed + part * kPartBytes, rows.values + at * kGroup, stride, product);
+        Format::multiply(packed + part * kPartBytes, rows.values + at * kGroup, stride, product);
         for (int r = 0; r < R; ++r) {
             const __m256i offset = _mm256_set1_epi32(rows.offsets[at + r * rows.groups]);
             const __m256 whole = _mm256_cvtepi32_ps(_mm256_add_epi32(product[r], offset));
             const float scale = rows.scales[at + r * rows.groups];
-            sum[r] = _mm256_add_ps(sum[r], Kind::scaled(whole, packed + part * kLanes * 2, scale));
+            sum[r] = _mm256_add_ps(sum[r], Format::scaled(whole, packed + part * kLanes * 2, scale));
         }
     }
     for (int r = 0; r < R; ++r)
-        store<Kind>(weights, sum[r], block * kBlock + part * kLanes, y + (row + r) * weights.outputs);
+        store<Format>(weights, sum[r], block * kBlock + part * kLanes, y + (row + r) * weights.outputs);
 }
 
-template <class Kind, int R>
-void few_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Ahead, float* y) {
-    for (int part = 0; part < kBlock / kLanes; ++part) part_of<Kind, R>(weights, rows, row, block, part, y);
+template <class Format, int R>
+void row_tile(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Prefetch, float* y) {
+    for (int part = 0; part < kBlock / kLanes; ++part) part_of<Format, R>(weights, rows, row, block, part, y);
 }
 
-template <class Kind>
+template <class Format>
 void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t stop, int64_t block, float* y) {
-    static constexpr FewRows few[kMostRows] = {few_rows<Kind, 1>, few_rows<Kind, 2>, few_rows<Kind, 3>,
-                                               few_rows<Kind, 4>};
-    in_turns(few, weights, rows, first, stop, block, Kind::kBytes, y);
+    static constexpr RowTile tile_kernels[kMostRows] = {row_tile<Format, 1>, row_tile<Format, 2>, row_tile<Format, 3>,
+                                               row_tile<Format, 4>};
+    for_row_tiles(tile_kernels, weights, rows, first, stop, block, Format::kBytes, y);
 }
 
 }  // namespace
 
-const Kernels avx2_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, turn, gate, attend, best};
+const Kernels avx2_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend,
+                           argmax_softmax};
 
 }  // namespace foretell
 

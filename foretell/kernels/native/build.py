@@ -1,4 +1,8 @@
-"""Compiling the library, once for each machine's cache."""
+"""Builds the native library, once per machine and compiler, and checks the cached file before it is loaded.
+
+Loading a library runs its code, and a truncated library ends the process with SIGBUS. So each has its SHA-256 next to
+it, in the format of `sha256sum`, and neither file nor folder may be writable by other users.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,21 @@ from pathlib import Path
 
 from foretell.utils.system import folder_lock, home
 
+SOURCES = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+# No flag that lets the compiler change rounding. Instruction sets are selected when the library is loaded.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+EXTRA_FLAGS_VARIABLE = "FORETELL_NATIVE_FLAGS"  # environment variable with extra compiler flags, for sanitizers
+COMPILE_TIMEOUT = 300.0  # seconds; a build takes about five
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Create the folder; PermissionError where it belongs to another user, or where others may write to it."""
+    """Create the folder and make it writable by its owner only. Raise PermissionError if it belongs to another user."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if not _is_trusted_owner(found):
-        message = "belongs to another user, so no library is loaded from it; point FORETELL_HOME at a folder of yours"
+        message = "belongs to another user, so no library is loaded from it; set FORETELL_HOME to a folder of your own"
         raise PermissionError(errno.EPERM, message, str(folder))
     if found.st_mode & OTHERS_WRITE:
         folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
@@ -42,12 +52,12 @@ def is_intact(path: Path) -> bool:
 
 
 def _is_trusted_owner(found: os.stat_result) -> bool:
-    """Return whether a file belongs to this user, or to root as in an image that was built for others."""
+    """Return whether a file belongs to this user, or to root, as in a container image."""
     return found.st_uid in (0, os.geteuid())
 
 
 def checksum_file(path: Path) -> Path:
-    """Return where the checksum of a library is."""
+    """Return the path of a library's checksum."""
     return path.with_name(path.name + ".sha256")
 
 
@@ -56,15 +66,15 @@ def _checksum(path: Path, name: str) -> str:
         return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {name}\n"
 
 
-def install(draft: Path, path: Path) -> None:
-    """Give a compiled library its name, with its checksum, once both are on the disk."""
-    checksum = draft.with_name("checksum")
-    checksum.write_text(_checksum(draft, path.name))
-    for file, mode in ((draft, 0o755), (checksum, 0o644)):
+def install(built: Path, path: Path) -> None:
+    """Move a compiled library and its checksum into place after both are on disk."""
+    checksum = built.with_name("checksum")
+    checksum.write_text(_checksum(built, path.name))
+    for file, mode in ((built, 0o755), (checksum, 0o644)):
         file.chmod(mode)
         _sync(file)
     checksum.replace(checksum_file(path))
-    draft.replace(path)
+    built.replace(path)
     _sync(path.parent)
 
 
@@ -76,20 +86,12 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-SOURCES = Path(__file__).parent
-COMPILERS = ("c++", "g++", "clang++")
-# Nothing that lets a compiler round otherwise than the source says; instructions are chosen when the library runs.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
-EXTRA_FLAGS_VARIABLE = "FORETELL_NATIVE_FLAGS"  # an environment variable: further compiler flags, for sanitizers
-COMPILE_TIMEOUT = 300.0  # seconds; it takes about five
-
-
 class BuildError(Exception):
-    """Why there is no library, in one line."""
+    """The reason why there is no library, in one line."""
 
 
 def build_library() -> Path:
-    """Return the library's file, compiled now if these sources were not compiled with this compiler before."""
+    """Return the path of the library, after compiling it if no intact build of these sources is cached."""
     compiler = find_compiler()
     try:
         path = home() / "native" / f"foretell-{_build_key(compiler)}.so"
@@ -106,11 +108,11 @@ def build_library() -> Path:
 
 
 def find_compiler() -> str:
-    """CXX, or the first of the usual names that is here."""
+    """Return the compiler: CXX, or the first of the usual names that is installed."""
     for name in (os.environ.get("CXX"), *COMPILERS):
         if name and (found := shutil.which(name)):
             return found
-    raise BuildError("no C++ compiler is here (Debian: apt-get install g++)")
+    raise BuildError("no C++ compiler is installed (Debian: apt-get install g++)")
 
 
 def flags() -> tuple[str, ...]:
@@ -119,7 +121,7 @@ def flags() -> tuple[str, ...]:
 
 
 def _build_key(compiler: str) -> str:
-    """Changes with the sources, the flags, the compiler and the kind of processor."""
+    """Return a digest of sources, flags, compiler version and platform."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_TIMEOUT).stdout
     digest = hashlib.sha256(repr((flags(), platform.system(), platform.machine())).encode() + version)
     for source in sorted(SOURCES.glob("*.[ch]*")):
@@ -128,18 +130,18 @@ def _build_key(compiler: str) -> str:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Compile next to the goal and rename, so that others see all of the library or nothing."""
+    """Compile in a temporary folder and rename, so that other processes never see a partial library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        draft = Path(folder) / path.name
+        built = Path(folder) / path.name
         sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
         done = subprocess.run(
-            [compiler, *flags(), *sources, "-o", str(draft)], capture_output=True, timeout=COMPILE_TIMEOUT
+            [compiler, *flags(), *sources, "-o", str(built)], capture_output=True, timeout=COMPILE_TIMEOUT
         )
         if done.returncode:
             raise BuildError(f"{compiler} failed: {_first_error(done.stderr)}")
-        install(draft, path)
+        install(built, path)
 
 
 def _first_error(stderr: bytes) -> str:
     lines = stderr.decode(errors="replace").splitlines()
-    return next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no error message")

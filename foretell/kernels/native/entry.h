@@ -12,11 +12,11 @@
 
 namespace foretell {
 
-// What an entry point returns in place of its result; foretell/kernels/native/library.py has the same.
+// Error codes of an entry point; foretell/kernels/native/library.py has the same.
 constexpr int64_t kNoMemory = -1, kFailed = -2;
 
-// The result of f, at least 0, or one of the above. After a failure scratch memory is freed: it may be what the next,
-// smaller call needs, and part of it may have grown and part not.
+// Return the result of f, at least 0, or an error code. After a failure scratch memory is freed: the next, smaller call
+// may need it, and it may have grown only in part.
 template <class F>
 int64_t entry(const F& f) noexcept {
     int64_t status = kFailed;

@@ -1,77 +1,78 @@
-// A head and what it is asked for, as Python hands them over; foretell/kernels/native/head_records.py has the same fields.
+// Draft heads and draft requests; foretell/kernels/native/records.py has the same fields.
 #pragma once
 
 #include <cstdint>
 
-#include "choose.h"
+#include "sample.h"
 #include "step.h"
 
 namespace foretell {
 
-struct Reading;
+struct HeadPrefill;
 
-// What the first layer adds its result to.
-enum Residual : int32_t { kInput = 0, kFeature = 1, kNormedFeature = 2 };
+// The residual of the first layer.
+enum Residual : int32_t { kInput = 0, kHidden = 1, kNormedHidden = 2 };
 
 struct Head {
     const Layer* layers;
-    const Weights* join;  // of an embedding and a feature, side by side; null: none
+    const Weights* fc;  // projects the concatenation of embedding and hidden state; null: none
     const Weights* output;
     const float* embed;
-    const float *embed_norm, *feature_norm, *norm;  // or null
-    const int64_t* ids;                             // the target's token for each output; null: the same
+    const float *embed_norm, *hidden_norm, *norm;  // or null
+    const int64_t* ids;  // target token of each output; null: the same ids
     int64_t layer_count, width, heads, kv_heads, head_dim, ffn, page_size;
     float eps, scale, embed_scale;
     int32_t gelu, level;
-    int32_t side_by_side;  // whether the first layer attends with both, not joined
-    int32_t residual;      // a `Residual`
-    int32_t norm_output;   // whether the next step gets the normed state
+    int32_t concat_inputs;  // whether the first layer reads the concatenation (EAGLE-3)
+    int32_t residual;  // a `Residual`
+    int32_t norm_output;  // whether the next step reads the normalized state
 };
 
-// One guess after another for several texts. Each row goes on while it is asked for and likely enough to stand.
-struct Chain {
-    const int64_t *tokens, *places;      // [rows]: the last token of each text, and its place
-    const int64_t *pages, *first_pages;  // of all texts; where each text's begin
-    const int64_t* depths;               // [rows]
-    const float* floors;                 // [rows]
-    float* features;                     // [rows, width]: before the tokens; of one step alone, behind them afterwards.
-                                         // Null where the head reads tokens alone
-    float* logits;                       // [rows, outputs]: of the last step; null: nobody asks, there are guesses
-    int64_t* guesses;                    // [depth, rows], -1 behind a row's end; null: the logits of one step are wanted
-    float* sure;                         // [depth, rows]
+// Draft chains of several sequences. A row continues until its depth or until its path probability is too low.
+struct DraftChain {
+    const int64_t *tokens, *positions;  // [rows]: last token of each sequence and its position
+    const int64_t *pages, *first_pages;  // pages of all sequences; first of each
+    const int64_t* depths;  // [rows]
+    const float* min_probs;  // [rows]
+    float* hidden_states;  // [rows, width]: before the tokens; after a single step, those after them.
+                           // Null for a head that reads tokens only
+    float* logits;  // [rows, outputs] of the last step; null: not wanted
+    int64_t* draft_tokens;  // [depth, rows], -1 after a row's end; null: compute the logits of one step
+    float* confidences;  // [depth, rows]
     int64_t rows, depth;
-    const int64_t* branches;             // [rows, branch]: slots of the last places each row sees, its own the last of
-    int64_t branch;                      // them: rows of one step that are nodes of trees; null: all lie in the pages
-    const Draw* draws;                   // [depth, rows]: how each guess is drawn; null: the likeliest is taken
-    float* probs;                        // [rows, depth, vocab], zeros: what each was drawn from; null: nobody asks
+    const int64_t* tree_slots;  // [rows, tree_slot_count]: for rows that are tree nodes, the slots of the path to
+    int64_t tree_slot_count;  // each row, its own last; null: all keys are in the pages
+    const SamplingParams* sampling;  // [depth, rows]; null: greedy
+    float* probs;  // [rows, depth, vocab], zeroed: draft distributions; null: not wanted
     int64_t vocab;
-    const Reading* along;                // places that are read with the first step, by heads of tokens alone; or null
+    const HeadPrefill* prefill;  // prefilled with the first step, for heads that read tokens only; or null
 };
 
-// What a block head is made of beside its layers.
+// A block head (DFlash, DSpark).
 struct BlockHead {
-    Head head;                 // `features` it has none
-    const float* masks;        // [rows - 1, width]: embeddings of the places to be filled
-    const float* markov_in;    // [vocab, rank]; null: none
+    Head head;  // without `fc` and `hidden_norm`
+    const float* masks;  // [rows - 1, width]: mask embeddings of the drafted positions
+    const float* markov_in;  // [vocab, rank]; null: none
     const Weights* markov_out;
-    const float* surety;       // [width + rank or width], or null
-    float surety_bias;
-    int32_t surety_rank;       // how much of the Markov embedding it sees
-    int64_t rank, rows;        // rows of a block
+    const float* confidence;  // [width + rank or width], or null
+    float confidence_bias;
+    int32_t confidence_rank;  // inputs from the Markov embedding
+    int64_t rank, rows;  // rows of a block
     int32_t from_anchor, causal, anchored;  // anchored: the anchor's embedding is added to the masks
-    int64_t spare;             // slots behind all pages, for a block's own keys and values: as many texts' as fit
+    int64_t scratch_slots;  // first slot after all pages, for the blocks' own keys and values
 };
 
-struct BlockChain {
-    const int64_t *tokens, *places;      // [texts]: the last token of each text, and its place
-    const int64_t *pages, *first_pages;  // of all texts; where each text's begin
-    const int64_t* depths;               // [texts]
-    const float* floors;                 // [texts]
-    float* states;                       // [texts, rows, width], normed
-    float* logits;                       // [texts, depth, outputs], without what a Markov head adds
-    int64_t* guesses;                    // [depth, texts], -1 behind a text's end; null: states and logits are wanted
-    float* sure;                         // [depth, texts]
-    int64_t texts, depth;
+// Draft blocks of several sequences.
+struct BlockDraft {
+    const int64_t *tokens, *positions;  // [sequences]: last token of each sequence and its position
+    const int64_t *pages, *first_pages;  // pages of all sequences; first of each
+    const int64_t* depths;  // [sequences]
+    const float* min_probs;  // [sequences]
+    float* states;  // [sequences, rows, width], normed
+    float* logits;  // [sequences, depth, outputs], without the Markov head
+    int64_t* draft_tokens;  // [depth, sequences], -1 after a sequence's end; null: only states and logits
+    float* confidences;  // [depth, sequences]
+    int64_t sequences, depth;
 };
 
 }  // namespace foretell

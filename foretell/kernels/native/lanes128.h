@@ -1,4 +1,4 @@
-// Four floats at a time: what the compiler makes of it on any processor (SSE2, NEON).
+// SIMD lanes of four floats by compiler vector extensions (SSE2, NEON).
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@ namespace {
 
 struct Lanes {
     typedef float V __attribute__((vector_size(16)));
-    typedef int32_t Whole __attribute__((vector_size(16)));
+    typedef int32_t Ints __attribute__((vector_size(16)));
     static constexpr int kCount = 4;
-    static constexpr int kRows = 6;    // of a product in floats: with two vectors each, as many sums as registers hold
-    static constexpr int kAcross = 2;  // vectors of a value that attention adds up at once
+    static constexpr int kRows = 6;    // rows of a float32 product: with two vectors each, the sums fill the registers
+    static constexpr int kAcross = 2;  // vectors of a value that attention accumulates at once
 
     static V zero() { return V{0, 0, 0, 0}; }
     static V all(float x) { return V{x, x, x, x}; }
@@ -46,7 +46,7 @@ struct Lanes {
         return a > b ? a : b;
     }
 
-    // The first `count` lanes; the others are zero.
+    // Load the first `count` lanes; the others are zero.
     static V load_some(const float* at, int64_t count) {
         V x = zero();
         std::memcpy(&x, at, (count < kCount ? count : kCount) * sizeof *at);
@@ -56,23 +56,23 @@ struct Lanes {
         std::memcpy(at, &x, (count < kCount ? count : kCount) * sizeof *at);
     }
 
-    // Lanes from `begin` to `end` of x; the others are `rest`.
+    // Return lanes `begin` to `end` of x; the others are `rest`.
     static V keep(V x, int64_t begin, int64_t end, V rest) {
-        const Whole lane{0, 1, 2, 3}, from = Whole{} + int32_t(begin), to = Whole{} + int32_t(end);
+        const Ints lane{0, 1, 2, 3}, from = Ints{} + int32_t(begin), to = Ints{} + int32_t(end);
         return pick((lane >= from) & (lane < to), x, rest);
     }
 
-    // 2 to the power of whole numbers between -126 and 127.
-    static V power_of_two(V whole) { return (V)((__builtin_convertvector(whole, Whole) + 127) << 23); }
+    // Return 2^whole for integers from -126 to 127.
+    static V power_of_two(V whole) { return (V)((__builtin_convertvector(whole, Ints) + 127) << 23); }
 
-    // Lane j of out[i * stride ..] is rows[j][i].
+    // Store rows[j][at + i] as lane j of out[i * stride ..].
     static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
         for (int i = 0; i < kCount; ++i)
             for (int j = 0; j < kCount; ++j) out[i * stride + j] = rows[j][at + i];
     }
 
   private:
-    static V pick(Whole mask, V a, V b) { return (V)(((Whole)a & mask) | ((Whole)b & ~mask)); }
+    static V pick(Ints mask, V a, V b) { return (V)(((Ints)a & mask) | ((Ints)b & ~mask)); }
 };
 
 }  // namespace

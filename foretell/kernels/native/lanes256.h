@@ -1,4 +1,4 @@
-// Eight floats at a time, with AVX2 and FMA.
+// SIMD lanes of eight floats with AVX2 and FMA.
 #pragma once
 
 #include <immintrin.h>
@@ -12,8 +12,8 @@ namespace {
 struct Lanes {
     using V = __m256;
     static constexpr int kCount = 8;
-    static constexpr int kRows = 6;    // of a product in floats: with two vectors each, as many sums as registers hold
-    static constexpr int kAcross = 2;  // vectors of a value that attention adds up at once
+    static constexpr int kRows = 6;    // rows of a float32 product: with two vectors each, the sums fill the registers
+    static constexpr int kAcross = 2;  // vectors of a value that attention accumulates at once
 
     static V zero() { return _mm256_setzero_ps(); }
     static V all(float x) { return _mm256_set1_ps(x); }
@@ -39,7 +39,7 @@ struct Lanes {
         return _mm_cvtss_f32(_mm_max_ss(quarter, _mm_shuffle_ps(quarter, quarter, 1)));
     }
 
-    // The first `count` lanes; the others are zero.
+    // Load the first `count` lanes; the others are zero.
     static V load_some(const float* at, int64_t count) {
         return count >= kCount ? load(at) : _mm256_maskload_ps(at, between(0, count));
     }
@@ -48,18 +48,18 @@ struct Lanes {
         _mm256_maskstore_ps(at, between(0, count), x);
     }
 
-    // Lanes from `begin` to `end` of x; the others are `rest`.
+    // Return lanes `begin` to `end` of x; the others are `rest`.
     static V keep(V x, int64_t begin, int64_t end, V rest) {
         return _mm256_blendv_ps(rest, x, _mm256_castsi256_ps(between(begin, end)));
     }
 
-    // 2 to the power of whole numbers between -126 and 127.
+    // Return 2^whole for integers from -126 to 127.
     static V power_of_two(V whole) {
         return _mm256_castsi256_ps(
             _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
     }
 
-    // Lane j of out[i * stride ..] is rows[j][i].
+    // Store rows[j][at + i] as lane j of out[i * stride ..].
     static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
         __m256 a[8], b[8];
         for (int i = 0; i < 8; ++i) a[i] = load(rows[i] + at);
@@ -79,7 +79,7 @@ struct Lanes {
     }
 
   private:
-    // All bits in the lanes from `begin` to `end`.
+    // Return a mask of lanes `begin` to `end`.
     static __m256i between(int64_t begin, int64_t end) {
         const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         const __m256i from = _mm256_set1_epi32(int32_t(begin) - 1), to = _mm256_set1_epi32(int32_t(end));

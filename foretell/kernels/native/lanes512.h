@@ -1,4 +1,4 @@
-// Sixteen floats at a time, with AVX-512.
+// SIMD lanes of sixteen floats with AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -11,8 +11,8 @@ namespace {
 struct Lanes {
     using V = __m512;
     static constexpr int kCount = 16;
-    static constexpr int kRows = 12;    // of a product in floats: with two vectors each, as many sums as registers hold
-    static constexpr int kAcross = 4;   // vectors of a value that attention adds up at once
+    static constexpr int kRows = 12;    // rows of a float32 product: with two vectors each, the sums fill the registers
+    static constexpr int kAcross = 4;   // vectors of a value that attention accumulates at once
 
     static V zero() { return _mm512_setzero_ps(); }
     static V all(float x) { return _mm512_set1_ps(x); }
@@ -28,22 +28,22 @@ struct Lanes {
     static float sum(V x) { return _mm512_reduce_add_ps(x); }
     static float peak(V x) { return _mm512_reduce_max_ps(x); }
 
-    // The first `count` lanes; the others are zero.
+    // Load the first `count` lanes; the others are zero.
     static V load_some(const float* at, int64_t count) { return _mm512_maskz_loadu_ps(first(count), at); }
     static void store_some(float* at, V x, int64_t count) { _mm512_mask_storeu_ps(at, first(count), x); }
 
-    // Lanes from `begin` to `end` of x; the others are `rest`.
+    // Return lanes `begin` to `end` of x; the others are `rest`.
     static V keep(V x, int64_t begin, int64_t end, V rest) {
         return _mm512_mask_blend_ps(first(end) & ~first(begin), rest, x);
     }
 
-    // 2 to the power of whole numbers between -126 and 127.
+    // Return 2^whole for integers from -126 to 127.
     static V power_of_two(V whole) {
         return _mm512_castsi512_ps(
             _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23));
     }
 
-    // Lane j of out[i * stride ..] is rows[j][i].
+    // Store rows[j][at + i] as lane j of out[i * stride ..].
     static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
         __m512 a[16], b[16];
         for (int i = 0; i < 16; ++i) a[i] = load(rows[i] + at);

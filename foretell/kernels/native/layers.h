@@ -1,4 +1,4 @@
-// A head's layers over some rows: what `step.cpp` does for a model, where rows may stand anywhere and see anything.
+// The layers of a draft head over rows at any positions with any visible keys; `step.cpp` does the same for a model.
 #pragma once
 
 #include <algorithm>
@@ -6,85 +6,89 @@
 #include <vector>
 
 #include "pool.h"
-#include "product.h"
-#include "reading.h"
+#include "gemm.h"
+#include "head_prefill.h"
 #include "scratch.h"
 
 namespace foretell {
 
-inline void grow(std::vector<float>& room, int64_t size) {
-    if (int64_t(room.size()) < size) room.resize(size);
+inline void grow(std::vector<float>& memory, int64_t size) {
+    if (int64_t(memory.size()) < size) memory.resize(size);
 }
 
-// Rows that attend together: they share a text's keys up to `shared`, and behind it see slots of their own, if any.
-struct Seen {
+// Rows that attend together: they share the keys of a sequence up to `context` and see `tree_slots` after it, if any.
+struct AttentionSpan {
     int64_t first, rows;
     const int64_t* pages;
-    const int64_t* sees;    // the last place each row sees
-    int64_t window;         // 0: all
-    int64_t hidden;         // keys at the text's beginning that nobody sees
-    const int64_t* own;     // slots behind `shared`, the same for all rows; null: all lie in the pages
-    int64_t shared;
+    const int64_t* last_visible;  // last position that each row sees
+    int64_t window;               // 0: none
+    int64_t skipped;              // keys at the start of the sequence that are masked
+    const int64_t* tree_slots;    // slots after `context`, the same for all rows; null: all keys are in the pages
+    int64_t context;
 };
 
-struct HeadRoom {
-    std::vector<float> states, normed, joined, qkv, seen, mixed, gate_up, gated;
-    std::vector<float> logits;  // that nobody else reads
-    Quantized quantized;
+struct HeadScratch {
+    std::vector<float> states, normed, concatenated, qkv, attended, projected, gate_up, gated;
+    std::vector<float> logits;  // where the caller does not want them
+    QuantizedInputs quantized;
 };
 
 class Layers {
   public:
-    Layers(const Head& head, Team& team, HeadRoom& room) : h(head), k(kernels_of(head.level)), team(team), t(room) {}
+    Layers(const Head& head, Team& team, HeadScratch& memory)
+        : h(head), k(kernels_of(head.level)), team(team), t(memory) {}
 
-    void fit(int64_t rows) {
+    void reserve(int64_t rows) {
         const int64_t heads = h.heads + 2 * h.kv_heads;
         grow(t.states, rows * h.width);
         grow(t.normed, rows * std::max(h.width, h.heads * h.head_dim));
-        grow(t.joined, rows * 2 * h.width);
+        grow(t.concatenated, rows * 2 * h.width);
         grow(t.qkv, rows * heads * h.head_dim);
-        grow(t.seen, rows * h.heads * h.head_dim);
-        grow(t.mixed, rows * h.width);
+        grow(t.attended, rows * h.heads * h.head_dim);
+        grow(t.projected, rows * h.width);
         grow(t.gate_up, rows * 2 * h.ffn);
         grow(t.gated, rows * h.ffn);
     }
 
     void linear(const Weights& weights, const float* x, int64_t rows, float* y) {
-        multiply(team, weights, t.quantized.of(team, weights, x, rows), rows, y);
+        multiply(team, weights, t.quantized.quantize(team, weights, x, rows), rows, y);
     }
 
-    // Whether it reads tokens alone: no feature is looked at.
-    bool reads_tokens() const { return h.join == nullptr && h.side_by_side == 0; }
+    // Return whether the head reads tokens only, no hidden states.
+    bool tokens_only() const { return h.fc == nullptr && h.concat_inputs == 0; }
 
-    // The places that are read, as rows from `first` on. The first place of a text has no feature before it: nobody
-    // sees it.
-    void see(const Reading& reading, int64_t first, std::vector<Seen>& seen) const {
-        const int64_t most = tile_rows(team, reading.pairs, h.heads, h.kv_heads);
-        for (int64_t at = 0, stop; at < reading.pairs; at = stop) {
-            const int64_t text = reading.texts[at];
-            for (stop = at + 1; stop < reading.pairs && reading.texts[stop] == text && stop - at < most;) ++stop;
-            const int64_t* const pages = reading.pages + reading.first_pages[text];
-            seen.push_back(Seen{first + at, stop - at, pages, reading.at + at, h.layers[0].window, 1, nullptr, 0});
+    // Add the spans of the pairs of a prefill, as rows from `first` on. Position 0 has no hidden state before it, so
+    // its key is masked.
+    void add_prefill_spans(const HeadPrefill& prefill, int64_t first, std::vector<AttentionSpan>& spans) const {
+        const int64_t most = tile_rows(team, prefill.pairs, h.heads, h.kv_heads);
+        for (int64_t at = 0, stop; at < prefill.pairs; at = stop) {
+            const int64_t sequence = prefill.sequence_of[at];
+            const auto continues = [&] { return stop < prefill.pairs && prefill.sequence_of[stop] == sequence; };
+            for (stop = at + 1; continues() && stop - at < most;) ++stop;
+            const int64_t* const pages = prefill.pages + prefill.first_pages[sequence];
+            const int64_t* const positions = prefill.pair_positions + at;
+            spans.push_back(AttentionSpan{first + at, stop - at, pages, positions, h.layers[0].window, 1, nullptr, 0});
         }
     }
 
-    // Tokens and the features before them become what the first layer reads: joined, or states.
-    void read(const int64_t* tokens, const float* features, int64_t rows) {
-        const bool both = !reads_tokens();
+    // Compute the input of the first layer from tokens and the hidden states before them: `concatenated` or `states`.
+    void read_inputs(const int64_t* tokens, const float* hidden_states, int64_t rows) {
+        const bool concat = !tokens_only();
         for (int64_t row = 0; row < rows; ++row) {
-            float* const embedded = both ? &t.joined[row * 2 * h.width] : &t.states[row * h.width];
+            float* const embedded = concat ? &t.concatenated[row * 2 * h.width] : &t.states[row * h.width];
             embed(tokens[row], embedded);
-            if (!both) continue;
-            float* const beside = embedded + h.width;
-            const float* const feature = features + row * h.width;
-            if (h.feature_norm != nullptr)
-                k.norm(feature, h.feature_norm, h.eps, h.width, beside);
+            if (!concat) continue;
+            float* const right = embedded + h.width;
+            const float* const hidden_state = hidden_states + row * h.width;
+            if (h.hidden_norm != nullptr)
+                k.norm(hidden_state, h.hidden_norm, h.eps, h.width, right);
             else
-                std::memcpy(beside, feature, h.width * sizeof *beside);
+                std::memcpy(right, hidden_state, h.width * sizeof *right);
             if (h.residual != kInput)
-                std::memcpy(&t.states[row * h.width], h.residual == kFeature ? feature : beside, h.width * sizeof *beside);
+                std::memcpy(&t.states[row * h.width], h.residual == kHidden ? hidden_state : right,
+                            h.width * sizeof *right);
         }
-        if (h.join != nullptr) linear(*h.join, t.joined.data(), rows, t.states.data());
+        if (h.fc != nullptr) linear(*h.fc, t.concatenated.data(), rows, t.states.data());
     }
 
     void embed(int64_t token, float* out) {
@@ -94,37 +98,38 @@ class Layers {
         if (h.embed_norm != nullptr) k.norm(out, h.embed_norm, h.eps, h.width, out);
     }
 
-    // What attention of a layer reads.
-    const float* reads(int64_t index, int64_t rows) {
-        if (index == 0 && h.side_by_side) return t.joined.data();
+    // Return the input of a layer's attention.
+    const float* attention_input(int64_t index, int64_t rows) {
+        if (index == 0 && h.concat_inputs) return t.concatenated.data();
         const float* const weight = h.layers[index].attention_norm;
         if (weight == nullptr) return t.states.data();
         norm(weight, rows);
         return t.normed.data();
     }
 
-    // The first `count` layers.
-    void run(const std::vector<Seen>& seen, const int64_t* places, const int64_t* slots, int64_t rows, int64_t count) {
+    // Run the first `count` layers.
+    void run(const std::vector<AttentionSpan>& spans, const int64_t* positions, const int64_t* slots, int64_t rows,
+             int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
             const Layer& layer = h.layers[i];
-            linear(*layer.qkv, reads(i, rows), rows, t.qkv.data());
+            linear(*layer.qkv, attention_input(i, rows), rows, t.qkv.data());
             by_rows(team, rows, (h.heads + 2 * h.kv_heads) * h.head_dim,
-                    [&](int64_t row) { turn(layer, places[row], slots[row], row); });
-            attend(layer, seen);
-            linear(*layer.out, t.seen.data(), rows, t.mixed.data());
+                    [&](int64_t row) { rotate(layer, positions[row], slots[row], row); });
+            attend(layer, spans);
+            linear(*layer.out, t.attended.data(), rows, t.projected.data());
             add(rows);
             norm(layer.ffn_norm, rows);
             linear(*layer.gate_up, t.normed.data(), rows, t.gate_up.data());
             by_rows(team, rows, 2 * h.ffn, [&](int64_t row) {
-                k.gate(&t.gate_up[row * 2 * h.ffn], h.ffn, h.gelu != 0, &t.gated[row * h.ffn]);
+                k.glu(&t.gate_up[row * 2 * h.ffn], h.ffn, h.gelu != 0, &t.gated[row * h.ffn]);
             });
-            linear(*layer.down, t.gated.data(), rows, t.mixed.data());
+            linear(*layer.down, t.gated.data(), rows, t.projected.data());
             add(rows);
         }
     }
 
-    // The states as the output reads them, in `normed`.
-    void finish(int64_t rows) {
+    // Store the states in `normed` as the output layer reads them.
+    void final_norm(int64_t rows) {
         if (h.norm != nullptr)
             norm(h.norm, rows);
         else
@@ -134,7 +139,7 @@ class Layers {
     const Head& h;
     const Kernels& k;
     Team& team;
-    HeadRoom& t;
+    HeadScratch& t;
 
   private:
     void norm(const float* weight, int64_t rows) {
@@ -145,18 +150,18 @@ class Layers {
 
     void add(int64_t rows) {
         by_rows(team, rows, h.width,
-                [&](int64_t row) { k.add(&t.states[row * h.width], &t.mixed[row * h.width], h.width); });
+                [&](int64_t row) { k.add(&t.states[row * h.width], &t.projected[row * h.width], h.width); });
     }
 
-    void turn(const Layer& layer, int64_t place, int64_t slot, int64_t row) {
+    void rotate(const Layer& layer, int64_t position, int64_t slot, int64_t row) {
         float* const qkv = &t.qkv[row * (h.heads + 2 * h.kv_heads) * h.head_dim];
-        const float* const turns = layer.turns + place * 2 * h.head_dim;
+        const float* const rope_table = layer.rope_table + position * 2 * h.head_dim;
         for (int64_t head = 0; head < h.heads + h.kv_heads; ++head) {
             const bool is_query = head < h.heads;
             float* const x = qkv + head * h.head_dim;
             const float* const weight = is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, h.eps, h.head_dim, x);
-            k.turn(x, turns, h.head_dim, is_query ? h.scale : 1.0f);
+            k.rotate(x, rope_table, h.head_dim, is_query ? h.scale : 1.0f);
         }
         const int64_t size = h.kv_heads * h.head_dim;
         const float* const keys = qkv + h.heads * h.head_dim;
@@ -164,35 +169,37 @@ class Layers {
         std::memcpy(layer.values + slot * size, keys + size, size * sizeof *keys);
     }
 
-    void attend(const Layer& layer, const std::vector<Seen>& seen) {
+    void attend(const Layer& layer, const std::vector<AttentionSpan>& spans) {
         int64_t products = 0;
-        for (const Seen& each : seen) products += 2 * each.rows * (each.sees[0] + 1) * h.heads * h.head_dim;
-        const int64_t items = int64_t(seen.size()) * h.kv_heads;
-        const auto one = [&](int64_t item) { attend_piece(layer, seen[item / h.kv_heads], item % h.kv_heads); };
-        if (products >= kWorthSharing)
+        for (const AttentionSpan& span : spans)
+            products += 2 * span.rows * (span.last_visible[0] + 1) * h.heads * h.head_dim;
+        const int64_t items = int64_t(spans.size()) * h.kv_heads;
+        const auto one = [&](int64_t item) { attend_span(layer, spans[item / h.kv_heads], item % h.kv_heads); };
+        if (products >= kMinParallelProducts)
             team.each(items, one);
         else
             for (int64_t item = 0; item < items; ++item) one(item);
     }
 
-    void attend_piece(const Layer& layer, const Seen& seen, int64_t head) {
-        AttendRoom& own = scratch<AttendRoom>();
+    void attend_span(const Layer& layer, const AttentionSpan& span, int64_t head) {
+        AttendScratch& own = scratch<AttendScratch>();
         std::vector<int64_t>& firsts = own.firsts;
-        if (int64_t(firsts.size()) < seen.rows) firsts.resize(seen.rows);  // all zero: rows share what is their own
-        const int64_t share = h.heads / h.kv_heads, stride = (h.heads + 2 * h.kv_heads) * h.head_dim;
+        if (int64_t(firsts.size()) < span.rows) firsts.resize(span.rows);  // zeros: all rows share the tree slots
+        const int64_t group = h.heads / h.kv_heads, stride = (h.heads + 2 * h.kv_heads) * h.head_dim;
         Tile tile;
-        tile.queries = &t.qkv[seen.first * stride + head * share * h.head_dim];
-        tile.row_stride = stride, tile.rows = seen.rows, tile.share = share, tile.dim = h.head_dim;
-        tile.positions = seen.sees;
+        tile.queries = &t.qkv[span.first * stride + head * group * h.head_dim];
+        tile.row_stride = stride, tile.rows = span.rows, tile.group = group, tile.dim = h.head_dim;
+        tile.positions = span.last_visible;
         tile.keys = layer.keys + head * h.head_dim, tile.values = layer.values + head * h.head_dim;
         tile.slot_stride = h.kv_heads * h.head_dim;
-        tile.pages = seen.pages, tile.page_size = h.page_size, tile.window = seen.window;
-        tile.hidden = seen.hidden;
-        tile.own = seen.own, tile.own_first = seen.own != nullptr ? firsts.data() : nullptr;
-        tile.shared = seen.shared;
-        tile.out = &t.seen[seen.first * h.heads * h.head_dim + head * share * h.head_dim];
+        tile.pages = span.pages, tile.page_size = h.page_size, tile.window = span.window;
+        tile.skipped = span.skipped;
+        tile.tree_slots = span.tree_slots;
+        tile.tree_first = span.tree_slots != nullptr ? firsts.data() : nullptr;
+        tile.context = span.context;
+        tile.out = &t.attended[span.first * h.heads * h.head_dim + head * group * h.head_dim];
         tile.out_stride = h.heads * h.head_dim;
-        grow(own.floats, attend_room(tile.rows * share, tile.dim));
+        grow(own.floats, attend_scratch_floats(tile.rows * group, tile.dim));
         k.attend(tile, own.floats.data());
     }
 };

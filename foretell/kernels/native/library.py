@@ -1,4 +1,4 @@
-"""The compiled library as Python sees it."""
+"""Python interface of the compiled native library."""
 
 from __future__ import annotations
 
@@ -28,32 +28,34 @@ from .records import (
 )
 
 LOG = logging.getLogger("foretell")
-# How a row is drawn; `key` is what noise is made of.
+# Sampling parameters of a row, `foretell::SamplingParams`; `key` is the noise key of `sampling.noise.keys`.
 SAMPLING_ROW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("key", "i8")])
-NATIVE_VARIABLE = "FORETELL_NATIVE"  # 0: do without
-OUT_OF_MEMORY = -1  # `foretell::kNoMemory`: what an entry point returns when an allocation failed
-MAX_TOPK = 64  # `kMost` in top.cpp
+NATIVE_VARIABLE = "FORETELL_NATIVE"  # environment variable; 0 turns the library off
+OUT_OF_MEMORY = -1  # `foretell::kNoMemory`: result of an entry point after a failed allocation
+MAX_TOPK = 64  # `kMaxTopK` in topk.cpp
 
 
 class Library:
-    """Calls release Python's lock, and use as many threads as torch does."""
+    """The entry points of the library. Calls release the GIL and use as many threads as torch does."""
 
     def __init__(self, path: str) -> None:
         loaded = ctypes.CDLL(path)
         self.best_level: int = loaded.foretell_best_level()  # 2: AVX-512 VNNI, 1: AVX2, 0: neither
         pointer, number, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        rows = (pointer, number, number)  # floats, rows, width
-        work = (pointer, pointer, count)  # a model or head, what it is to do, threads
+        rows = (pointer, number, number)  # scores, rows, width
+        work = (pointer, pointer, count)  # model or head, request, threads
         self._linear = _entry(loaded.foretell_linear, pointer, pointer, number, pointer, count)
-        self._top = _entry(loaded.foretell_top, *rows, count, pointer)
-        self._choose = _entry(loaded.foretell_choose, *rows, pointer, pointer, count)
-        self._odds = _entry(loaded.foretell_odds, *rows, pointer, pointer, count, pointer, pointer, count)
-        self._step = _entry(loaded.foretell_step, *work)
-        self._chain, self._blocks = _entry(loaded.foretell_chain, *work), _entry(loaded.foretell_blocks, *work)
-        self._read, self._medusa = _entry(loaded.foretell_read, *work), _entry(loaded.foretell_medusa, *work)
+        self._topk = _entry(loaded.foretell_topk, *rows, count, pointer)
+        self._sample = _entry(loaded.foretell_sample, *rows, pointer, pointer, count)
+        self._race_topk = _entry(loaded.foretell_race_topk, *rows, pointer, pointer, count, pointer, pointer, count)
+        self._forward = _entry(loaded.foretell_forward, *work)
+        self._draft_chain = _entry(loaded.foretell_draft_chain, *work)
+        self._draft_blocks = _entry(loaded.foretell_draft_blocks, *work)
+        self._head_prefill = _entry(loaded.foretell_head_prefill, *work)
+        self._draft_medusa = _entry(loaded.foretell_draft_medusa, *work)
 
     def linear(self, weights: int, x: Tensor, outputs: int) -> Tensor:
-        """x [rows, in], float32 on a CPU, times the weights whose record is at that address."""
+        """Multiply float32 rows x [rows, in] on the CPU by the weights whose record is at address `weights`."""
         x = x.contiguous()
         y = x.new_empty(x.shape[0], outputs)
         status = self._linear(weights, x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads())
@@ -62,78 +64,81 @@ class Library:
         return y
 
     def forward(self, model: ModelRecord, step: array[int]) -> None:
-        """All layers and the head over a step's rows; results go where `step`, a StepRecord, says."""
-        status = self._step(ctypes.addressof(model), step.buffer_info()[0], torch.get_num_threads())
+        """Run all layers and the LM head; `step`, a StepRecord, has the addresses of inputs and results."""
+        status = self._forward(ctypes.addressof(model), step.buffer_info()[0], torch.get_num_threads())
         if status:
             raise native_error(status, f"a step of {StepRecord.from_buffer(step).rows} rows")
 
     def draft_chain(self, head: HeadRecord, chain: array[int]) -> int:
-        """One guess of a head after another; results go where `chain`, a ChainRecord, says. How many were made for the
-        longest."""
-        made: int = self._chain(ctypes.addressof(head), chain.buffer_info()[0], torch.get_num_threads())
+        """Draft chains token by token; `chain` is a DraftChainRecord. Return the length of the longest chain."""
+        made: int = self._draft_chain(ctypes.addressof(head), chain.buffer_info()[0], torch.get_num_threads())
         if made < 0:
             raise native_error(made, "the drafts of a head")
         return made
 
-    def draft_blocks(self, head: BlockHeadRecord, asked: BlockDraftRecord) -> int:
-        """The guesses of a block head; results go where `asked` says."""
-        made: int = self._blocks(ctypes.addressof(head), ctypes.addressof(asked), torch.get_num_threads())
+    def draft_blocks(self, head: BlockHeadRecord, request: BlockDraftRecord) -> int:
+        """Draft blocks; `request` has the addresses of inputs and results. Return the length of the longest draft."""
+        made: int = self._draft_blocks(ctypes.addressof(head), ctypes.addressof(request), torch.get_num_threads())
         if made < 0:
-            raise native_error(made, f"block drafts for {asked.texts} sequences")
+            raise native_error(made, f"block drafts for {request.sequences} sequences")
         return made
 
-    def head_prefill(self, reader: PrefillHeadRecord, reading: array[int]) -> None:
-        """Keep what a head is to remember of places the target has run, a ReadingRecord."""
-        status = self._read(ctypes.addressof(reader), reading.buffer_info()[0], torch.get_num_threads())
+    def head_prefill(self, head: PrefillHeadRecord, prefill: array[int]) -> None:
+        """Store the KV of a head for positions that the target has run; `prefill` is a HeadPrefillRecord."""
+        status = self._head_prefill(ctypes.addressof(head), prefill.buffer_info()[0], torch.get_num_threads())
         if status:
-            raise native_error(status, f"a head's KV of {HeadPrefillRecord.from_buffer(reading).rows} positions")
+            raise native_error(status, f"a head's KV of {HeadPrefillRecord.from_buffer(prefill).rows} positions")
 
-    def draft_medusa(self, head: MedusaRecord, rows: MedusaDraftRecord) -> None:
-        """All guesses of Medusa heads; results go where `rows` says."""
-        status = self._medusa(ctypes.addressof(head), ctypes.addressof(rows), torch.get_num_threads())
+    def draft_medusa(self, head: MedusaRecord, draft: MedusaDraftRecord) -> None:
+        """Draft with Medusa heads; `draft` has the addresses of inputs and results."""
+        status = self._draft_medusa(ctypes.addressof(head), ctypes.addressof(draft), torch.get_num_threads())
         if status:
-            raise native_error(status, f"Medusa drafts for {rows.texts} sequences")
+            raise native_error(status, f"Medusa drafts for {draft.sequences} sequences")
 
     def topk(self, x: Tensor, count: int) -> list[list[int]]:
-        """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""
+        """Return the indices of the `count` largest of each row of x [rows, width], float32, best first; at most 64."""
         x, (rows, width) = x.contiguous(), x.shape
         require(count <= min(width, MAX_TOPK), f"at most {MAX_TOPK} of {width} scores")
         found = array("q", bytes(8 * rows * count))
-        status = self._top(x.data_ptr(), rows, width, count, found.buffer_info()[0])
+        status = self._topk(x.data_ptr(), rows, width, count, found.buffer_info()[0])
         if status:
             raise native_error(status, f"the top {count} of {rows} rows")
         ids = found.tolist()
         return [ids[first : first + count] for first in range(0, rows * count, count)]
 
-    def sample(self, x: Tensor, draws: bytes) -> list[int]:
-        """A token for each row of x [rows, width], float32 on a CPU, by `draws`, a DRAW for each."""
+    def sample(self, x: Tensor, sampling: bytes) -> list[int]:
+        """Sample a token for each row of x [rows, width], float32; `sampling` has a SAMPLING_ROW for each."""
         x, (rows, width) = x.contiguous(), x.shape
-        require(len(draws) == rows * SAMPLING_ROW.itemsize, "one DRAW for each row")
+        require(len(sampling) == rows * SAMPLING_ROW.itemsize, "one SAMPLING_ROW for each row")
         ids = array("q", bytes(8 * rows))
-        status = self._choose(x.data_ptr(), rows, width, draws, ids.buffer_info()[0], torch.get_num_threads())
+        status = self._sample(x.data_ptr(), rows, width, sampling, ids.buffer_info()[0], torch.get_num_threads())
         if status:
             raise native_error(status, f"sampling {rows} rows of {width} scores")
         return ids.tolist()
 
-    def race_topk(self, x: Tensor, ids: Tensor, draws: bytes, count: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The `count` tokens that are farthest ahead in the race of each row of x [rows, width], float32 on a CPU, best
-        first, and their shares: x are the scores of the tokens `ids`, `draws` a DRAW for each row. At most 64."""
+    def race_topk(
+        self, x: Tensor, ids: Tensor, sampling: bytes, count: int
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the top `count` tokens of each row in its exponential race and their probabilities; at most 64.
+
+        x [rows, width], float32, are the scores of the tokens `ids`; `sampling` has a SAMPLING_ROW for each row.
+        """
         x, (rows, width) = x.contiguous(), x.shape
-        require(len(draws) == rows * SAMPLING_ROW.itemsize, "one DRAW for each row")
+        require(len(sampling) == rows * SAMPLING_ROW.itemsize, "one SAMPLING_ROW for each row")
         require(ids.dtype == torch.int64 and ids.is_contiguous() and len(ids) == width, "one token id for each score")
         require(count <= min(width, MAX_TOPK), f"at most {MAX_TOPK} of {width} scores")
-        tokens, shares = array("q", bytes(8 * rows * count)), array("f", bytes(4 * rows * count))
-        places = (tokens.buffer_info()[0], shares.buffer_info()[0])
+        tokens, probs = array("q", bytes(8 * rows * count)), array("f", bytes(4 * rows * count))
+        results = (tokens.buffer_info()[0], probs.buffer_info()[0])
         threads = torch.get_num_threads()
-        status = self._odds(x.data_ptr(), rows, width, draws, ids.data_ptr(), count, *places, threads)
+        status = self._race_topk(x.data_ptr(), rows, width, sampling, ids.data_ptr(), count, *results, threads)
         if status:
-            raise native_error(status, f"the odds of {rows} rows of {width} scores")
+            raise native_error(status, f"the race of {rows} rows of {width} scores")
         starts = range(0, rows * count, count)
-        return [tokens[i : i + count].tolist() for i in starts], [shares[i : i + count].tolist() for i in starts]
+        return [tokens[i : i + count].tolist() for i in starts], [probs[i : i + count].tolist() for i in starts]
 
 
 def _entry(function: Any, *types: Any) -> Any:
-    """Declare an entry point: it returns a result of at least 0, or what `native_error` reads."""
+    """Declare an entry point, which returns a result of at least 0 or a code for `native_error`."""
     function.argtypes, function.restype = types, ctypes.c_int64
     return function
 
@@ -147,11 +152,11 @@ def native_error(status: int, what: str) -> Exception:
 
 @cache
 def library() -> Library | None:
-    """The library, compiled if need be. None where that cannot be done, which is said once, or is not wanted."""
+    """Return the library, compiled if needed; None if it is turned off or cannot be built, which is logged once."""
     if os.environ.get(NATIVE_VARIABLE) == "0":
         return None
     try:
         return Library(str(build_library()))
     except (BuildError, OSError) as error:
-        LOG.warning("no native kernels, steps will be slower: %s (%s=0 says it is no matter)", error, NATIVE_VARIABLE)
+        LOG.warning("no native kernels, so steps are slower: %s (%s=0 silences this warning)", error, NATIVE_VARIABLE)
         return None

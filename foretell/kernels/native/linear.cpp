@@ -1,8 +1,8 @@
-// The library's front for single products, and the choice of instructions.
+// Entry point of single linear layers, and the selection of the instruction set.
 #include "entry.h"
 #include "kernels.h"
 #include "pool.h"
-#include "product.h"
+#include "gemm.h"
 
 namespace foretell {
 
@@ -12,12 +12,12 @@ const Kernels& kernels_of(int32_t level) {
     if (level == 1) return avx2_kernels;
 #endif
     (void)level;
-    return plain_kernels;
+    return portable_kernels;
 }
 
 }  // namespace foretell
 
-// The best level of `kernels_of` there is here. Lower ones always work, too.
+// Return the best level of `kernels_of` on this CPU. Lower levels work, too.
 FORETELL_API int foretell_best_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -28,13 +28,13 @@ FORETELL_API int foretell_best_level() {
     return 0;
 }
 
-// x [count, inputs] times the weights, into y [count, outputs].
+// Multiply x [count, inputs] by the weights, into y [count, outputs].
 FORETELL_API int64_t foretell_linear(
     const foretell::Weights* weights, const float* x, int64_t count, float* y, int threads) {
     using namespace foretell;
     return entry([&]() -> int64_t {
-        Team team(count * weights->inputs * weights->outputs < kWorthSharing ? 1 : threads);
-        multiply(team, *weights, scratch<Quantized>().of(team, *weights, x, count), count, y);
+        Team team(count * weights->inputs * weights->outputs < kMinParallelProducts ? 1 : threads);
+        multiply(team, *weights, scratch<QuantizedInputs>().quantize(team, *weights, x, count), count, y);
         return 0;
     });
 }

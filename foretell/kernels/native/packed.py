@@ -1,4 +1,4 @@
-"""Weights laid out for the library."""
+"""Weights in the packed layouts of the native library."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .huge_pages import HugePageArena
 from .library import Library
 from .records import WeightsRecord
 
-BLOCK = 32  # outputs the library works on together
-STEP = 4  # inputs of an output that lie side by side
+BLOCK = 32  # outputs that are computed together
+STEP = 4  # consecutive inputs of one output in memory
 
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """A matrix as the library reads it, in so many bits a weight; `scales` are those that lie beside its values."""
+    """A packed matrix with `bits` bits per weight (32, 8 or 4). `scales` are those not interleaved with the values."""
 
     bits: int
     outputs: int
@@ -32,19 +32,19 @@ class PackedWeights:
 
 
 class PackedLinear:
-    """`linear`, `int8_linear` or `int4_linear` with these weights, by the library."""
+    """A linear layer with float32, int8 or int4 weights, computed by the native library."""
 
     def __init__(
         self,
         library: Library,
         weights: Tensor | Int8Weights | Int4Weights | PackedWeights,
         bias: Tensor | None = None,
-        room: HugePageArena | None = None,
+        arena: HugePageArena | None = None,
         level: int | None = None,
     ) -> None:
-        """`room` is where the weights go; `level` picks lesser instructions than the best there are, for tests."""
+        """Pack the weights into `arena`. `level` selects a lower instruction set than the best, for tests."""
         packed = weights if isinstance(weights, PackedWeights) else pack(weights)
-        values = packed.values.contiguous() if room is None else room.put(packed.values)
+        values = packed.values.contiguous() if arena is None else arena.put(packed.values)
         self.weights = replace(packed, values=values)
         self.outputs, self.inputs = packed.outputs, packed.inputs
         self._library = library
@@ -63,19 +63,19 @@ class PackedLinear:
 
     @property
     def bytes(self) -> int:
-        """What the weights take, scales included."""
+        """Return the bytes of the weights, scales included."""
         scales = self.weights.scales
         return self.weights.values.nbytes + (0 if scales is None else scales.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in], float32 on a CPU -> [rows, out]."""
+        """Multiply float32 rows x [rows, in] on the CPU -> [rows, out]."""
         fits = x.is_cpu and x.dtype == torch.float32 and x.shape[1] == self.inputs
         require(fits, f"float32 rows of {self.inputs} inputs on the CPU")
         return self._library.linear(self.address, x, self.outputs)
 
 
 def pack(weights: Tensor | Int8Weights | Int4Weights) -> PackedWeights:
-    """The weights as the library reads them; `values` may be a view yet."""
+    """Return the weights in the layout of the library; `values` may be a view."""
     outputs, inputs = (weights if isinstance(weights, Tensor) else weights.values).shape
     if isinstance(weights, Int8Weights):
         scales = F.pad(weights.scales.float(), (0, -outputs % BLOCK))
@@ -86,25 +86,25 @@ def pack(weights: Tensor | Int8Weights | Int4Weights) -> PackedWeights:
 
 
 def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
-    """What a matrix takes when packed, scales included."""
+    """Return the bytes of a packed matrix, scales included."""
     outputs, inputs = outputs + -outputs % BLOCK, inputs + -inputs % GROUP_SIZE
     return outputs * inputs + outputs * 4 if bits == 8 else outputs * inputs // 2 + outputs * (inputs // GROUP_SIZE) * 2
 
 
 def pack_float(weight: Tensor) -> Tensor:
-    """[blocks, in, BLOCK], as a view where whole blocks allow it: to copy it once is enough."""
+    """Return float32 weights as [blocks, in, BLOCK], a view if no padding is needed."""
     return _padded(weight.float(), 1).view(-1, BLOCK, weight.shape[1]).transpose(1, 2)
 
 
 def pack_int8(weights: Int8Weights) -> Tensor:
-    """[blocks, steps, BLOCK, STEP], each value 128 higher than it is: the instruction multiplies unsigned by signed."""
+    """Return [blocks, steps, BLOCK, STEP] plus 128: the instruction multiplies unsigned by signed bytes."""
     values = _padded(weights.values)
     blocks = values.view(-1, BLOCK, values.shape[1] // STEP, STEP).transpose(1, 2).contiguous()
     return blocks.view(torch.uint8).bitwise_xor_(128)
 
 
 def pack_int4(weights: Int4Weights) -> Tensor:
-    """[blocks, groups, bytes]: a group's scales, then its values, 8 higher; the second half in the high four bits."""
+    """Return [blocks, groups, bytes]: scales of a group, then its values plus 8, the second half in high nibbles."""
     values = _padded(weights.values).add(8).view(torch.uint8)
     halves = values.view(-1, BLOCK, values.shape[1] // GROUP_SIZE, 2, GROUP_SIZE // 2 // STEP, STEP).permute(
         0, 2, 3, 4, 1, 5
@@ -116,7 +116,7 @@ def pack_int4(weights: Int4Weights) -> Tensor:
 
 
 def _padded(values: Tensor, group: int = GROUP_SIZE) -> Tensor:
-    """With zeros to whole blocks of outputs and groups of inputs; where they are whole, no copy."""
+    """Pad with zeros to full blocks of outputs and groups of inputs; no copy if none is needed."""
     outputs, inputs = values.shape
     missing = (0, -inputs % group, 0, -outputs % BLOCK)
     return F.pad(values, missing) if any(missing) else values

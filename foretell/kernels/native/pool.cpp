@@ -6,17 +6,17 @@
 #include <thread>
 #include <utility>
 
-#include "gate.h"
+#include "spin_wait.h"
 #include "scratch.h"
 
 namespace foretell {
 namespace {
 
-// A job's number, its chunks and the next of them, in one word: whoever draws a chunk knows which job it is of.
+// The number of a job, its chunks and the next chunk in one word: a thread that takes a chunk knows its job.
 struct Ticket {
     static constexpr int kBits = 20;
     static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
-    static constexpr int64_t kMostChunks = int64_t{1} << (kBits - 1);  // what threads draw in vain must fit, too
+    static constexpr int64_t kMostChunks = int64_t{1} << (kBits - 1);  // leaves room for increments past the last chunk
 
     uint64_t word;
 
@@ -26,20 +26,20 @@ struct Ticket {
     int64_t next() const { return int64_t(word & kMask); }
 };
 
-// Raised by one for each release of the workers' scratch memory that is asked for.
+// Incremented for each request to release the scratch memory of the workers.
 std::atomic<uint64_t> releases{0};
 
 }  // namespace
 
 class Pool {
   public:
-    // Held by the caller whose jobs these are.
+    // Held by the caller that uses the pool.
     std::mutex callers;
 
-    // How many of the threads that are wanted can be had.
+    // Start threads up to the number wanted; return how many there are.
     int grow(int threads) {
         try {
-            for (; size_ < threads - 1; ++size_) std::thread(&Pool::live, this, size_).detach();
+            for (; size_ < threads - 1; ++size_) std::thread(&Pool::worker_loop, this, size_).detach();
         } catch (const std::exception&) {  // no more threads, or no memory for one
             return size_ + 1;
         }
@@ -49,53 +49,53 @@ class Pool {
     void run(int threads, int64_t chunks, Task task, const void* job) {
         task_ = task;
         job_ = job;
-        helpers_.store(threads - 1);
+        workers_wanted_.store(threads - 1);
         done_.store(0);
         state_.store(Ticket::first(++jobs_, chunks));
-        arrivals_.wake();
+        job_posted_.wake();
         work();
-        ends_.wait([this, chunks] { return done_.load() == chunks; });
+        job_done_.wait([this, chunks] { return done_.load() == chunks; });
         if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
     }
 
   private:
-    // Threads are made when first wanted and never ended: asleep they cost nothing, and exit takes them along.
-    void live(int id) {
-        uint64_t seen = 0, released = releases.load();
+    // Threads are started on demand and never joined: asleep they cost nothing, and process exit ends them.
+    void worker_loop(int id) {
+        uint64_t last_job = 0, released = releases.load();
         for (;;) {
-            arrivals_.wait([this, seen] { return Ticket{state_.load()}.job() != seen; });
+            job_posted_.wait([this, last_job] { return Ticket{state_.load()}.job() != last_job; });
             if (const uint64_t asked = releases.load(); asked != released) {
                 ThreadScratch::release();
                 released = asked;
             }
-            seen = id < helpers_.load() ? work() : Ticket{state_.load()}.job();
+            last_job = id < workers_wanted_.load() ? work() : Ticket{state_.load()}.job();
         }
     }
 
-    // Draw chunks until there are none left. A job cannot end, nor another begin, while a drawn chunk of it is open.
+    // Take chunks until none is left. A job cannot end, nor another begin, while one of its chunks is running.
     uint64_t work() {
         for (;;) {
             const Ticket ticket{state_.fetch_add(1)};
             if (ticket.next() >= ticket.chunks()) return ticket.job();
-            // A chunk that fails counts as done: its job lies on the caller's stack, who waits for all of them.
+            // A chunk that fails counts as done: its job is on the stack of the caller, which waits for all chunks.
             try {
                 task_(job_, ticket.next());
             } catch (...) {
                 const std::lock_guard<std::mutex> lock(failing_);
                 if (failure_ == nullptr) failure_ = std::current_exception();
             }
-            if (done_.fetch_add(1) + 1 == ticket.chunks()) ends_.wake();
+            if (done_.fetch_add(1) + 1 == ticket.chunks()) job_done_.wake();
         }
     }
 
-    Gate arrivals_, ends_;
+    SpinWait job_posted_, job_done_;
     std::mutex failing_;
-    std::exception_ptr failure_;  // of the present job; the caller reads it once all chunks are done
+    std::exception_ptr failure_;  // of the current job; the caller reads it when all chunks are done
     Task task_ = nullptr;
     const void* job_ = nullptr;
     uint64_t jobs_ = 0;
     int size_ = 0;
-    std::atomic<int> helpers_{0};
+    std::atomic<int> workers_wanted_{0};
     alignas(64) std::atomic<uint64_t> state_{0};
     alignas(64) std::atomic<int64_t> done_{0};
 };
@@ -104,7 +104,7 @@ namespace {
 
 std::atomic<Pool*> the_pool{nullptr};
 
-// A child of fork has none of the threads: it starts over. What the parent's pool held is left as it is.
+// A forked child has none of the threads and starts a new pool; the parent's is leaked.
 void forget_pool() { the_pool.store(nullptr); }
 
 Pool& pool() {

@@ -1,4 +1,4 @@
-// Threads that share the chunks of one job. The caller works too, so a worker that is late is not waited for.
+// A thread pool whose workers share the chunks of one job. The caller works too, so a late worker is not waited for.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ using Task = void (*)(const void* job, int64_t chunk);
 
 class Pool;
 
-// Up to `threads` threads, the caller among them, for as long as this lives. Where another caller has the threads, the
-// caller is alone: that is quicker than to wait, and there are never more threads at work than were asked for.
+// Up to `threads` threads, including the caller, for the lifetime of this object. If another caller holds the pool, the
+// caller works alone: that is faster than waiting, and there are never more threads than requested.
 class Team {
   public:
     explicit Team(int threads);
@@ -22,7 +22,7 @@ class Team {
     // is thrown here, after the last chunk.
     void run(int64_t chunks, Task task, const void* job);
 
-    // The same for a function of the chunk.
+    // Call f(chunk) for each chunk.
     template <class F>
     void each(int64_t chunks, const F& f) {
         run(chunks, [](const void* job, int64_t chunk) { (*static_cast<const F*>(job))(chunk); }, &f);

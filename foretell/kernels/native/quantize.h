@@ -1,20 +1,20 @@
-// How a row becomes integers; compiled once for each set of instructions.
+// Quantization of a row to int8; compiled once per instruction set.
 #pragma once
 
 #include <cstring>
 #include <limits>
 
 #include "kernels.h"
-#include "several.h"
+#include "multiversion.h"
 
 namespace foretell {
 
-constexpr float kLeastPeak = 1e-30f;       // a group no larger than this is taken for zeros
-constexpr int32_t kInfinity = 0x7f800000;  // the bits of a float: below it are numbers, above it none
-constexpr float kRounder = 12582912.0f;    // 1.5 * 2^23: added, it leaves the nearest integer in the low bits
+constexpr float kMinAbsmax = 1e-30f;       // a group whose largest magnitude is at most this becomes zeros
+constexpr int32_t kInfinity = 0x7f800000;  // bits of +inf: smaller ones are finite, larger ones NaN
+constexpr float kRounder = 12582912.0f;    // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
 constexpr int32_t kRounderBits = 0x4b400000;
 
-// The largest magnitude, as bits: they are ordered as the numbers are, with infinity and NaN above all.
+// Return the bits of the largest magnitude. They are ordered like the numbers, with infinity and NaN on top.
 FORETELL_INLINE int32_t peak_bits(const float* x) {
     int32_t peak = 0;
     for (int i = 0; i < kGroup; ++i) {
@@ -29,9 +29,9 @@ FORETELL_INLINE int32_t peak_bits(const float* x) {
 FORETELL_INLINE int32_t round_group(const float* x, float inverse, int8_t* values) {
     int32_t sum = 0;
     for (int i = 0; i < kGroup; ++i) {
-        const float rounded = x[i] * inverse + kRounder;
+        const float shifted = x[i] * inverse + kRounder;
         int32_t bits;
-        std::memcpy(&bits, &rounded, sizeof bits);
+        std::memcpy(&bits, &shifted, sizeof bits);
         values[i] = int8_t(bits - kRounderBits);
         sum += bits - kRounderBits;
     }
@@ -42,7 +42,7 @@ FORETELL_INLINE void quantize_group(const float* x, int32_t excess, int8_t* valu
     const int32_t bits = peak_bits(x);
     float peak;
     std::memcpy(&peak, &bits, sizeof peak);
-    if (bits >= kInfinity || peak <= kLeastPeak) {
+    if (bits >= kInfinity || peak <= kMinAbsmax) {
         std::memset(values, 0, kGroup);
         *scale = bits >= kInfinity ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
         *offset = 0;

@@ -1,4 +1,4 @@
-"""What the library reads, field for field: `kernels.h` and `step.h` have the same."""
+"""Structs of the native library, with the fields of `kernels.h`, `step.h`, `head.h`, `head_prefill.h`, `medusa.cpp`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from array import array
 from foretell.kernels.bounds import require
 
 NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
-ALL_REDUCE = ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, NUMBER)  # `foretell::Join`
+FLAG, FLOAT = ctypes.c_int32, ctypes.c_float
+ALL_REDUCE = ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, NUMBER)  # `foretell::AllReduce`
 
 
 class WeightsRecord(ctypes.Structure):
@@ -39,7 +40,7 @@ class LayerRecord(ctypes.Structure):
         ("k_norm", POINTER),
         ("attention_post_norm", POINTER),
         ("ffn_post_norm", POINTER),
-        ("turns", POINTER),
+        ("rope_table", POINTER),
         ("keys", POINTER),
         ("values", POINTER),
         ("window", NUMBER),
@@ -81,26 +82,23 @@ class StepRecord(ctypes.Structure):
         ("spans", POINTER),
         ("pages", POINTER),
         ("parents", POINTER),
-        ("wanted", POINTER),
-        ("taps", POINTER),
+        ("logit_rows", POINTER),
+        ("hidden_layers", POINTER),
         ("logits", POINTER),
-        ("features", POINTER),
-        ("likeliest", POINTER),
+        ("hidden_states", POINTER),
+        ("argmax", POINTER),
         ("rows", NUMBER),
         ("span_count", NUMBER),
-        ("wanted_count", NUMBER),
-        ("tap_count", NUMBER),
-        ("join", ALL_REDUCE),
+        ("logit_row_count", NUMBER),
+        ("hidden_layer_count", NUMBER),
+        ("all_reduce", ALL_REDUCE),
     )
 
 
 def pack_record(kind: type[ctypes.Structure], *fields: int | None) -> array[int]:
-    """A record of addresses and whole numbers alone, as such: where one is made in every step, ctypes takes long."""
+    """Return the memory of a record that has only addresses and 64-bit integers. ctypes is too slow for every step."""
     require(len(fields) == len(kind._fields_), "a value for each field of the record")
     return array("q", [field or 0 for field in fields])
-
-
-FLAG, FLOAT = ctypes.c_int32, ctypes.c_float
 
 
 class HeadRecord(ctypes.Structure):
@@ -108,11 +106,11 @@ class HeadRecord(ctypes.Structure):
 
     _fields_ = (
         ("layers", POINTER),
-        ("join", POINTER),
+        ("fc", POINTER),
         ("output", POINTER),
         ("embed", POINTER),
         ("embed_norm", POINTER),
-        ("feature_norm", POINTER),
+        ("hidden_norm", POINTER),
         ("norm", POINTER),
         ("ids", POINTER),
         ("layer_count", NUMBER),
@@ -127,51 +125,51 @@ class HeadRecord(ctypes.Structure):
         ("embed_scale", FLOAT),
         ("gelu", FLAG),
         ("level", FLAG),
-        ("side_by_side", FLAG),
+        ("concat_inputs", FLAG),
         ("residual", FLAG),
         ("norm_output", FLAG),
     )
 
 
 class DraftChainRecord(ctypes.Structure):
-    """`foretell::Chain`."""
+    """`foretell::DraftChain`."""
 
     _fields_ = (
         ("tokens", POINTER),
-        ("places", POINTER),
+        ("positions", POINTER),
         ("pages", POINTER),
         ("first_pages", POINTER),
         ("depths", POINTER),
-        ("floors", POINTER),
-        ("features", POINTER),
+        ("min_probs", POINTER),
+        ("hidden_states", POINTER),
         ("logits", POINTER),
-        ("guesses", POINTER),
-        ("sure", POINTER),
+        ("draft_tokens", POINTER),
+        ("confidences", POINTER),
         ("rows", NUMBER),
         ("depth", NUMBER),
-        ("branches", POINTER),
-        ("branch", NUMBER),
-        ("draws", POINTER),
+        ("tree_slots", POINTER),
+        ("tree_slot_count", NUMBER),
+        ("sampling", POINTER),
         ("probs", POINTER),
         ("vocab", NUMBER),
-        ("along", POINTER),
+        ("prefill", POINTER),
     )
 
 
 class PrefillHeadRecord(ctypes.Structure):
-    """`foretell::Reader`."""
+    """`foretell::PrefillHead`."""
 
     _fields_ = (
         ("head", HeadRecord),
-        ("keeps", POINTER),
-        ("fuse", POINTER),
+        ("kv_weights", POINTER),
+        ("fc_weights", POINTER),
         ("target_norm", POINTER),
-        ("tap_norms", POINTER),
-        ("all_norm", POINTER),
-        ("fused_norm", POINTER),
-        ("features", POINTER),
-        ("columns", POINTER),
-        ("taps", NUMBER),
+        ("hidden_layer_norms", POINTER),
+        ("concat_norm", POINTER),
+        ("projected_norm", POINTER),
+        ("hidden_states", POINTER),
+        ("column_offsets", POINTER),
+        ("num_hidden_layers", NUMBER),
         ("target_width", NUMBER),
         ("target_eps", FLOAT),
         ("pairs", FLAG),
@@ -179,19 +177,19 @@ class PrefillHeadRecord(ctypes.Structure):
 
 
 class HeadPrefillRecord(ctypes.Structure):
-    """`foretell::Reading`."""
+    """`foretell::HeadPrefill`."""
 
     _fields_ = (
-        ("states", POINTER),
+        ("target_states", POINTER),
         ("slots", POINTER),
-        ("places", POINTER),
+        ("positions", POINTER),
         ("tokens", POINTER),
-        ("before", POINTER),
-        ("own", POINTER),
-        ("at", POINTER),
+        ("source_slots", POINTER),
+        ("pair_slots", POINTER),
+        ("pair_positions", POINTER),
         ("pages", POINTER),
         ("first_pages", POINTER),
-        ("texts", POINTER),
+        ("sequence_of", POINTER),
         ("rows", NUMBER),
         ("pair_count", NUMBER),
     )
@@ -205,33 +203,33 @@ class BlockHeadRecord(ctypes.Structure):
         ("masks", POINTER),
         ("markov_in", POINTER),
         ("markov_out", POINTER),
-        ("surety", POINTER),
-        ("surety_bias", FLOAT),
-        ("surety_rank", FLAG),
+        ("confidence", POINTER),
+        ("confidence_bias", FLOAT),
+        ("confidence_rank", FLAG),
         ("rank", NUMBER),
         ("rows", NUMBER),
         ("from_anchor", FLAG),
         ("causal", FLAG),
         ("anchored", FLAG),
-        ("spare", NUMBER),
+        ("scratch_slots", NUMBER),
     )
 
 
 class BlockDraftRecord(ctypes.Structure):
-    """`foretell::BlockChain`."""
+    """`foretell::BlockDraft`."""
 
     _fields_ = (
         ("tokens", POINTER),
-        ("places", POINTER),
+        ("positions", POINTER),
         ("pages", POINTER),
         ("first_pages", POINTER),
         ("depths", POINTER),
-        ("floors", POINTER),
+        ("min_probs", POINTER),
         ("states", POINTER),
         ("logits", POINTER),
-        ("guesses", POINTER),
-        ("sure", POINTER),
-        ("texts", NUMBER),
+        ("draft_tokens", POINTER),
+        ("confidences", POINTER),
+        ("sequences", NUMBER),
         ("depth", NUMBER),
     )
 
@@ -253,13 +251,13 @@ class MedusaRecord(ctypes.Structure):
 
 
 class MedusaDraftRecord(ctypes.Structure):
-    """`foretell::MedusaRows`."""
+    """`foretell::MedusaDraft`."""
 
     _fields_ = (
-        ("features", POINTER),
+        ("hidden_states", POINTER),
         ("logits", POINTER),
-        ("guesses", POINTER),
-        ("sure", POINTER),
-        ("texts", NUMBER),
+        ("draft_tokens", POINTER),
+        ("confidences", POINTER),
+        ("sequences", NUMBER),
         ("depth", NUMBER),
     )

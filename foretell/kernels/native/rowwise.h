@@ -1,4 +1,4 @@
-// What is done to a row by itself; compiled once for each set of instructions, after `Lanes`.
+// Row-wise operations; compiled once per instruction set, after `Lanes`.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace {
 
 using V = Lanes::V;
 
-// f(at, count) for whole vectors, and for what is left.
+// Call f(at, count) for each full vector and for the remainder.
 template <class F>
 FORETELL_INLINE void by_lanes(int64_t width, F f) {
     int64_t at = 0;
@@ -18,7 +18,7 @@ FORETELL_INLINE void by_lanes(int64_t width, F f) {
     if (at < width) f(at, width - at);
 }
 
-// e to the power of x: exactly 1 for 0, and about 1e-38 for all that is very low.
+// Return exp(x): exactly 1 for 0, about 1e-38 for very low x.
 FORETELL_INLINE V exponential(V x) {
     const V rounder = Lanes::all(kRounder);
     x = Lanes::min(Lanes::max(x, Lanes::all(-87.0f)), Lanes::all(88.0f));
@@ -57,21 +57,21 @@ void add(float* x, const float* more, int64_t width) {
     });
 }
 
-void turn(float* x, const float* table, int64_t dim, float scale) {
+void rotate(float* x, const float* table, int64_t dim, float scale) {
     const int64_t half = dim / 2;
     const float *const cosines = table, *const sines = table + dim;
     const V factor = Lanes::all(scale);
     by_lanes(half, [&](int64_t at, int64_t count) {
         const auto some = [count](const float* from) { return Lanes::load_some(from, count); };
         const V a = some(x + at), b = some(x + half + at);
-        const V turned_a = Lanes::add(Lanes::mul(a, some(cosines + at)), Lanes::mul(b, some(sines + at)));
-        const V turned_b = Lanes::add(Lanes::mul(b, some(cosines + half + at)), Lanes::mul(a, some(sines + half + at)));
-        Lanes::store_some(x + at, Lanes::mul(turned_a, factor), count);
-        Lanes::store_some(x + half + at, Lanes::mul(turned_b, factor), count);
+        const V rotated_a = Lanes::add(Lanes::mul(a, some(cosines + at)), Lanes::mul(b, some(sines + at)));
+        const V rotated_b = Lanes::add(Lanes::mul(b, some(cosines + half + at)), Lanes::mul(a, some(sines + half + at)));
+        Lanes::store_some(x + at, Lanes::mul(rotated_a, factor), count);
+        Lanes::store_some(x + half + at, Lanes::mul(rotated_b, factor), count);
     });
 }
 
-// x / (1 + e^-t): with t = x that is silu, and with another t the usual approximation of gelu.
+// Return x / (1 + e^-t): SiLU with t = x; with another t the tanh approximation of GELU.
 template <bool Gelu>
 FORETELL_INLINE V activated(V x) {
     V t = x;
@@ -83,14 +83,14 @@ FORETELL_INLINE V activated(V x) {
 }
 
 template <bool Gelu>
-FORETELL_INLINE void gate_as(const float* gate_up, int64_t width, float* y) {
+FORETELL_INLINE void glu_as(const float* gate_up, int64_t width, float* y) {
     by_lanes(width, [&](int64_t at, int64_t count) {
-        const V opened = activated<Gelu>(Lanes::load_some(gate_up + at, count));
-        Lanes::store_some(y + at, Lanes::mul(opened, Lanes::load_some(gate_up + width + at, count)), count);
+        const V gate = activated<Gelu>(Lanes::load_some(gate_up + at, count));
+        Lanes::store_some(y + at, Lanes::mul(gate, Lanes::load_some(gate_up + width + at, count)), count);
     });
 }
 
-float best(const float* x, int64_t width, int64_t* at) {
+float argmax_softmax(const float* x, int64_t width, int64_t* at) {
     const int64_t whole = width / Lanes::kCount * Lanes::kCount;
     V high = Lanes::all(x[0]);
     for (int64_t i = 0; i < whole; i += Lanes::kCount) high = Lanes::max(high, Lanes::load(x + i));
@@ -108,8 +108,8 @@ float best(const float* x, int64_t width, int64_t* at) {
     return 1.0f / sum;
 }
 
-void gate(const float* gate_up, int64_t width, bool gelu, float* y) {
-    gelu ? gate_as<true>(gate_up, width, y) : gate_as<false>(gate_up, width, y);
+void glu(const float* gate_up, int64_t width, bool gelu, float* y) {
+    gelu ? glu_as<true>(gate_up, width, y) : glu_as<false>(gate_up, width, y);
 }
 
 }  // namespace

@@ -9,26 +9,26 @@
 
 namespace foretell {
 
-// The scratch objects of one thread, one of each type. They hang on a pthread key and not on `thread_local`: glibc
-// ends the process when it finds no memory for a thread's block of `thread_local` variables.
+// The scratch objects of one thread, one of each type. They use a pthread key and not `thread_local`: glibc ends the
+// process if it cannot allocate a thread's `thread_local` block.
 class ThreadScratch {
   public:
     struct Slot {
         virtual ~Slot() = default;
     };
-    static constexpr int kSlots = 16;  // types; next_slot() refuses more
+    static constexpr int kSlots = 16;  // number of types; next_slot() throws beyond it
 
     // The scratch of the calling thread. Throws std::bad_alloc.
     static ThreadScratch& mine();
     static int next_slot();
 
-    // Free what the calling thread keeps. It must hold no reference to any of it.
+    // Free the scratch of the calling thread, which must hold no reference to it.
     static void release() noexcept;
 
     std::array<std::unique_ptr<Slot>, kSlots> slots;
 };
 
-// The calling thread's T, made at its first use.
+// Return the calling thread's T, created on first use.
 template <class T>
 T& scratch() {
     struct Holder final : ThreadScratch::Slot {

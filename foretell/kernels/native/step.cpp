@@ -1,4 +1,4 @@
-// All layers of a step and its head, without a return to Python in between.
+// One forward step of a model, all layers and the LM head, without returning to Python in between.
 #include "step.h"
 
 #include <algorithm>
@@ -7,66 +7,66 @@
 
 #include "entry.h"
 #include "pool.h"
-#include "product.h"
-#include "trees.h"
-#include "weigh.h"
+#include "gemm.h"
+#include "tree_paths.h"
+#include "softmax.h"
 
 namespace foretell {
 namespace {
 
-// What a step works in; each thread that calls keeps its own.
-struct Scratch {
-    std::vector<float> states, normed, qkv, seen, mixed, gate_up, gated;
-    Quantized quantized;
+// Working memory of a step; each calling thread keeps its own.
+struct StepScratch {
+    std::vector<float> states, normed, qkv, attended, projected, gate_up, gated;
+    QuantizedInputs quantized;
 
-    void fit(const Model& m, int64_t rows) {
+    void reserve(const Model& m, int64_t rows) {
         const int64_t heads = m.heads + 2 * m.kv_heads;
         grow(states, rows * m.width);
         grow(normed, rows * m.width);
         grow(qkv, rows * heads * m.head_dim);
-        grow(seen, rows * m.heads * m.head_dim);
-        grow(mixed, rows * m.width);
+        grow(attended, rows * m.heads * m.head_dim);
+        grow(projected, rows * m.width);
         grow(gate_up, rows * 2 * m.ffn);
         grow(gated, rows * m.ffn);
     }
 
-    static void grow(std::vector<float>& room, int64_t size) {
-        if (int64_t(room.size()) < size) room.resize(size);
+    static void grow(std::vector<float>& memory, int64_t size) {
+        if (int64_t(memory.size()) < size) memory.resize(size);
     }
 };
 
-// Another rank failed: the step is broken off.
-struct Parted {};
+// Another rank failed: the step is aborted.
+struct AllReduceFailed {};
 
 // Rows of one span that attend together.
-struct Piece {
+struct SpanTile {
     const Span* span;
-    int64_t first, rows;  // of the batch
+    int64_t first, rows;  // in the batch
     bool nodes;
 };
 
-class Run {
+class ForwardStep {
   public:
-    Run(const Model& model, const Step& step, int threads, Scratch& scratch)
+    ForwardStep(const Model& model, const Step& step, int threads, StepScratch& scratch)
         : m(model), s(step), k(kernels_of(model.level)), team(threads), t(scratch), paths(step) {
-        t.fit(m, s.rows);
-        cut();
+        t.reserve(m, s.rows);
+        split_spans();
     }
 
-    void whole() {
+    void run() {
         embed();
-        tap(0);
+        store_hidden(0);
         for (int64_t i = 0; i < m.layer_count; ++i) {
             attention(m.layers[i]);
             feed_forward(m.layers[i]);
-            tap(i + 1);
+            store_hidden(i + 1);
         }
         head();
     }
 
   private:
     void linear(const Weights& weights, const std::vector<float>& x, int64_t rows, float* y) {
-        multiply(team, weights, t.quantized.of(team, weights, x.data(), rows), rows, y);
+        multiply(team, weights, t.quantized.quantize(team, weights, x.data(), rows), rows, y);
     }
 
     void embed() {
@@ -81,56 +81,57 @@ class Run {
             if (m.embed_scale != 1.0f)
                 for (int64_t i = 0; i < m.width; ++i) state[i] *= m.embed_scale;
         }
-        join(t.states);
+        all_reduce(t.states);
     }
 
-    // What the other ranks have is added to what this one has.
-    void join(std::vector<float>& rows) {
-        if (s.join != nullptr && !s.join(rows.data(), s.rows * m.width)) throw Parted();
+    // Sum rows over all tensor-parallel ranks.
+    void all_reduce(std::vector<float>& rows) {
+        if (s.all_reduce != nullptr && !s.all_reduce(rows.data(), s.rows * m.width)) throw AllReduceFailed();
     }
 
-    void tap(int64_t layers) {
-        for (int64_t i = 0; i < s.tap_count; ++i)
-            if (s.taps[i] == layers)
+    void store_hidden(int64_t layers) {
+        for (int64_t i = 0; i < s.hidden_layer_count; ++i)
+            if (s.hidden_layers[i] == layers)
                 for (int64_t row = 0; row < s.rows; ++row)
-                    std::memcpy(s.features + (row * s.tap_count + i) * m.width, &t.states[row * m.width],
+                    std::memcpy(s.hidden_states + (row * s.hidden_layer_count + i) * m.width, &t.states[row * m.width],
                                 m.width * sizeof(float));
     }
 
-    void norm_rows(const float* weight) {
+    void normalize_rows(const float* weight) {
         by_rows(team, s.rows, m.width, [&](int64_t row) {
             k.norm(&t.states[row * m.width], weight, m.eps, m.width, &t.normed[row * m.width]);
         });
     }
 
-    void add_mixed(const float* post_norm) {
-        join(t.mixed);
+    void add_residual(const float* post_norm) {
+        all_reduce(t.projected);
         by_rows(team, s.rows, m.width, [&](int64_t row) {
-            float* const mixed = &t.mixed[row * m.width];
-            if (post_norm != nullptr) k.norm(mixed, post_norm, m.eps, m.width, mixed);
-            k.add(&t.states[row * m.width], mixed, m.width);
+            float* const projected = &t.projected[row * m.width];
+            if (post_norm != nullptr) k.norm(projected, post_norm, m.eps, m.width, projected);
+            k.add(&t.states[row * m.width], projected, m.width);
         });
     }
 
     void attention(const Layer& layer) {
-        norm_rows(layer.attention_norm);
+        normalize_rows(layer.attention_norm);
         linear(*layer.qkv, t.normed, s.rows, t.qkv.data());
         const int64_t heads = m.heads + 2 * m.kv_heads;
-        by_rows(team, s.rows, heads * m.head_dim, [&](int64_t row) { turn_row(layer, row, &t.qkv[row * heads * m.head_dim]); });
+        by_rows(team, s.rows, heads * m.head_dim,
+                [&](int64_t row) { rotate_row(layer, row, &t.qkv[row * heads * m.head_dim]); });
         attend(layer);
-        linear(*layer.out, t.seen, s.rows, t.mixed.data());
-        add_mixed(layer.attention_post_norm);
+        linear(*layer.out, t.attended, s.rows, t.projected.data());
+        add_residual(layer.attention_post_norm);
     }
 
-    // Queries and keys are normed where the model does so, and turned; keys and values go to their slot.
-    void turn_row(const Layer& layer, int64_t row, float* qkv) {
-        const float* const turns = layer.turns + s.positions[row] * 2 * m.head_dim;
+    // Normalize queries and keys if the model does so, apply RoPE, and store keys and values in the KV cache.
+    void rotate_row(const Layer& layer, int64_t row, float* qkv) {
+        const float* const rope_table = layer.rope_table + s.positions[row] * 2 * m.head_dim;
         for (int64_t head = 0; head < m.heads + m.kv_heads; ++head) {
             const bool is_query = head < m.heads;
             float* const x = qkv + head * m.head_dim;
             const float* const weight = is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, m.eps, m.head_dim, x);
-            k.turn(x, turns, m.head_dim, is_query ? m.scale : 1.0f);
+            k.rotate(x, rope_table, m.head_dim, is_query ? m.scale : 1.0f);
         }
         const int64_t size = m.kv_heads * m.head_dim;
         const float* const keys = qkv + m.heads * m.head_dim;
@@ -138,96 +139,96 @@ class Run {
         std::memcpy(layer.values + s.slots[row] * size, keys + size, size * sizeof *keys);
     }
 
-    // Cut the spans into pieces: large enough to share blocks of keys, small enough to keep every thread busy.
-    void cut() {
+    // Split the spans into tiles: large enough to share blocks of keys, small enough to occupy every thread.
+    void split_spans() {
         const int64_t most = tile_rows(team, s.rows, m.heads, m.kv_heads);
         for (int64_t i = 0; i < s.span_count; ++i) {
             const Span& span = s.spans[i];
-            cut_rows(span, span.first, span.rows - span.nodes, most, false);
-            cut_rows(span, span.first + span.rows - span.nodes, span.nodes, most, true);
+            split_rows(span, span.first, span.rows - span.nodes, most, false);
+            split_rows(span, span.first + span.rows - span.nodes, span.nodes, most, true);
         }
     }
 
-    void cut_rows(const Span& span, int64_t first, int64_t rows, int64_t most, bool nodes) {
-        for (int64_t turns = up(rows, most); turns > 0; --turns) {
-            const int64_t now = up(rows, turns);
-            pieces.push_back(Piece{&span, first, now, nodes});
-            products += 2 * now * (span.start + span.rows) * m.heads * m.head_dim;
-            first += now;
-            rows -= now;
+    void split_rows(const Span& span, int64_t first, int64_t rows, int64_t most, bool nodes) {
+        for (int64_t tiles = ceil_div(rows, most); tiles > 0; --tiles) {
+            const int64_t count = ceil_div(rows, tiles);
+            span_tiles.push_back(SpanTile{&span, first, count, nodes});
+            products += 2 * count * (span.start + span.rows) * m.heads * m.head_dim;
+            first += count;
+            rows -= count;
         }
     }
 
     void attend(const Layer& layer) {
-        const int64_t items = int64_t(pieces.size()) * m.kv_heads;
+        const int64_t items = int64_t(span_tiles.size()) * m.kv_heads;
         const auto one = [&](int64_t item) {
-            attend_piece(layer, pieces[item / m.kv_heads], item % m.kv_heads);
+            attend_tile(layer, span_tiles[item / m.kv_heads], item % m.kv_heads);
         };
-        if (products >= kWorthSharing)
+        if (products >= kMinParallelProducts)
             team.each(items, one);
         else
             for (int64_t item = 0; item < items; ++item) one(item);
     }
 
-    void attend_piece(const Layer& layer, const Piece& piece, int64_t head) {
-        std::vector<float>& room = scratch<AttendRoom>().floats;
-        const int64_t share = m.heads / m.kv_heads, stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
-        const Span& span = *piece.span;
+    void attend_tile(const Layer& layer, const SpanTile& span_tile, int64_t head) {
+        std::vector<float>& memory = scratch<AttendScratch>().floats;
+        const int64_t group = m.heads / m.kv_heads, stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
+        const Span& span = *span_tile.span;
         Tile tile;
-        tile.queries = &t.qkv[piece.first * stride + head * share * m.head_dim];
-        tile.row_stride = stride, tile.rows = piece.rows, tile.share = share, tile.dim = m.head_dim;
-        tile.positions = s.positions + piece.first;
+        tile.queries = &t.qkv[span_tile.first * stride + head * group * m.head_dim];
+        tile.row_stride = stride, tile.rows = span_tile.rows, tile.group = group, tile.dim = m.head_dim;
+        tile.positions = s.positions + span_tile.first;
         tile.keys = layer.keys + head * m.head_dim, tile.values = layer.values + head * m.head_dim;
         tile.slot_stride = m.kv_heads * m.head_dim;
         tile.pages = s.pages + span.first_page, tile.page_size = m.page_size, tile.window = layer.window;
-        tile.hidden = 0;
-        tile.own = piece.nodes ? paths.slots() : nullptr;
-        tile.own_first = piece.nodes ? paths.firsts() + piece.first : nullptr;
-        tile.shared = span.start + span.rows - span.nodes;
-        tile.out = &t.seen[piece.first * m.heads * m.head_dim + head * share * m.head_dim];
+        tile.skipped = 0;
+        tile.tree_slots = span_tile.nodes ? paths.slots() : nullptr;
+        tile.tree_first = span_tile.nodes ? paths.firsts() + span_tile.first : nullptr;
+        tile.context = span.start + span.rows - span.nodes;
+        tile.out = &t.attended[span_tile.first * m.heads * m.head_dim + head * group * m.head_dim];
         tile.out_stride = m.heads * m.head_dim;
-        Scratch::grow(room, attend_room(tile.rows * share, tile.dim));
-        k.attend(tile, room.data());
+        StepScratch::grow(memory, attend_scratch_floats(tile.rows * group, tile.dim));
+        k.attend(tile, memory.data());
     }
 
     void feed_forward(const Layer& layer) {
-        norm_rows(layer.ffn_norm);
+        normalize_rows(layer.ffn_norm);
         linear(*layer.gate_up, t.normed, s.rows, t.gate_up.data());
         by_rows(team, s.rows, 2 * m.ffn, [&](int64_t row) {
-            k.gate(&t.gate_up[row * 2 * m.ffn], m.ffn, m.gelu != 0, &t.gated[row * m.ffn]);
+            k.glu(&t.gate_up[row * 2 * m.ffn], m.ffn, m.gelu != 0, &t.gated[row * m.ffn]);
         });
-        linear(*layer.down, t.gated, s.rows, t.mixed.data());
-        add_mixed(layer.ffn_post_norm);
+        linear(*layer.down, t.gated, s.rows, t.projected.data());
+        add_residual(layer.ffn_post_norm);
     }
 
     void head() {
-        by_rows(team, s.wanted_count, m.width, [&](int64_t i) {
-            k.norm(&t.states[s.wanted[i] * m.width], m.norm, m.eps, m.width, &t.normed[i * m.width]);
+        by_rows(team, s.logit_row_count, m.width, [&](int64_t i) {
+            k.norm(&t.states[s.logit_rows[i] * m.width], m.norm, m.eps, m.width, &t.normed[i * m.width]);
         });
-        if (s.wanted_count > 0) linear(*m.head, t.normed, s.wanted_count, s.logits);
+        if (s.logit_row_count > 0) linear(*m.head, t.normed, s.logit_row_count, s.logits);
         const int64_t vocab = m.head->outputs;
-        by_rows(team, s.wanted_count, vocab, [&](int64_t i) { s.likeliest[i] = first_largest(s.logits + i * vocab, vocab); });
+        by_rows(team, s.logit_row_count, vocab, [&](int64_t i) { s.argmax[i] = argmax(s.logits + i * vocab, vocab); });
     }
 
     const Model& m;
     const Step& s;
     const Kernels& k;
     Team team;
-    Scratch& t;
-    Paths paths;
-    std::vector<Piece> pieces;
-    int64_t products = 0;  // of attention in one layer
+    StepScratch& t;
+    TreePaths paths;
+    std::vector<SpanTile> span_tiles;
+    int64_t products = 0;  // multiplications of attention in one layer
 };
 
 }  // namespace
 }  // namespace foretell
 
-FORETELL_API int64_t foretell_step(const foretell::Model* model, const foretell::Step* step, int threads) {
+FORETELL_API int64_t foretell_forward(const foretell::Model* model, const foretell::Step* step, int threads) {
     using namespace foretell;
     return entry([&]() -> int64_t {
         try {
-            Run(*model, *step, threads, scratch<Scratch>()).whole();
-        } catch (const Parted&) {  // the callback keeps its error, and Python raises it
+            ForwardStep(*model, *step, threads, scratch<StepScratch>()).run();
+        } catch (const AllReduceFailed&) {  // the callback keeps the error, and Python raises it
         }
         return 0;
     });

@@ -1,4 +1,4 @@
-// AVX-512 with VNNI: 64 products and their sums in one instruction.
+// Kernels for AVX-512 VNNI, which multiplies and adds 64 bytes per instruction.
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-// From here on, and in nothing of the system's: a copy of it compiled like this could end up in use elsewhere.
+// Only from here on, not in system headers: inline functions compiled for this target could be linked elsewhere.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
 #else
@@ -25,7 +25,7 @@ namespace foretell {
 namespace {
 
 constexpr int kLanes = 16, kHalves = kBlock / kLanes, kHalfBytes = kLanes * kStep;
-constexpr int kMostRows = 5;  // as many as the registers hold the sums of
+constexpr int kMostRows = 5;  // rows whose sums fit into registers
 
 FORETELL_INLINE __m512i repeat4(const int8_t* values) {
     int32_t four;
@@ -88,50 +88,51 @@ struct Int4 {
     static FORETELL_INLINE __m512 finished(__m512 sum, const Weights&, int64_t) { return sum; }
 };
 
-template <class Kind>
+template <class Format>
 FORETELL_INLINE void store(const Weights& weights, __m512 sum, int64_t output, float* y) {
     const int64_t valid = weights.outputs - output;
     const __mmask16 mask = valid >= kLanes ? 0xffff : valid <= 0 ? 0 : (1u << valid) - 1;
-    sum = Kind::finished(sum, weights, output);
+    sum = Format::finished(sum, weights, output);
     if (weights.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, weights.bias + output));
     _mm512_mask_storeu_ps(y + output, mask, sum);
 }
 
-template <class Kind, int R>
-void few_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Ahead ahead, float* y) {
-    const uint8_t* packed = weights.packed + block * rows.groups * Kind::kBytes;
+template <class Format, int R>
+void row_tile(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Prefetch prefetch, float* y) {
+    const uint8_t* packed = weights.packed + block * rows.groups * Format::kBytes;
     const int64_t stride = rows.groups * kGroup;
     __m512 sum[R][kHalves];
     for (int r = 0; r < R; ++r)
         for (int h = 0; h < kHalves; ++h) sum[r][h] = _mm512_setzero_ps();
-    for (int64_t g = 0; g < rows.groups; ++g, packed += Kind::kBytes) {
+    for (int64_t g = 0; g < rows.groups; ++g, packed += Format::kBytes) {
         const int64_t at = row * rows.groups + g;
         __m512i product[R][kHalves];
         for (int r = 0; r < R; ++r)
             for (int h = 0; h < kHalves; ++h) product[r][h] = _mm512_set1_epi32(rows.offsets[at + r * rows.groups]);
-        ahead.fetch();
-        Kind::multiply(packed, rows.values + at * kGroup, stride, product);
+        prefetch.fetch();
+        Format::multiply(packed, rows.values + at * kGroup, stride, product);
         for (int r = 0; r < R; ++r)
             for (int h = 0; h < kHalves; ++h) {
                 const __m512 whole = _mm512_cvtepi32_ps(product[r][h]);
-                sum[r][h] = _mm512_add_ps(sum[r][h], Kind::scaled(whole, packed, h, rows.scales[at + r * rows.groups]));
+                sum[r][h] = _mm512_add_ps(sum[r][h], Format::scaled(whole, packed, h, rows.scales[at + r * rows.groups]));
             }
     }
     for (int r = 0; r < R; ++r)
         for (int h = 0; h < kHalves; ++h)
-            store<Kind>(weights, sum[r][h], block * kBlock + h * kLanes, y + (row + r) * weights.outputs);
+            store<Format>(weights, sum[r][h], block * kBlock + h * kLanes, y + (row + r) * weights.outputs);
 }
 
-template <class Kind>
+template <class Format>
 void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t stop, int64_t block, float* y) {
-    static constexpr FewRows few[kMostRows] = {few_rows<Kind, 1>, few_rows<Kind, 2>, few_rows<Kind, 3>,
-                                               few_rows<Kind, 4>, few_rows<Kind, 5>};
-    in_turns(few, weights, rows, first, stop, block, Kind::kBytes, y);
+    static constexpr RowTile tile_kernels[kMostRows] = {row_tile<Format, 1>, row_tile<Format, 2>, row_tile<Format, 3>,
+                                               row_tile<Format, 4>, row_tile<Format, 5>};
+    for_row_tiles(tile_kernels, weights, rows, first, stop, block, Format::kBytes, y);
 }
 
 }  // namespace
 
-const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, turn, gate, attend, best};
+const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend,
+                           argmax_softmax};
 
 }  // namespace foretell
 

@@ -1,1 +1,1 @@
-"""The same operations on a CUDA device, in Triton. The torch functions beside this folder define them."""
+"""Triton implementations of the kernels for CUDA devices. The torch functions in `foretell.kernels` define them."""

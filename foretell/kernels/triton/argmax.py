@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The end of a step: logits in float32, and the likeliest token of each row, for the host to read."""
+"""The end of a step: logits in float32 and the argmax of each row, for the host to read."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .sample import first_of_largest
+from .sample import first_argmax
 
-BLOCK = 8192  # as many as registers hold: a program waits for memory once for each block
+BLOCK = 8192  # logits in registers at once; a program waits for memory once per block
 
 
 @triton.jit
-def _finish(logits, out, tokens, stride, vocab, BLOCK: tl.constexpr):
-    """One row."""
+def _argmax_kernel(logits, out, tokens, stride, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
-    place = i
+    index = i
     for begin in range(0, vocab, BLOCK):
-        real = begin + i < vocab
-        x = tl.load(logits + row * stride + begin + i, mask=real, other=float("-inf")).to(tl.float32)
-        tl.store(out + row * vocab + begin + i, x, mask=real)
-        place = tl.where(x > best, begin + i, place)
+        valid = begin + i < vocab
+        x = tl.load(logits + row * stride + begin + i, mask=valid, other=float("-inf")).to(tl.float32)
+        tl.store(out + row * vocab + begin + i, x, mask=valid)
+        index = tl.where(x > best, begin + i, index)
         best = tl.maximum(best, x)
-    _, token = first_of_largest(best, place)
+    _, token = first_argmax(best, index)
     tl.store(tokens + row, token)
 
 
-def finish(logits: Tensor, out: Tensor, tokens: Tensor) -> None:
-    """logits [rows, vocab] to `out` in float32, and the first of the largest of each row to `tokens` [rows], int32.
+def argmax_logits(logits: Tensor, out: Tensor, tokens: Tensor) -> None:
+    """Write logits [rows, vocab] to `out` in float32 and their argmax, the first of equals, to `tokens` [rows], int32.
 
-    `tokens` may lie in pinned memory of the host: it is there when the device is done.
+    `tokens` may be pinned host memory, valid once the stream has finished.
     """
     rows, vocab = logits.shape
     block = max(64, min(BLOCK, triton.next_power_of_2(vocab)))
-    _finish[(rows,)](logits, out, tokens, logits.stride(0), vocab, BLOCK=block, num_warps=16 if block == BLOCK else 4)
+    warps = 16 if block == BLOCK else 4
+    _argmax_kernel[(rows,)](logits, out, tokens, logits.stride(0), vocab, BLOCK=block, num_warps=warps)

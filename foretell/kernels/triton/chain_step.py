@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A row's token, the likeliest or one that is drawn, how sure the model is of it, and the row that runs it next."""
+"""One step of a draft chain on the device: pick a token and its confidence, and set up the row that runs it next."""
 
 from __future__ import annotations
 
@@ -9,106 +9,116 @@ import triton.language as tl
 from torch import Tensor
 
 from .row_tables import RowTables
-from .sample import BLOCK as RACING
-from .sample import DIGITS, drawn, first_of_largest
+from .sample import BLOCK as RACE_BLOCK
+from .sample import DIGITS, first_argmax, sample_row
 
-BLOCK = 8192  # as many as registers hold: a program waits for memory once for each block
-NOTHING: tl.constexpr = tl.constexpr(-1e30)  # what is forbidden weighs as much: differences stay numbers
+BLOCK = 8192  # logits in registers at once; a program waits for memory once per block
+MASKED_LOGIT: tl.constexpr = tl.constexpr(-1e30)  # stands for -inf, so that differences are finite
 
-# Read and written number by number, at places that hang on the sizes: they need no kernels of their own.
-SINGLE = (
-    "words", "settings", "tokens_out", "sure_out", "last", "positions", "pages", "ends",
-    "tokens", "next_positions", "slots", "limits", "reaches", "wanted", "tiles",
+# Accessed element by element at offsets that depend on the sizes: no need to specialize on their alignment.
+SCALAR_ACCESS = (
+    "setting_words", "settings", "tokens_out", "confidences_out", "logit_rows", "positions", "pages", "page_ends",
+    "tokens", "next_positions", "slots", "key_limits", "visible_keys", "next_logit_rows", "tiles",
 )  # fmt: skip
 
 
 @triton.jit
-def _likeliest(scores, vocab, coolness, BLOCK: tl.constexpr):
-    """The largest score, the first token that has it, and what all weigh against that one, differences taken times
-    `coolness`. Lanes go by themselves and meet at the end."""
+def _argmax_and_sum(scores, vocab, inverse_temperature, BLOCK: tl.constexpr):
+    """Return the largest score, its first index and the softmax denominator relative to it.
+
+    Each lane keeps a running maximum and sum (online softmax); the lanes are combined at the end.
+    """
     i = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)  # of a lane, over its own best
-    place = i
+    total = tl.zeros([BLOCK], tl.float32)  # per lane, relative to its own maximum
+    index = i
     for begin in range(0, vocab, BLOCK):
         x = tl.load(scores + begin + i, mask=begin + i < vocab, other=float("-inf")).to(tl.float32)
-        less = tl.exp(-tl.abs(tl.maximum(x, NOTHING) - tl.maximum(best, NOTHING)) * coolness)
-        total = tl.where(x > best, total * less + 1.0, total + less)
-        place = tl.where(x > best, begin + i, place)
+        decay = tl.exp(-tl.abs(tl.maximum(x, MASKED_LOGIT) - tl.maximum(best, MASKED_LOGIT)) * inverse_temperature)
+        total = tl.where(x > best, total * decay + 1.0, total + decay)
+        index = tl.where(x > best, begin + i, index)
         best = tl.maximum(best, x)
-    high, token = first_of_largest(best, place)
-    less = tl.exp((tl.maximum(best, NOTHING) - tl.maximum(high, NOTHING)) * coolness)
-    return high, token, tl.sum(total * less, 0)
+    high, token = first_argmax(best, index)
+    decay = tl.exp((tl.maximum(best, MASKED_LOGIT) - tl.maximum(high, MASKED_LOGIT)) * inverse_temperature)
+    return high, token, tl.sum(total * decay, 0)
 
 
 @triton.jit
-def _by_settings(scores, vocab, words, settings, row, BLOCK: tl.constexpr, RACING: tl.constexpr, DIGITS: tl.constexpr):
-    """The token of a row, drawn where its temperature is above 0, and its share at that temperature. It is one of all
-    tokens: where top-k, top-p or min-p leave some out, the token was drawn with a larger one."""
-    warmth = tl.load(settings + row * 6 + 2)
-    coolness = 1.0 / tl.where(warmth > 0, warmth, 1.0)
-    peak, token, total = _likeliest(scores, vocab, coolness, BLOCK)
-    share = 1.0 / total
-    if warmth > 0:
-        token = drawn(scores, vocab, peak, words, settings, row, RACING, DIGITS)
-        share *= tl.exp((tl.load(scores + token).to(tl.float32) - peak) * coolness)
-    return token, share
+def _sample_with_confidence(
+    scores, vocab, setting_words, settings, row, BLOCK: tl.constexpr, RACE_BLOCK: tl.constexpr, DIGITS: tl.constexpr
+):
+    """Return the token of a row, sampled if its temperature is above 0, and its probability at that temperature.
+
+    The probability is over all tokens: top-k, top-p and min-p are not applied to it.
+    """
+    temperature = tl.load(settings + row * 6 + 2)
+    inverse_temperature = 1.0 / tl.where(temperature > 0, temperature, 1.0)
+    peak, token, total = _argmax_and_sum(scores, vocab, inverse_temperature, BLOCK)
+    confidence = 1.0 / total
+    if temperature > 0:
+        token = sample_row(scores, vocab, peak, setting_words, settings, row, RACE_BLOCK, DIGITS)
+        confidence *= tl.exp((tl.load(scores + token).to(tl.float32) - peak) * inverse_temperature)
+    return token, confidence
 
 
-@triton.jit(do_not_specialize_on_alignment=SINGLE)
-def _pick(
-    logits, words, settings, tokens_out, sure_out, last, positions, pages, ends, stride, vocab, most_pages,
-    tokens, next_positions, slots, limits, reaches, wanted, tiles,
-    PAGE: tl.constexpr, DRAWS: tl.constexpr, BLOCK: tl.constexpr, RACING: tl.constexpr, DIGITS: tl.constexpr,
+@triton.jit(do_not_specialize_on_alignment=SCALAR_ACCESS)
+def _chain_step_kernel(
+    logits, setting_words, settings, tokens_out, confidences_out, logit_rows, positions, pages, page_ends,
+    stride, vocab, most_pages,
+    tokens, next_positions, slots, key_limits, visible_keys, next_logit_rows, tiles,
+    PAGE: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr, RACE_BLOCK: tl.constexpr, DIGITS: tl.constexpr,
 ):  # fmt: skip
-    """One sequence."""
+    """Process one sequence."""
     seq = tl.program_id(0)
     scores = logits + seq.to(tl.int64) * stride
-    if DRAWS:
-        token, sure = _by_settings(scores, vocab, words, settings, seq, BLOCK, RACING, DIGITS)
+    if SAMPLES:
+        token, confidence = _sample_with_confidence(
+            scores, vocab, setting_words, settings, seq, BLOCK, RACE_BLOCK, DIGITS
+        )
     else:
-        _, token, total = _likeliest(scores, vocab, 1.0, BLOCK)
-        sure = 1.0 / total
+        _, token, total = _argmax_and_sum(scores, vocab, 1.0, BLOCK)
+        confidence = 1.0 / total
     tl.store(tokens_out + seq, token.to(tl.float32))
-    tl.store(sure_out + seq, sure)
-    position = tl.load(positions + tl.load(last + seq)) + 1
-    runs = position < tl.load(ends + seq)
-    page = tl.load(pages + seq * most_pages + position // PAGE, mask=runs, other=0)
+    tl.store(confidences_out + seq, confidence)
+    position = tl.load(positions + tl.load(logit_rows + seq)) + 1
+    is_running = position < tl.load(page_ends + seq)
+    page = tl.load(pages + seq * most_pages + position // PAGE, mask=is_running, other=0)
     tl.store(tokens + seq, token)
-    tl.store(next_positions + seq, position)  # where it does not run it stays behind the end
-    tl.store(slots + seq, tl.where(runs, page * PAGE + position % PAGE, -1))
-    tl.store(limits + seq, position + 1)
-    tl.store(reaches + seq, tl.where(runs, position + 1, 0))
-    tl.store(wanted + seq, seq)
+    tl.store(next_positions + seq, position)  # a finished sequence stays past its end
+    tl.store(slots + seq, tl.where(is_running, page * PAGE + position % PAGE, -1))
+    tl.store(key_limits + seq, position + 1)
+    tl.store(visible_keys + seq, tl.where(is_running, position + 1, 0))
+    tl.store(next_logit_rows + seq, seq)
     tl.store(tiles + seq * 6, seq)
     tl.store(tiles + seq * 6 + 1, 1)
     tl.store(tiles + seq * 6 + 2, seq)
-    tl.store(tiles + seq * 6 + 3, tl.where(runs, position + 1, 0))
+    tl.store(tiles + seq * 6 + 3, tl.where(is_running, position + 1, 0))
     tl.store(tiles + seq * 6 + 4, 0)
     tl.store(tiles + seq * 6 + 5, position + 1)
 
 
-def pick_next(
+def chain_step(
     logits: Tensor,
     rows: RowTables,
-    ends: Tensor,
-    following: RowTables,
-    found: Tensor,
+    page_ends: Tensor,
+    next_rows: RowTables,
+    out: Tensor,
     page_size: int,
     settings: Tensor | None = None,
 ) -> None:
-    """Of logits [sequences, vocab] a token each, and how sure that is, to found [2, sequences]: the likeliest, or where
-    there are `settings` [sequences, FIELDS] what `choose_tokens` chooses by them.
+    """Pick one token per row of logits [sequences, vocab] and write it and its confidence to `out` [2, sequences].
 
-    `found` may lie in pinned memory of the host. `following` becomes the tables of the rows that run these tokens; a
-    sequence whose next place is not before its end runs no more.
+    It is the argmax or, with `settings` [sequences, FIELDS], what `sample_tokens` samples. `out` may be pinned host
+    memory. `next_rows` becomes the tables of the rows that run these tokens; a sequence whose next position is not
+    before its `page_ends` stops.
     """
     vocab = logits.shape[1]
     block = max(64, min(BLOCK, triton.next_power_of_2(vocab)))
-    words, floats = (ends, ends) if settings is None else (settings, settings.view(torch.float32))
-    _pick[(len(logits),)](
-        logits, words, floats, found[0], found[1], rows.wanted, rows.positions, rows.pages, ends, logits.stride(0),
-        vocab, rows.pages.shape[1], following.tokens, following.positions, following.slots, following.limits,
-        following.reaches, following.wanted, following.tiles, PAGE=page_size, DRAWS=settings is not None,
-        BLOCK=block, RACING=min(block, RACING), DIGITS=DIGITS, num_warps=16 if block == BLOCK else 4,
+    setting_words, floats = (page_ends, page_ends) if settings is None else (settings, settings.view(torch.float32))
+    _chain_step_kernel[(len(logits),)](
+        logits, setting_words, floats, out[0], out[1], rows.logit_rows, rows.positions, rows.pages, page_ends,
+        logits.stride(0),
+        vocab, rows.pages.shape[1], next_rows.tokens, next_rows.positions, next_rows.slots, next_rows.key_limits,
+        next_rows.visible_keys, next_rows.logit_rows, next_rows.tiles, PAGE=page_size, SAMPLES=settings is not None,
+        BLOCK=block, RACE_BLOCK=min(block, RACE_BLOCK), DIGITS=DIGITS, num_warps=16 if block == BLOCK else 4,
     )  # fmt: skip

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Whole numbers from pinned memory of the host to the device by a kernel, so that a recorded graph begins with it."""
+"""A copy from pinned host memory by a kernel, so that it can be the first node of a captured CUDA graph."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
+BLOCK = 1024  # elements per program
 
 
 @triton.jit(do_not_specialize=["count"])
-def _fetch(source, target, count, BLOCK: tl.constexpr):
+def _copy_from_host_kernel(source, target, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + i, tl.load(source + i, mask=i < count), mask=i < count)
 
 
-def fetch(source: Tensor, target: Tensor) -> None:
-    """Both flat and as long as each other. The host must not write to `source` before the device is done."""
-    _fetch[(triton.cdiv(len(target), BLOCK),)](source, target, len(target), BLOCK=BLOCK, num_warps=4)
+def copy_from_host(source: Tensor, target: Tensor) -> None:
+    """Copy `source` to `target`, 1-D and equally long. The host must not write `source` before the stream is done."""
+    _copy_from_host_kernel[(triton.cdiv(len(target), BLOCK),)](source, target, len(target), BLOCK=BLOCK, num_warps=4)

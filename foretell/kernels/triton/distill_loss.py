@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What training descends, row by row: a loss and its gradient by logit from one reading of logits and goals."""
+"""Distillation loss and its gradient with respect to the logits, from one pass over logits and targets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_OUTPUTS = 16_384  # of a row, all of which lies in registers at once
-LANES = 512  # of them a warp takes
+MAX_OUTPUTS = 16_384  # logits of a row, which stay in registers
+LANES = 512  # logits per warp
 
 
 @dataclass(frozen=True)
-class Parts:
-    """How much each part of the loss weighs; `lk` adds KL and total variation by how good guesses are."""
+class LossWeights:
+    """Weights of the terms of the loss; `lk` adds KL and total variation, mixed by the acceptance rate of the row."""
 
     kl: float
     tv: float
@@ -26,59 +26,60 @@ class Parts:
 
 
 @triton.jit
-def _slope(
-    logits, probs, which, labels, weights, slopes, losses, alphas, guesses, outputs, kl_part, tv_part, ce_part,
+def _distill_loss_kernel(
+    logits, probs, target_rows, labels, weights, grads, losses, acceptances, argmaxes, outputs,
+    kl_weight, tv_weight, ce_weight,
     sharpness, LK: tl.constexpr, CE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row; logits and slopes may be the same memory."""
+    """Process one row; `logits` and `grads` may be the same memory."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    real = i < outputs
-    x = tl.load(logits + row * outputs + i, mask=real, other=float("-inf")).to(tl.float32)
-    p = tl.load(probs + tl.load(which + row) * outputs + i, mask=real, other=0.0).to(tl.float32)
-    most = tl.max(x, 0)
-    e = tl.exp(x - most)
+    valid = i < outputs
+    x = tl.load(logits + row * outputs + i, mask=valid, other=float("-inf")).to(tl.float32)
+    p = tl.load(probs + tl.load(target_rows + row) * outputs + i, mask=valid, other=0.0).to(tl.float32)
+    peak = tl.max(x, 0)
+    e = tl.exp(x - peak)
     total = tl.sum(e, 0)
     q = e / total
-    log_q = tl.where(real, x - most - tl.log(total), 0.0)
+    log_q = tl.where(valid, x - peak - tl.log(total), 0.0)
     kl = tl.sum(p * (tl.log(tl.where(p > 0, p, 1.0)) - log_q), 0)
-    alpha = tl.sum(tl.minimum(p, q), 0)
-    by_kl, by_tv = kl_part, tv_part
+    acceptance = tl.sum(tl.minimum(p, q), 0)
+    kl_total, tv_total = kl_weight, tv_weight
     if LK:
-        share = tl.exp(-sharpness * alpha)
-        by_kl, by_tv = by_kl + share, by_tv + 1 - share
+        kl_share = tl.exp(-sharpness * acceptance)
+        kl_total, tv_total = kl_total + kl_share, tv_total + 1 - kl_share
     below = tl.where(q < p, q, 0.0)
-    loss = by_kl * kl + by_tv * (1 - alpha)
-    slope = (by_kl * tl.sum(p, 0) + by_tv * tl.sum(below, 0)) * q - by_kl * p - by_tv * below
+    loss = kl_total * kl + tv_total * (1 - acceptance)
+    grad = (kl_total * tl.sum(p, 0) + tv_total * tl.sum(below, 0)) * q - kl_total * p - tv_total * below
     if CE:
         label = tl.load(labels + row)
-        part = tl.where(label >= 0, ce_part, 0.0)
-        mine = i == label
-        loss -= part * tl.sum(tl.where(mine, log_q, 0.0), 0)
-        slope += part * q - tl.where(mine, part, 0.0)
+        label_weight = tl.where(label >= 0, ce_weight, 0.0)
+        is_label = i == label
+        loss -= label_weight * tl.sum(tl.where(is_label, log_q, 0.0), 0)
+        grad += label_weight * q - tl.where(is_label, label_weight, 0.0)
     weight = tl.load(weights + row)
-    tl.store(slopes + row * outputs + i, (slope * weight).to(slopes.dtype.element_ty), mask=real)
+    tl.store(grads + row * outputs + i, (grad * weight).to(grads.dtype.element_ty), mask=valid)
     tl.store(losses + row, loss * weight)
-    tl.store(alphas + row, alpha)
-    tl.store(guesses + row, tl.argmax(x, 0).to(tl.int64))
+    tl.store(acceptances + row, acceptance)
+    tl.store(argmaxes + row, tl.argmax(x, 0).to(tl.int64))
 
 
-def slope_of(
-    logits: Tensor, probs: Tensor, which: Tensor, label: Tensor, weight: Tensor, parts: Parts
+def distill_loss(
+    logits: Tensor, probs: Tensor, target_rows: Tensor, label: Tensor, weight: Tensor, terms: LossWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, chances to stand and guesses of rows [n, outputs], goals being `probs[which]`.
+    """Return loss, acceptance probability and argmax of each row of logits [n, outputs].
 
-    The gradient takes the logits' place.
+    The target distribution of row i is `probs[target_rows[i]]`. The gradient overwrites the logits.
     """
     count, outputs = logits.shape
-    assert outputs <= MOST_OUTPUTS and logits.is_contiguous() and probs.is_contiguous()
-    loss, alpha = (torch.empty(count, dtype=torch.float32, device=logits.device) for _ in range(2))
-    guess = torch.empty(count, dtype=torch.int64, device=logits.device)
+    assert outputs <= MAX_OUTPUTS and logits.is_contiguous() and probs.is_contiguous()
+    loss, acceptance = (torch.empty(count, dtype=torch.float32, device=logits.device) for _ in range(2))
+    argmax = torch.empty(count, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(outputs)
     if count:
-        _slope[(count,)](
-            *(logits, probs, which, label, weight.float(), logits, loss, alpha, guess, outputs),
-            *(parts.kl, parts.tv, parts.ce, parts.sharpness, parts.lk, parts.ce > 0, block),
+        _distill_loss_kernel[(count,)](
+            *(logits, probs, target_rows, label, weight.float(), logits, loss, acceptance, argmax, outputs),
+            *(terms.kl, terms.tv, terms.ce, terms.sharpness, terms.lk, terms.ce > 0, block),
             num_warps=max(4, min(32, block // LANES)),
         )
-    return loss, alpha, guess
+    return loss, acceptance, argmax

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A head's next token, found and noted where its logits are: the likeliest, or the one that wins its text's race."""
+"""The next draft token of a head on the device: the argmax, or a sample by the exponential race (Gumbel-max)."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .sample import exponential, first_of_largest, largest
+from .sample import argmax_row, exponential, first_argmax
 
-BLOCK = 4096
+BLOCK = 4096  # logits in registers at once
 
 
 @triton.jit
-def _total(scores, count, peak, heat, BLOCK: tl.constexpr):
-    """What all scores weigh against the largest."""
+def _softmax_sum(scores, count, peak, temperature, BLOCK: tl.constexpr):
+    """Return the softmax denominator relative to the peak."""
     i = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, count, BLOCK):
         x = tl.load(scores + begin + i, mask=begin + i < count, other=float("-inf")).to(tl.float32)
-        total += tl.exp(x / heat - peak / heat)
+        total += tl.exp(x / temperature - peak / temperature)
     return tl.sum(total, 0)
 
 
 @triton.jit
-def _race(scores, ids, count, peak, heat, total, key, probs, BLOCK: tl.constexpr):
-    """Who wins; what each was drawn with is left in `probs`."""
+def _exponential_race(scores, ids, count, peak, temperature, total, key, probs, BLOCK: tl.constexpr):
+    """Return the index of the sampled logit and store the distribution in `probs`."""
     i = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], -1.0, tl.float32)
-    place = i
+    index = i
     for begin in range(0, count, BLOCK):
-        real = begin + i < count
-        x = tl.load(scores + begin + i, mask=real, other=float("-inf")).to(tl.float32)
-        prob = tl.exp(x / heat - peak / heat) / total
-        tl.store(probs + begin + i, prob, mask=real)
-        speed = tl.div_rn(prob, exponential(key, tl.load(ids + begin + i, mask=real, other=0)))
-        speed = tl.where(real, speed, -1.0)
-        place = tl.where(speed > best, begin + i, place)
-        best = tl.maximum(best, speed)
-    _, winner = first_of_largest(best, place)
+        valid = begin + i < count
+        x = tl.load(scores + begin + i, mask=valid, other=float("-inf")).to(tl.float32)
+        prob = tl.exp(x / temperature - peak / temperature) / total
+        tl.store(probs + begin + i, prob, mask=valid)
+        score = tl.div_rn(prob, exponential(key, tl.load(ids + begin + i, mask=valid, other=0)))
+        score = tl.where(valid, score, -1.0)
+        index = tl.where(score > best, begin + i, index)
+        best = tl.maximum(best, score)
+    _, winner = first_argmax(best, index)
     return winner
 
 
@@ -51,55 +51,61 @@ def _one_hot(probs, count, only, BLOCK: tl.constexpr):
         tl.store(probs + begin + i, (begin + i == only).to(tl.float32), mask=begin + i < count)
 
 
-@triton.jit(do_not_specialize=["key_stride"], do_not_specialize_on_alignment=["tokens", "told", "sure", "keys"])
-def _guess(
-    logits, ids, heats, keys, tokens, told, sure, probs, stride, key_stride, count,
-    DRAWS: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["key_stride"], do_not_specialize_on_alignment=["tokens", "out", "confidences", "keys"])
+def _draft_sample_kernel(
+    logits, ids, temperatures, keys, tokens, out, confidences, probs, stride, key_stride, count,
+    SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One text."""
-    text = tl.program_id(0)
-    scores = logits + text.to(tl.int64) * stride
-    peak, at = largest(scores, count, BLOCK)
-    heat = tl.full((), 0.0, tl.float32)
-    if DRAWS:
-        heat = tl.load(heats + text)
-    warmth = tl.where(heat > 0, tl.maximum(heat, 1e-6), 1.0)
-    total = _total(scores, count, peak, warmth, BLOCK)
-    share = 1.0 / total
-    if DRAWS:
-        own = probs + text.to(tl.int64) * count
-        if heat > 0:
-            key = tl.load(keys + text * key_stride).to(tl.uint64, bitcast=True)
-            at = _race(scores, ids, count, peak, warmth, total, key, own, BLOCK)
-            x = tl.load(scores + at).to(tl.float32)
-            share = tl.exp(x / warmth - peak / warmth) / total
+    """Process one sequence."""
+    seq = tl.program_id(0)
+    scores = logits + seq.to(tl.int64) * stride
+    peak, best = argmax_row(scores, count, BLOCK)
+    temperature = tl.full((), 0.0, tl.float32)
+    if SAMPLES:
+        temperature = tl.load(temperatures + seq)
+    divisor = tl.where(temperature > 0, tl.maximum(temperature, 1e-6), 1.0)
+    total = _softmax_sum(scores, count, peak, divisor, BLOCK)
+    confidence = 1.0 / total
+    if SAMPLES:
+        seq_probs = probs + seq.to(tl.int64) * count
+        if temperature > 0:
+            key = tl.load(keys + seq * key_stride).to(tl.uint64, bitcast=True)
+            best = _exponential_race(scores, ids, count, peak, divisor, total, key, seq_probs, BLOCK)
+            x = tl.load(scores + best).to(tl.float32)
+            confidence = tl.exp(x / divisor - peak / divisor) / total
         else:
-            _one_hot(own, count, at, BLOCK)
-    token = tl.load(ids + at)
-    tl.store(tokens + text, token)
-    tl.store(told + text, token.to(tl.float32))
-    tl.store(sure + text, share)
+            _one_hot(seq_probs, count, best, BLOCK)
+    token = tl.load(ids + best)
+    tl.store(tokens + seq, token)
+    tl.store(out + seq, token.to(tl.float32))
+    tl.store(confidences + seq, confidence)
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What each text draws with: `heats` [texts], 0 where it does not, and `keys` [texts] of noise; `probs` [texts,
-    outputs] take what was drawn from."""
+class DraftSampling:
+    """Sampling inputs: `temperatures` [sequences], 0 for greedy, and noise `keys` [sequences].
 
-    heats: Tensor
+    The draft distribution goes to `probs` [sequences, outputs].
+    """
+
+    temperatures: Tensor
     keys: Tensor
     probs: Tensor
 
 
-def guess(logits: Tensor, ids: Tensor, draw: Draw | None, tokens: Tensor, told: Tensor) -> None:
-    """Of logits [texts, outputs] a token each, by `ids`, to `tokens` [texts]; that and its share to `flush` [2, texts].
+def sample_draft_tokens(
+    logits: Tensor, ids: Tensor, sampling: DraftSampling | None, tokens: Tensor, out: Tensor
+) -> None:
+    """Pick one token per row of logits [sequences, outputs]: the argmax, the first of equals, or a sample.
 
-    Where nothing is drawn it is the likeliest, of equals the first.
+    Its id, by `ids`, goes to `tokens` [sequences]; its id and probability go to `out` [2, sequences].
     """
-    texts, count = logits.shape
+    num_seqs, count = logits.shape
     block = max(64, min(BLOCK, triton.next_power_of_2(count)))
-    heats, keys, probs = (told, ids, told) if draw is None else (draw.heats, draw.keys, draw.probs)
-    _guess[(texts,)](
-        logits, ids, heats, keys, tokens, told[0], told[1], probs, logits.stride(0), keys.stride(0), count,
-        DRAWS=draw is not None, BLOCK=block, num_warps=8,
+    temperatures, keys, probs = (
+        (out, ids, out) if sampling is None else (sampling.temperatures, sampling.keys, sampling.probs)
+    )
+    _draft_sample_kernel[(num_seqs,)](
+        logits, ids, temperatures, keys, tokens, out[0], out[1], probs, logits.stride(0), keys.stride(0), count,
+        SAMPLES=sampling is not None, BLOCK=block, num_warps=8,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the kernels know of a step's rows: whole numbers on the device, of sizes that a recorded graph can keep."""
+"""Tables that describe the rows of a step to the kernels: int32 on the device, with shapes a CUDA graph can keep."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-ROW_FIELDS = 6  # tokens, positions, slots, limits, reaches, wanted
-TILE_FIELDS = 6  # first row, rows, sequence, keys, first part of the keys, place from which keys are those of a path
+ROW_FIELDS = 6  # tokens, positions, slots, key limits, visible keys, logit rows
+TILE_FIELDS = 6  # first row, rows, sequence, keys, first split, position from which keys are read along a path
 
-# Short parts where there are few keys, so that one text keeps the device busy, and the nodes of a tree have few that
-# they cannot share; long ones where there are many.
-SHORT, MIDDLE = 1024, 4096  # up to here parts of 64 keys, up to here of 256, behind of 512
+# A context is split into short pieces at its start, so that one sequence occupies the device and tree nodes have few
+# splits that they cannot share, and into longer ones further on.
+SHORT = 1024  # keys in splits of 64
+MIDDLE = 4096  # keys up to which splits have 256; after it they have 512
 CHEAP_ROWS = 96  # rows that take little longer than one
-NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
+NO_SPLIT = 0  # `StepShape.splits` of a step in which a program reads all keys of its rows
 
 
-def parts(keys: int) -> int:
-    """How many parts so many keys are cut into."""
+def num_splits(keys: int) -> int:
+    """Return the number of splits of a context of `keys` keys."""
     if keys <= SHORT:
         return -(-keys // 64)
     if keys <= MIDDLE:
@@ -26,8 +27,8 @@ def parts(keys: int) -> int:
     return 28 + -(-(keys - MIDDLE) // 512)
 
 
-def whole_parts(keys: int) -> int:
-    """How many parts end before so many keys do, or with them."""
+def full_splits(keys: int) -> int:
+    """Return the number of splits that lie entirely within the first `keys` keys."""
     if keys <= SHORT:
         return keys // 64
     if keys <= MIDDLE:
@@ -35,44 +36,46 @@ def whole_parts(keys: int) -> int:
     return 28 + (keys - MIDDLE) // 512
 
 
-def begin(part: int) -> int:
-    """Where a part begins."""
-    if part < 16:
-        return part * 64
-    return SHORT + (part - 16) * 256 if part < 28 else MIDDLE + (part - 28) * 512
+def split_start(split: int) -> int:
+    """Return the first key of a split."""
+    if split < 16:
+        return split * 64
+    return SHORT + (split - 16) * 256 if split < 28 else MIDDLE + (split - 28) * 512
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How large a step's tables are: steps of the same sizes run the same kernels on the same grids."""
+class StepShape:
+    """The shape of a step's tables. Steps of the same shape run the same kernels on the same grids."""
 
     rows: int
     tiles: int
-    height: int  # rows of a tile times the query heads that share a key head, at most
-    splits: int  # parts the keys are cut into; 0: one program reads them all
-    deep: int = 0  # nodes of a row's path, at most, where some draft is a tree
-    nodes: int = 0  # further tiles, of a single node each
+    tile_height: int  # upper bound of the rows of a tile times the query heads per KV head
+    splits: int  # splits of the keys; NO_SPLIT: a program reads them all
+    path_length: int = 0  # upper bound of the nodes on a row's path, if a draft is a tree
+    nodes: int = 0  # additional tiles of a single node each
 
     @property
-    def numbers(self) -> int:
-        """How many whole numbers the tables hold."""
-        return self.rows * (ROW_FIELDS + self.deep) + (self.tiles + self.nodes) * TILE_FIELDS
+    def table_size(self) -> int:
+        """Return the number of integers in the tables."""
+        return self.rows * (ROW_FIELDS + self.path_length) + (self.tiles + self.nodes) * TILE_FIELDS
 
-    def covers(self, other: Sizes) -> bool:
-        """Whether a step of the others can be filled up to these and takes about as long; what is read and what is
-        written are apart."""
-        if (self.splits == NO_PARTS) != (other.splits == NO_PARTS) or self.rows > max(CHEAP_ROWS, 2 * other.rows):
+    def covers(self, other: StepShape) -> bool:
+        """Return whether a step of shape `other` can be padded to this shape at about the same cost.
+
+        Prefill and decode shapes never cover each other.
+        """
+        if (self.splits == NO_SPLIT) != (other.splits == NO_SPLIT) or self.rows > max(CHEAP_ROWS, 2 * other.rows):
             return False
         return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
 
     @property
     def cost(self) -> tuple[int, ...]:
-        """What tells which of two is cheaper to run."""
-        return self.rows, self.nodes, self.splits, self.tiles, self.height, self.deep
+        """Return a sort key: the smaller of two shapes is cheaper to run."""
+        return self.rows, self.nodes, self.splits, self.tiles, self.tile_height, self.path_length
 
 
-class Places(Protocol):
-    """Where rows stand: in the text, and in a cache."""
+class RowPositions(Protocol):
+    """The positions of rows in their sequences and their slots in a KV cache."""
 
     @property
     def positions(self) -> Tensor:
@@ -80,36 +83,39 @@ class Places(Protocol):
 
     @property
     def slots(self) -> Tensor:
-        """[rows]; -1: a row that is only there to fill up."""
+        """[rows]; -1 for a padded row."""
 
 
 @dataclass(frozen=True)
 class RowTables:
-    """A row sees the keys before its limit. Those of a tree's node lie behind its siblings': where a tile says so, keys
-    from a place on are the ones of the row's path, in its order, as if its path were the text."""
+    """The tables of one step.
 
-    sizes: Sizes
+    A row sees the keys before its limit. The KV of a tree node lies after that of its siblings: from the position that
+    its tile states, keys are read along the row's path, in order, as if the path were the sequence.
+    """
+
+    shape: StepShape
     tokens: Tensor  # [rows]
     positions: Tensor  # [rows]
-    slots: Tensor  # [rows]; -1: a row that is only there to fill up
-    limits: Tensor  # [rows] keys that a row sees
-    reaches: Tensor  # [rows] the same; 0: a row that has ended, of which nothing is joined
-    wanted: Tensor  # [rows] the rows whose logits are wanted
-    tiles: Tensor  # [tiles + nodes, TILE_FIELDS]: rows of one sequence that are attended together; then single nodes
-    paths: Tensor  # [rows, deep]: nodes from the root to the row's own
-    pages: Tensor  # [sequences, most pages]
+    slots: Tensor  # [rows]; -1 for a padded row
+    key_limits: Tensor  # [rows] keys that a row sees
+    visible_keys: Tensor  # [rows] equal to key_limits; 0 for a finished row, for which nothing is merged
+    logit_rows: Tensor  # [rows] indices of the rows whose logits are computed
+    tiles: Tensor  # [tiles + nodes, TILE_FIELDS]: rows of one sequence that attend together, then single nodes
+    paths: Tensor  # [rows, path_length]: nodes from the root to the row's own
+    pages: Tensor  # [sequences, max pages]
 
     @property
-    def reads(self) -> bool:
-        """Whether these rows are a prompt's: nothing was guessed, and each program reads all keys."""
-        return self.sizes.splits == 0
+    def is_prefill(self) -> bool:
+        """Return whether the rows are a prompt without draft tokens, for which each program reads all keys."""
+        return self.shape.splits == 0
 
     @classmethod
-    def over(cls, numbers: Tensor, sizes: Sizes, pages: Tensor) -> RowTables:
-        """The tables in a flat buffer, as `cuda_tables.fill` lays them out."""
-        by_row = numbers[: ROW_FIELDS * sizes.rows].view(ROW_FIELDS, sizes.rows)
-        behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * (sizes.tiles + sizes.nodes)
-        tiles = numbers[ROW_FIELDS * sizes.rows : behind].view(-1, TILE_FIELDS)
-        paths = numbers[behind : sizes.numbers].view(sizes.rows, sizes.deep)
-        tokens, positions, slots, limits, reaches, wanted = by_row
-        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, paths, pages)
+    def over(cls, numbers: Tensor, shape: StepShape, pages: Tensor) -> RowTables:
+        """Return views of a flat buffer in the layout of `runner.cuda.tables.fill`."""
+        by_row = numbers[: ROW_FIELDS * shape.rows].view(ROW_FIELDS, shape.rows)
+        tiles_end = ROW_FIELDS * shape.rows + TILE_FIELDS * (shape.tiles + shape.nodes)
+        tiles = numbers[ROW_FIELDS * shape.rows : tiles_end].view(-1, TILE_FIELDS)
+        paths = numbers[tiles_end : shape.table_size].view(shape.rows, shape.path_length)
+        tokens, positions, slots, key_limits, visible_keys, logit_rows = by_row
+        return cls(shape, tokens, positions, slots, key_limits, visible_keys, logit_rows, tiles, paths, pages)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Between two steps that run one behind the other: the tokens of the first go into the second, and to the host."""
+"""Async scheduling: the sampled tokens of one step become inputs of the next without a round trip to the host."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
-def _take_up(tokens, chosen, landed, rows, count, BLOCK: tl.constexpr):
+def _scatter_tokens_kernel(tokens, sampled, to_host, rows, count, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
-    tl.store(landed + i, tl.load(chosen + i, mask=i < count, other=0).to(tl.int32), mask=i < count)
+    tl.store(to_host + i, tl.load(sampled + i, mask=i < count, other=0).to(tl.int32), mask=i < count)
     token = tl.load(tokens + i, mask=i < rows, other=0)
-    is_open = token < 0
-    tl.store(tokens + i, tl.load(chosen - 1 - token, mask=is_open, other=0).to(tl.int32), mask=is_open)
+    is_placeholder = token < 0
+    tl.store(tokens + i, tl.load(sampled - 1 - token, mask=is_placeholder, other=0).to(tl.int32), mask=is_placeholder)
 
 
-def take_up(tokens: Tensor, chosen: Tensor, landed: Tensor, count: int) -> None:
-    """Of `tokens` [rows] those below 0 become `chosen[-1 - token]`; the first `count` of `chosen` go to `landed`.
+def scatter_tokens(tokens: Tensor, sampled: Tensor, to_host: Tensor, count: int) -> None:
+    """Replace each placeholder t < 0 of `tokens` [rows] by `sampled[-1 - t]`; copy `count` of `sampled` to `to_host`.
 
-    All int32, but `chosen` may be whole numbers in float32. That and `landed` may lie in pinned memory of the host.
+    All are int32, but `sampled` may hold integers as float32. `sampled` and `to_host` may be pinned host memory.
     """
     block = triton.next_power_of_2(max(len(tokens), count))
-    _take_up[(1,)](tokens, chosen, landed, len(tokens), count, BLOCK=block, num_warps=4)
+    _scatter_tokens_kernel[(1,)](tokens, sampled, to_host, len(tokens), count, BLOCK=block, num_warps=4)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The middle of a feed-forward layer."""
+"""Gated activation of a feed-forward layer: SwiGLU or GeGLU, optionally quantized."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from torch import Tensor
 
 from foretell.kernels.quant import QUANT_MAX, QuantFormat, QuantizedRows
 
-from .activation import gated
-from .quant_linear import KINDS, empty_rows, on_grid
+from .activation import apply_glu
+from .quant_linear import FORMAT_CODES, empty_quantized, quantize_row
 
-BLOCK = 1024
+BLOCK = 1024  # columns per program
 
 
 @triton.jit
-def _gate(
-    gate_up, out, scales, width, BLOCK: tl.constexpr, GELU: tl.constexpr, KIND: tl.constexpr, QUANT_MAX: tl.constexpr
+def _glu_kernel(
+    gate_up, out, scales, width, BLOCK: tl.constexpr, GELU: tl.constexpr, FORMAT: tl.constexpr, QUANT_MAX: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = i < width
-    gate = tl.load(gate_up + row * 2 * width + i, mask=real, other=0.0)
-    up = tl.load(gate_up + row * 2 * width + width + i, mask=real, other=0.0)
-    mixed = gated(gate, up, GELU)
-    if KIND == 0:
-        tl.store(out + row * width + i, mixed, mask=real)
+    valid = i < width
+    gate = tl.load(gate_up + row * 2 * width + i, mask=valid, other=0.0)
+    up = tl.load(gate_up + row * 2 * width + width + i, mask=valid, other=0.0)
+    activated = apply_glu(gate, up, GELU)
+    if FORMAT == 0:
+        tl.store(out + row * width + i, activated, mask=valid)
     else:
-        rounded, scale = on_grid(mixed.to(tl.float32), QUANT_MAX, KIND)
-        tl.store(out + row * width + i, rounded, mask=real)
+        quantized, scale = quantize_row(activated.to(tl.float32), QUANT_MAX, FORMAT)
+        tl.store(out + row * width + i, quantized, mask=valid)
         tl.store(scales + row, scale)
 
 
-def gate(gate_up: Tensor, gelu: bool, rounding: QuantFormat | None = None) -> Tensor | QuantizedRows:
-    """gate_up [n, 2 * ffn]: the first half through silu or gelu (by tanh), times the second -> [n, ffn].
+def gated_activation(gate_up: Tensor, gelu: bool, format: QuantFormat | None = None) -> Tensor | QuantizedRows:
+    """Return silu(gate) * up, or with gelu (tanh approximation), for gate_up [n, 2 * ffn] -> [n, ffn].
 
-    With `rounding` in 8 bits; a row's scale is its own, so one program has the whole row.
+    With `format` the result is quantized with one scale per row, so a program processes an entire row.
     """
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
-    rounded = None if rounding is None else empty_rows(n, width, rounding, gate_up.device)
-    out = torch.empty(n, width, dtype=gate_up.dtype, device=gate_up.device) if rounded is None else rounded.values
-    block = BLOCK if rounded is None else triton.next_power_of_2(width)
-    _gate[(n, triton.cdiv(width, block))](
-        gate_up, out, gate_up if rounded is None else rounded.scales, width, BLOCK=block, GELU=gelu,
-        KIND=KINDS[rounding], QUANT_MAX=QUANT_MAX.get(rounding, 1.0), num_warps=max(4, min(16, block // 512)),
+    quantized = None if format is None else empty_quantized(n, width, format, gate_up.device)
+    out = torch.empty(n, width, dtype=gate_up.dtype, device=gate_up.device) if quantized is None else quantized.values
+    block = BLOCK if quantized is None else triton.next_power_of_2(width)
+    _glu_kernel[(n, triton.cdiv(width, block))](
+        gate_up, out, gate_up if quantized is None else quantized.scales, width, BLOCK=block, GELU=gelu,
+        FORMAT=FORMAT_CODES[format], QUANT_MAX=QUANT_MAX.get(format, 1.0), num_warps=max(4, min(16, block // 512)),
     )  # fmt: skip
-    return out if rounded is None else rounded
+    return out if quantized is None else quantized

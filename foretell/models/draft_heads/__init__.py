@@ -1,50 +1,50 @@
-"""Heads: small modules that see the target's states and guess how it goes on. The module trained is the module served.
+"""Draft heads: small modules that read the target's hidden states and draft its next tokens.
 
-How one is made, trained or served alike:
+The module that is trained is the module that is served. Both make one like this:
 
-    head = make_head(config)            # EagleHead, BlockHead, MedusaHead or MtpHead, by the config's class
-    head.draft_ids.copy_(ids)           # where `config.draft_vocab` says there are fewer; rising ids of the target's
+    head = make_head(config)                    # EagleHead, BlockHead, MedusaHead, MtpHead or DistilledHead, by config
+    head.draft_ids.copy_(ids)                   # ascending target token ids, if `config.draft_vocab` is a subset
     head.to(device, dtype)
-    head.borrow(Lender.of(target))      # target: an unprepared `Decoder`; after `to`, before the first forward
-    head.prepare(context)               # the table of turns
-    head.start(generator)               # random weights, to train from; `head.trained()` gives what may be trained
-    write_head(head, folder)            # config.json and model.safetensors, without what is borrowed
-    head = read_head(folder)            # what `write_head` wrote; `borrow` and `prepare` as above
-    part = make_head(config, shard)     # what one of several ranks has of it; `part.meet(ranks)` before it runs
+    head.share_weights(TargetWeights.of(target))  # target: an unprepared `Decoder`; after `to`, before forward
+    head.prepare(context)                       # builds the RoPE table
+    head.init_weights(generator)                # random weights to train; `head.trainable_parameters()` are trained
+    write_head(head, folder)                    # config.json and model.safetensors, without shared weights
+    head = read_head(folder)                    # what `write_head` wrote; then `share_weights` and `prepare`
+    part = make_head(config, shard)             # the part of one tensor-parallel rank; `part.join_ranks(ranks)`
 
-Features are the target's states, [..., taps * target_width]: `Decoder.forward(batch, cache, taps)` gives the list, and
-`cat` along the last dimension is what heads read, in the order of `config.taps`. Taps are canonical: 0 is the
-embedding, L what the last layer gives before the norm. Leading dimensions [...] are free; attention alone mixes rows,
-and it is the caller's: `attend(layer, q, k, v)` gets turned q [..., heads, dim], k and v [..., kv_heads, dim], and
-returns [..., heads, dim]. `config.layer.scale` is what scores are multiplied with, `config.layer.window` how far rows
-look back.
+Hidden states are the target's, [..., hidden layers * target_width]: `Decoder.forward(batch, cache, hidden_layers)`
+returns a list, and heads read it concatenated along the last dimension in the order of `config.hidden_layers`. Index 0
+is the embedding, L the output of the last layer before the final norm. Leading dimensions [...] are free. Only
+attention mixes rows, and the caller implements it: `attend(layer, q, k, v)` gets rotated q [..., heads, dim], k and v
+[..., kv_heads, dim] and returns [..., heads, dim]. `config.layer.scale` scales the scores, `config.layer.window` is the
+sliding window.
 
-EAGLE and MTP. The pair (feature of place p-1, token of place p) stands at place p, from p = 1 on: place 0 has none.
-    g = head.fuse(features)                             # [..., width]: of every place, from the target
-    states = head.step(tokens, g_before, turn, attend)  # tokens x_p, g of p-1, turn = head.turn(positions p)
-    logits = head.logits(states)                        # [..., outputs], float32, over `draft_ids`: guesses x_{p+1}
-    g_next = head.carry(states)                         # the feature of place p in the next training-time-test step
-Step s of training-time test is `step(tokens shifted left by s, carry of step s-1, turn(positions + s), attend)`;
-`attend` keeps the keys of step 0 and shows each row those up to its own, and of later steps its own column's only.
-Turns are relative, so it does not matter whether positions count from the token or from the feature.
+EAGLE and MTP. The pair (hidden state of position p-1, token of position p) is the input at position p, from p = 1 on.
+    g = head.fuse(hidden_states)                              # [..., width], for every position, from the target
+    states = head.step(tokens, g_before, rope_rows, attend)   # tokens x_p, g of p-1, head.rope_rows(positions p)
+    logits = head.logits(states)                              # [..., outputs], float32, over `draft_ids`: x_{p+1}
+    g_next = head.carry(states)                               # hidden state of position p for the next step
+Step s of training-time test (EAGLE-3) is `step(tokens shifted left by s, carry of step s-1, rope_rows(positions + s),
+attend)`; `attend` keeps the keys of step 0, of which a row sees those up to its own, and of later steps a row sees only
+its own column. RoPE is relative, so positions may count from the token or from the hidden state.
 
-BLOCK. What was read is kept as keys and values of the fused features, made without any norm of a layer's.
-    given = head.known(features, tokens)   # with words of the tokens up to each place, where `config.look_back`
-    read = head.remember(head.fuse(given), head.turn(positions))  # for each layer (k, v)
-    states = head(anchors, turn, attend)   # anchors [...], turn of places t .. t+block-1 -> [..., block, width], normed
-    guesses = head.guessing(states)        # drops the anchor's row where `sample_from_anchor` is off
-    logits = head.logits(guesses, before)  # guess j is of place t+1+j; `before` [..., drafts]: the tokens of t+j
-    head.sure(guesses, before)             # logits of the confidence head
-`attend(layer, q, k, v)` is called with the block's rows; it adds `read[layer]` of places before the anchor, t not
-included, and hides later rows of the block where `config.causal_in_block`.
+BLOCK (DFlash, DSpark). The context is kept as keys and values of the projected hidden states, without a layer norm.
+    inputs = head.with_token_hints(hidden_states, tokens)     # adds hints of recent tokens if `config.look_back`
+    context = head.context_kv(head.fuse(inputs), head.rope_rows(positions))   # (k, v) for each layer
+    states = head(anchors, rope_rows, attend)   # anchors [...], positions t .. t+block-1 -> [..., block, width], normed
+    drafts = head.draft_states(states)          # without the anchor's row unless `sample_from_anchor`
+    logits = head.logits(drafts, before)        # draft j is for position t+1+j; `before` [..., drafts]: tokens of t+j
+    head.confidence_logits(drafts, before)      # logits of the confidence head
+`attend(layer, q, k, v)` gets the rows of the block; it adds `context[layer]` of the positions before the anchor t and
+masks later rows of the block if `config.causal_in_block`.
 
-MEDUSA. No attention. The state of place t-1, the one before the anchor, gives guesses of places t+1, t+2 ..
-    logits = head.logits(head(features))  # [..., heads, outputs]
+MEDUSA. No attention. The hidden state of position t-1, the one before the anchor, drafts positions t+1, t+2 ..
+    logits = head.logits(head(hidden_states))   # [..., heads, outputs]
 
-Parameters: `fc`, `tap_norms.i`, `fc_norm`, `embed_norm`, `feature_norm`, `norm`, `output`, `embed` (where own),
-`layers.i.{attention_norm,ffn_norm}`, `layers.i.attention.{q,kv,out,q_norm,k_norm}` (kv: keys above values),
-`layers.i.ffn.{gate_up,down}` (gate above up), `hints`, `mask`, `markov_in` [vocab, rank], `markov_out`, `surety`,
-`blocks.head.layer`.
+Parameter names are part of the file format: `fc`, `tap_norms.i`, `fc_norm`, `embed_norm`, `feature_norm`, `norm`,
+`output`, `embed` (if own), `layers.i.{attention_norm,ffn_norm}`, `layers.i.attention.{q,kv,out,q_norm,k_norm}` (keys
+above values in kv), `layers.i.ffn.{gate_up,down}` (gate above up), `hints`, `mask`, `markov_in` [vocab, rank],
+`markov_out`, `surety` (the confidence head), `blocks.head.layer`.
 """
 
 from .base import DraftHead, TargetWeights

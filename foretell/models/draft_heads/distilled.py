@@ -1,4 +1,4 @@
-"""A small model that learnt to speak like the target, over tokens alone, with its embedding and output rows."""
+"""A small draft model distilled from the target, over tokens only, with its embedding and LM head."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from .layer import Attend, HeadLayer, KeysValues, RopeRows, last_layer_kv
 
 
 class DistilledHead(DraftHead[DistilledConfig]):
-    """Steps like an EAGLE head that looks at no feature, so what serves that one serves this."""
+    """A head with the interface of an EAGLE head that ignores hidden states."""
 
     def __init__(self, config: DistilledConfig, shard: Shard | None = None) -> None:
         super().__init__(config, shard)
         self.layers = nn.ModuleList(HeadLayer(self.local, i) for i in range(config.layers))
         self.norm = Norm(config.layer.width)
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """Nothing is made of the target's states."""
-        return features[..., : self.config.layer.width]
+    def fuse(self, hidden_states: Tensor) -> Tensor:
+        """Return the hidden states unchanged; they are not used."""
+        return hidden_states[..., : self.config.layer.width]
 
-    def step(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend) -> Tensor:
-        """States [..., width] behind tokens [...]."""
+    def step(self, tokens: Tensor, hidden: Tensor, rope_rows: RopeRows, attend: Attend) -> Tensor:
+        """Return states [..., width] after tokens [...]."""
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x, turn, attend)
+            x = layer(x, rope_rows, attend)
         return x
 
-    def keys_values(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend | None = None) -> KeysValues:
-        """Keys and values of the last layer. Those before it, where there are any, keep theirs through `attend`."""
-        return last_layer_kv(self.layers, self.embed_tokens(tokens), turn, attend)
+    def keys_values(
+        self, tokens: Tensor, hidden: Tensor, rope_rows: RopeRows, attend: Attend | None = None
+    ) -> KeysValues:
+        """Return keys and values of the last layer; `attend` stores those of earlier layers."""
+        return last_layer_kv(self.layers, self.embed_tokens(tokens), rope_rows, attend)
 
     def carry(self, states: Tensor) -> Tensor:
-        """The next step looks at its token alone."""
+        """Return the states; the next step reads only its token."""
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., width] -> [..., outputs], over `draft_ids`."""
+        """Return logits [..., outputs] over `draft_ids` of states [..., width]."""
         return self.output_logits(rms_norm(states, self.norm.weight, self.config.layer.norm_eps))

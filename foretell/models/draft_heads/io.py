@@ -1,4 +1,4 @@
-"""Heads in files of our own: `config.json` and `model.safetensors`."""
+"""Reads and writes heads in our own format: `config.json` and `model.safetensors`, optionally int8."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from foretell.models.draft_heads.medusa import MedusaHead
 from foretell.models.draft_heads.mtp import MtpHead
 from foretell.models.sharding import Shard
 
-STACKED = ("kv", "gate_up")  # of two that stand one under the other each is dealt
+STACKED = ("kv", "gate_up")  # two stacked matrices, each of which is sharded
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for: so that a rank never holds more than one it has a part of."""
+    """Tensors by name, read on access, so that a rank never holds more than one complete tensor."""
 
     def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
         self._reads = reads
@@ -51,7 +51,7 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 def shard_tensor(head: DraftHead[Any], name: str, tensor: Tensor) -> Tensor:
-    """What `head` has of a tensor of the whole head."""
+    """Return the shard of a tensor for the rank of `head`."""
     if head.shard is None:
         return tensor
     layer, dim = head.config.layer, head.config.layer.head_dim
@@ -68,18 +68,18 @@ def shard_tensor(head: DraftHead[Any], name: str, tensor: Tensor) -> Tensor:
         return torch.cat([piece[rows[part].start : rows[part].stop] for piece in pieces])
     if part not in sums:
         return tensor
-    if is_bias:  # of a sum over ranks, the first one's to add
+    if is_bias:  # the bias of a row-parallel layer is on rank 0
         return tensor if head.shard.rank == 0 else torch.zeros_like(tensor)
     return tensor[:, sums[part].start : sums[part].stop]
 
 
 def check_head_split(config: HeadConfig, size: int, name: str) -> None:
-    """Refuse more ranks than there is something for."""
+    """Raise RequestError if there are more ranks than the head can be split into."""
     most = min(config.layer.width, config.outputs)
     if not isinstance(config, MedusaConfig):
         most = min(most, config.layer.heads, config.layer.ffn)
     if size > most:
-        words = f"the head {name} can be split into {most} parts, and there are {size} ranks; take {most} or fewer"
+        words = f"the head {name} can be split into {most} parts, but there are {size} ranks; use {most} or fewer"
         raise RequestError("tensor_parallel_size", f"{words}, or another drafter")
 
 
@@ -87,12 +87,12 @@ def _times(run: range, size: int) -> range:
     return range(run.start * size, run.stop * size)
 
 
-SCALE = ".scale"  # what is added to a tensor's name for the size of its rows' steps
-STEPS = 127
+SCALE = ".scale"  # suffix of the tensor with the scales of an int8 matrix
+STEPS = 127  # largest int8 value
 
 
 def quantize_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as int8 with a scale a row, the rest in float16, ids in 32 bits."""
+    """Quantize matrices to int8 with one scale per row; other floats become float16, ids int32."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if not tensor.is_floating_point():
@@ -107,13 +107,13 @@ def quantize_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def dequantize_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `quantize_state` was given, within half a step; what is not packed stays as it is."""
+    """Undo `quantize_state` up to half a step; tensors without scales are unchanged."""
     names = (name for name in state if not name.endswith(SCALE))
     return {name: dequantize(state[name], state.get(name + SCALE)) for name in names}
 
 
 def dequantize(tensor: Tensor, scale: Tensor | None) -> Tensor:
-    """One of them."""
+    """Return one tensor dequantized, or unchanged without a scale."""
     return tensor if scale is None else tensor.float() * scale[..., None]
 
 
@@ -121,7 +121,7 @@ WEIGHTS = "model.safetensors"
 
 
 def make_head(config: HeadConfig, shard: Shard | None = None) -> DraftHead[Any]:
-    """A head of that config, or a rank's part of it, its weights whatever was in memory."""
+    """Return a head of that config, or a rank's shard, with uninitialized weights."""
     if isinstance(config, EagleConfig):
         return EagleHead(config, shard)
     if isinstance(config, MtpConfig):
@@ -132,11 +132,11 @@ def make_head(config: HeadConfig, shard: Shard | None = None) -> DraftHead[Any]:
         return MedusaHead(config, shard)
     if isinstance(config, DistilledConfig):
         return DistilledHead(config, shard)
-    raise ModelError(f"no head is made of a {type(config).__name__}")
+    raise ModelError(f"unknown head config {type(config).__name__}")
 
 
 def write_head(head: DraftHead[Any], folder: Path, dtype: torch.dtype | None = None, packed: bool = False) -> None:
-    """Config and weights, the latter in `dtype` where that is given, or packed into bytes."""
+    """Write config and weights, in `dtype` if given, or quantized to int8 if `packed`."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state_dict().items()}
     if dtype is not None:
@@ -146,7 +146,7 @@ def write_head(head: DraftHead[Any], folder: Path, dtype: torch.dtype | None = N
 
 
 def read_head(folder: Path) -> DraftHead[Any]:
-    """What `write_head` wrote, in float32."""
+    """Read a head that `write_head` wrote, in float32."""
     head = make_head(read_head_config(json.loads((folder / FILE).read_text())))
     try:
         state = dequantize_state(load_file(folder / WEIGHTS))
@@ -157,19 +157,21 @@ def read_head(folder: Path) -> DraftHead[Any]:
 
 
 def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: str) -> None:
-    """Put a file's tensors into the head: each that it has of its own, in its shape, and no other; into a rank's part
-    of a head its part of each."""
+    """Load the tensors of a file into a head, or their shards into a rank's part of it.
+
+    Raise ModelError unless the file has exactly the head's own tensors with the right shapes.
+    """
     with torch.device("meta"):
         wanted = make_head(head.config).own_state_dict()
     own = head.own_state_dict()
     if missing := sorted(set(wanted) - set(state)):
         raise ModelError(f"{where}: tensor {missing[0]!r} is missing, {len(missing)} in all")
     if spare := sorted(set(state) - set(wanted)):
-        raise ModelError(f"{where}: tensor {spare[0]!r} has no place in this head, {len(spare)} in all")
+        raise ModelError(f"{where}: tensor {spare[0]!r} does not belong to this head, {len(spare)} in all")
     for name, tensor in state.items():
         if tensor.shape != wanted[name].shape:
             raise ModelError(
-                f"{where}: tensor {name!r} has shape {list(tensor.shape)}, but the config asks for "
+                f"{where}: tensor {name!r} has shape {list(tensor.shape)}, but the config requires "
                 f"{list(wanted[name].shape)}"
             )
         with torch.no_grad():

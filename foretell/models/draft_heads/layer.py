@@ -1,4 +1,4 @@
-"""A decoder layer that leaves attention to whoever calls it: dense to train, over pages to serve."""
+"""A decoder layer whose attention is provided by the caller: dense for training, paged for serving."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ KeysValues = tuple[Tensor, Tensor]  # [..., kv_heads, dim] each
 
 
 class Attend(Protocol):
-    """What the rows see: their own keys and values and whatever else the caller keeps for that layer.
+    """Attention over the rows' own keys and values and those the caller keeps for the layer.
 
-    q [..., heads, dim], k and v [..., kv_heads, dim], turned already -> [..., heads, dim].
+    q [..., heads, dim], k and v [..., kv_heads, dim], already rotated -> [..., heads, dim].
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
 class HeadAttention(nn.Module):
-    """Queries apart from keys and values: of what is only remembered, no query is ever asked."""
+    """Attention with separate query and key/value projections: a prefill needs keys and values only."""
 
     def __init__(self, config: LayerConfig, index: int, inputs: int) -> None:
         super().__init__()
@@ -39,37 +39,37 @@ class HeadAttention(nn.Module):
         self.out = Linear(config.heads * config.head_dim, config.width, config.out_bias)
         self.q_norm = Norm(config.head_dim) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim) if config.qk_norm else None
-        self.qkv: Linear | None = None  # all three in one product, once `join` made it
+        self.qkv: Linear | None = None  # merged projection, after `merge_qkv`
 
     def merge_qkv(self) -> Linear:
-        """All three matrices as one layer, keys under queries and values under keys."""
-        assert self.q.weight is not None and self.kv.weight is not None, "join before weights are packed"
+        """Return the three projections as one layer, in the order queries, keys, values."""
+        assert self.q.weight is not None and self.kv.weight is not None, "merge before weights are packed"
         both = Linear(self.q.inputs, self.q.outputs + self.kv.outputs, self.config.qkv_bias)
         both.weight = nn.Parameter(torch.cat([self.q.weight, self.kv.weight]), requires_grad=False)
         if self.q.bias is not None and self.kv.bias is not None:
             both.bias = nn.Parameter(torch.cat([self.q.bias, self.kv.bias]), requires_grad=False)
         return both
 
-    def forward(self, x: Tensor, turn: RopeRows, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope_rows: RopeRows, attend: Attend) -> Tensor:
         if self.qkv is None:
             q, kv = self._heads(self.q(x)), self._heads(self.kv(x))
         else:
             q, kv = torch.split(self._heads(self.qkv(x)), [self.config.heads, 2 * self.config.kv_heads], -2)
         if self.q_norm is not None:
             q = rms_norm(q, self.q_norm.weight, self.config.norm_eps)
-        seen = attend(self.index, rotate(q, *turn), *self._rotated(kv, turn))
-        mixed: Tensor = self.out(seen.flatten(-2))
+        attended = attend(self.index, rotate(q, *rope_rows), *self._rotated(kv, rope_rows))
+        mixed: Tensor = self.out(attended.flatten(-2))
         return mixed
 
-    def keys_values(self, x: Tensor, turn: RopeRows) -> KeysValues:
-        """Keys and values of rows, [..., kv_heads, dim] each."""
-        return self._rotated(self._heads(self.kv(x)), turn)
+    def keys_values(self, x: Tensor, rope_rows: RopeRows) -> KeysValues:
+        """Return keys and values of rows, [..., kv_heads, dim] each."""
+        return self._rotated(self._heads(self.kv(x)), rope_rows)
 
-    def _rotated(self, kv: Tensor, turn: RopeRows) -> KeysValues:
+    def _rotated(self, kv: Tensor, rope_rows: RopeRows) -> KeysValues:
         k, v = kv.chunk(2, -2)
         if self.k_norm is not None:
             k = rms_norm(k, self.k_norm.weight, self.config.norm_eps)
-        return rotate(k, *turn), v
+        return rotate(k, *rope_rows), v
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.config.head_dim)
@@ -89,7 +89,7 @@ class HeadFeedForward(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """`inputs` is what attention reads; `input_norm`: whether a norm of the layer's own stands before it."""
+    """A decoder layer. `inputs` is the input width of attention; `input_norm` adds a norm before it."""
 
     def __init__(self, config: LayerConfig, index: int, inputs: int | None = None, input_norm: bool = True) -> None:
         super().__init__()
@@ -100,40 +100,40 @@ class HeadLayer(nn.Module):
         self.ffn = HeadFeedForward(config)
         self.ranks: Ranks | None = None
 
-    def forward(self, x: Tensor, turn: RopeRows, attend: Attend, residual: Tensor | None = None) -> Tensor:
-        """`residual` is what attention's result is added to, where that is not `x`."""
+    def forward(self, x: Tensor, rope_rows: RopeRows, attend: Attend, residual: Tensor | None = None) -> Tensor:
+        """Run the layer. `residual` replaces `x` as the residual of attention."""
         x, residual = self.attention_input(x), x if residual is None else residual
-        x = residual + self._all_reduce(self.attention(x, turn, attend))
+        x = residual + self._all_reduce(self.attention(x, rope_rows, attend))
         return x + self._all_reduce(self.ffn(rms_norm(x, self.ffn_norm.weight, self.eps)))
 
     def _all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of what all ranks have."""
+        """Return the sum over all ranks."""
         return x if self.ranks is None else self.ranks.all_reduce(x)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """What attention gets to see of its input."""
+        """Return the input of attention, normalized if the layer has an input norm."""
         return x if self.attention_norm is None else rms_norm(x, self.attention_norm.weight, self.eps)
 
-    def keys_values(self, x: Tensor, turn: RopeRows) -> KeysValues:
-        """The keys and values `forward` would keep."""
-        return self.attention.keys_values(self.attention_input(x), turn)
+    def keys_values(self, x: Tensor, rope_rows: RopeRows) -> KeysValues:
+        """Return the keys and values that `forward` would cache."""
+        return self.attention.keys_values(self.attention_input(x), rope_rows)
 
 
 def last_layer_kv(
-    layers: nn.ModuleList, x: Tensor, turn: RopeRows, attend: Attend | None, residual: Tensor | None = None
+    layers: nn.ModuleList, x: Tensor, rope_rows: RopeRows, attend: Attend | None, residual: Tensor | None = None
 ) -> KeysValues:
-    """The keys and values of the last layer, behind which nothing of known tokens is of use; all others run."""
+    """Run all layers but the last and return its keys and values; its output for known tokens is not needed."""
     *others, last = layers
     for layer in others:
-        x, residual = layer(x, turn, attend, residual), None
+        x, residual = layer(x, rope_rows, attend, residual), None
     assert isinstance(last, HeadLayer), "a head is made of layers"
-    return last.keys_values(x, turn)
+    return last.keys_values(x, rope_rows)
 
 
 def init_weights(
     module: nn.Module, generator: torch.Generator, leave: tuple[str, ...] = (), spread: float = 0.02
 ) -> None:
-    """Random weights to start training from: matrices small, biases nothing, norms one; not those to `leave`."""
+    """Initialize weights for training: matrices normal, biases 0, norms 1; skip the names in `leave`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name in leave:

@@ -1,4 +1,4 @@
-"""Heads by folder: which kind one holds, what it is made of, and the head itself, ready to serve."""
+"""Loads draft heads from folders: detects their kind, reads config and weights, and packs them for serving."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ CONVERT = (
 
 
 def shipped_head(target: str, kind: str) -> Path:
-    """The folder of the head that comes with the package for a target."""
+    """Return the folder of the head that ships with the package for a target."""
     folder = SHIPPED / target / kind
     if "/" in target or not folder.is_dir():
         raise RequestError(
             "drafter",
-            f"no {kind} comes with the package for {target}; train one with `foretell train {kind} --target {target} "
+            f"no {kind} ships with the package for {target}; train one with `foretell train {kind} --target {target} "
             f"--out DIR` and name it {kind}:DIR",
         )
     return folder
 
 
 def head_kind(folder: Path) -> str | None:
-    """Which kind of head a folder holds; None where it holds none."""
+    """Return the kind of head in a folder; None if there is none."""
     if not (folder / CONFIG).is_file():
         return None
     config = read_json(folder / CONFIG)
@@ -61,43 +61,43 @@ def head_kind(folder: Path) -> str | None:
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse weights that can run code when they are read."""
+    """Raise ModelError for pickled weights, which can run code when loaded."""
     pickled = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in folder.glob(kind))
     if pickled and not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"{folder}: {pickled[0]} is pickled, which can run code, and is not read; convert it: "
+            f"{folder}: {pickled[0]} is a pickle file, which can run code, and is not loaded; convert it: "
             f"{CONVERT.replace('FILE', pickled[0])}"
         )
 
 
 @dataclass(frozen=True)
 class HeadSource:
-    """A head that was looked at and not yet loaded."""
+    """A head whose config is read and whose weights are not loaded yet."""
 
     where: str
     folder: Path | None  # None: the target's own checkpoint
     config: HeadConfig
     file: HeadFile
-    ours: bool  # whether this project wrote it: then nothing about it has to be found out
+    ours: bool  # whether it is in our own format, which needs no wiring check
 
     def bytes(self, shard: Shard | None = None) -> int:
-        """What its weights take at most, in float32; those of the first rank, where it is split."""
+        """Return an upper bound of the bytes of its weights, in float32; of a shard if given."""
         with torch.device("meta"):
             return sum(tensor.numel() * 4 for tensor in make_head(self.config, shard).own_state_dict().values())
 
     def load(
-        self, lender: TargetWeights, dtype: torch.dtype, context: int, shard: Shard | None = None
+        self, shared: TargetWeights, dtype: torch.dtype, context: int, shard: Shard | None = None
     ) -> DraftHead[Any]:
-        """The head with its weights and what it borrows, before a target's own are packed away; or a rank's part."""
+        """Return the head, or a rank's shard, with its weights and those shared with the target, before packing."""
         if self.ours:
             head = make_head(self.config, shard)
             fill_head(head, self._own_tensors(), self.where)
         else:
             head = fill(layout_of(self.file), self.file, shard)
-        head.to(lender.embed.device, dtype).eval()
-        if head.embed is not None and torch.equal(head.embed, lender.embed.to(dtype)):  # many files have the target's
+        head.to(shared.embed.device, dtype).eval()
+        if head.embed is not None and torch.equal(head.embed, shared.embed.to(dtype)):  # many files repeat the target's
             head.embed, head.config = None, replace(head.config, own_embed=False)
-        head.share_weights(lender)
+        head.share_weights(shared)
         head.prepare(context)
         return head
 
@@ -115,7 +115,7 @@ class HeadSource:
 
 
 def open_head(folder: Path, target: ModelConfig) -> HeadSource:
-    """Look at the head in a folder."""
+    """Read the config of the head in a folder."""
     check_weights(folder)
     config = read_json(folder / CONFIG)
     file = HeadFile.of(str(folder), config, folder_tensors(folder), target)
@@ -123,12 +123,12 @@ def open_head(folder: Path, target: ModelConfig) -> HeadSource:
         return HeadSource(str(folder), folder, layout_of(file).config, file, ours=False)
     head = read_head_config(config)
     if (head.vocab, head.target_width) != (target.vocab, target.width) or max(head.hidden_layers) > target.layers:
-        raise ModelError(f"{folder}: a head for {head.target or 'another target'}, which does not fit this one")
+        raise ModelError(f"{folder}: this head is for {head.target or 'another target'} and does not fit this one")
     return HeadSource(str(folder), folder, head, file, ours=True)
 
 
 def open_mtp(checkpoint: Checkpoint, target: ModelConfig) -> HeadSource:
-    """Look at the module for multi-token prediction in the target's own checkpoint."""
+    """Read the config of the MTP module in the target's own checkpoint."""
     file = HeadFile.of(str(checkpoint.path), checkpoint.config, dict(checkpoint.tensors()), target)
     module = {name: tensor for name, tensor in file.tensors.items() if is_mtp_tensor(name, file.tensors)}
     file = HeadFile(file.where, file.config, module, target)
@@ -136,11 +136,11 @@ def open_mtp(checkpoint: Checkpoint, target: ModelConfig) -> HeadSource:
 
 
 def pack_head(head: DraftHead[Any], target: Decoder) -> None:
-    """Ready the weights to run: as 8-bit integers, which cost a guess nothing to speak of, where they run faster."""
-    room = HugePageArena()
-    ready = _head_packer(head, room)
+    """Pack the weights for the kernels, as int8 where that is faster; it hardly changes acceptance."""
+    arena = HugePageArena()
+    pack = _head_packer(head, arena)
     if not head.config.own_output and head.config.draft_vocab is None and target.shard == head.shard:
-        head._modules["output"] = target.head  # ready already, and the same rows
+        head._modules["output"] = target.head  # already packed, with the same rows
     for module in list(head.modules()):
         if isinstance(module, HeadAttention):
             module.qkv = module.merge_qkv()
@@ -148,30 +148,32 @@ def pack_head(head: DraftHead[Any], target: Decoder) -> None:
             if not isinstance(child, Linear) or child.weight is None or child is target.head:
                 continue
             if child.outputs > 1:
-                module._modules[name] = ready(child)
+                module._modules[name] = pack(child)
         if isinstance(module, HeadAttention):
-            del module.q  # what it had stands above keys and values now; those are asked for alone, too
+            del module.q  # part of `qkv` now; `kv` is still needed for prefill
     trim_memory()
 
 
-def _head_packer(head: DraftHead[Any], room: HugePageArena) -> Callable[[Linear], Linear]:
+def _head_packer(head: DraftHead[Any], arena: HugePageArena) -> Callable[[Linear], Linear]:
     device = head.draft_ids.device
     if native_for(device) is not None:
-        return partial(quantize_linear, bits=8, room=room)
+        return partial(quantize_linear, format="int8", arena=arena)
     if device.type == "cuda" and head.is_fusible and find_spec("triton") is not None:
         return partial(
-            _quantize_for_cuda, head=head, room=room
+            _quantize_for_cuda, head=head, arena=arena
         )  # by our own kernels alone; torch takes longer to round rows
-    return partial(_packed, room=room)
+    return partial(_packed, arena=arena)
 
 
-def _quantize_for_cuda(layer: Linear, head: DraftHead[Any], room: HugePageArena) -> Linear:
-    """In 8 bits; but not what reads the target's states as they are: some of those numbers are a hundred times the
-    others', and a row on one grid would lose the small ones."""
+def _quantize_for_cuda(layer: Linear, head: DraftHead[Any], arena: HugePageArena) -> Linear:
+    """Quantize a layer to int8, except a projection of raw hidden states.
+
+    Some of those values are a hundred times larger than the others, and one scale per row would lose the small ones.
+    """
     is_raw = layer is getattr(head, "fc", None) and not getattr(head.config, "fc_norm", False)
-    return _packed(layer, room) if is_raw else quantize_linear_cuda(layer, "int8")
+    return _packed(layer, arena) if is_raw else quantize_linear_cuda(layer, "int8")
 
 
-def _packed(layer: Linear, room: HugePageArena) -> Linear:
-    layer.pack(room)
+def _packed(layer: Linear, arena: HugePageArena) -> Linear:
+    layer.pack(arena)
     return layer

@@ -1,4 +1,4 @@
-"""Medusa heads: each guesses one place further, all from the target's last state."""
+"""Medusa heads: each predicts one position further, all from the target's last state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .config import MedusaConfig
 
 
 class MedusaHead(DraftHead[MedusaConfig]):
-    """Blocks that start as nothing, so that an untrained head says what the target's own output says."""
+    """Residual blocks initialized to zero, so that an untrained head predicts what the target's LM head does."""
 
     def __init__(self, config: MedusaConfig, shard: Shard | None = None) -> None:
         super().__init__(config, shard)
@@ -34,9 +34,9 @@ class MedusaHead(DraftHead[MedusaConfig]):
             for parameter in self.blocks.parameters():
                 parameter.zero_()
 
-    def forward(self, features: Tensor, heads: int | None = None) -> Tensor:
-        """The target's last states [..., width] -> those of the first `heads` heads or all, [..., heads, width]."""
-        x = self.normalize_hidden(features)
+    def forward(self, hidden_states: Tensor, heads: int | None = None) -> Tensor:
+        """Return states [..., heads, width] of the first `heads` heads, or all, for target states [..., width]."""
+        x = self.normalize_hidden(hidden_states)
         states = x[..., None, :].expand(*x.shape[:-1], len(self.blocks[:heads]), -1)
         for layer in range(self.config.layers):
             pairs = zip(states.unbind(-2), self.blocks, strict=False)
@@ -46,7 +46,7 @@ class MedusaHead(DraftHead[MedusaConfig]):
         return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., heads, width] -> [..., heads, outputs here], over `draft_ids`."""
+        """Return logits [..., heads, local outputs] over `draft_ids` of states [..., heads, width]."""
         if not len(self.outputs):
             return self.output_logits(states)
         parts = zip(states.unbind(-2), self.outputs, strict=False)

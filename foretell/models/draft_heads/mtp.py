@@ -1,4 +1,4 @@
-"""Multi-token prediction: the layer a target was trained with to guess one token further."""
+"""Multi-token prediction (MTP): the layer a target was trained with to predict one token further."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layer import Attend, HeadLayer, KeysValues, RopeRows, last_layer_kv
 
 
 class MtpHead(DraftHead[MtpConfig]):
-    """Steps like an EAGLE head, and is used again for each further token."""
+    """An MTP head with the interface of an EAGLE head, applied again for each further token."""
 
     def __init__(self, config: MtpConfig, shard: Shard | None = None) -> None:
         super().__init__(config, shard)
@@ -25,36 +25,38 @@ class MtpHead(DraftHead[MtpConfig]):
         self.layers = nn.ModuleList(HeadLayer(self.local, i) for i in range(config.layers))
         self.norm = Norm(width)
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """The target's last state, as a step starts from it."""
-        return self.normalize_hidden(features)
+    def fuse(self, hidden_states: Tensor) -> Tensor:
+        """Return the target's last state as the input of a step."""
+        return self.normalize_hidden(hidden_states)
 
-    def local_hidden(self, features: Tensor) -> Tensor:
-        return super().local_hidden(self.normalize_hidden(features))
+    def local_hidden(self, hidden_states: Tensor) -> Tensor:
+        return super().local_hidden(self.normalize_hidden(hidden_states))
 
-    def step(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend) -> Tensor:
-        """States [..., width] behind tokens [...] whose places before have these features, [..., width]."""
-        x = self._read(tokens, feature)
+    def step(self, tokens: Tensor, hidden: Tensor, rope_rows: RopeRows, attend: Attend) -> Tensor:
+        """Return states [..., width] after tokens [...], given the previous hidden states [..., width]."""
+        x = self._read(tokens, hidden)
         for layer in self.layers:
-            x = layer(x, turn, attend)
+            x = layer(x, rope_rows, attend)
         return x
 
-    def keys_values(self, tokens: Tensor, feature: Tensor, turn: RopeRows, attend: Attend | None = None) -> KeysValues:
-        """Keys and values of the last layer. Those before it, where there are any, keep theirs through `attend`."""
-        return last_layer_kv(self.layers, self._read(tokens, feature), turn, attend)
+    def keys_values(
+        self, tokens: Tensor, hidden: Tensor, rope_rows: RopeRows, attend: Attend | None = None
+    ) -> KeysValues:
+        """Return keys and values of the last layer; `attend` stores those of earlier layers."""
+        return last_layer_kv(self.layers, self._read(tokens, hidden), rope_rows, attend)
 
     def carry(self, states: Tensor) -> Tensor:
-        """What the next step takes for the feature of this place."""
+        """Return the hidden state of this position for the next step."""
         return self._normed(states) if self.config.norm_output else states
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., width] -> [..., outputs], over `draft_ids`."""
+        """Return logits [..., outputs] over `draft_ids` of states [..., width]."""
         return self.output_logits(self._normed(states))
 
-    def _read(self, tokens: Tensor, feature: Tensor) -> Tensor:
+    def _read(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         eps = self.config.layer.norm_eps
         embedded = rms_norm(self.embed_tokens(tokens), self.embed_norm.weight, eps)
-        return self.gather_columns(self.fc(torch.cat([embedded, rms_norm(feature, self.feature_norm.weight, eps)], -1)))
+        return self.gather_columns(self.fc(torch.cat([embedded, rms_norm(hidden, self.feature_norm.weight, eps)], -1)))
 
     def _normed(self, states: Tensor) -> Tensor:
         return rms_norm(states, self.norm.weight, self.config.layer.norm_eps)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretell.kernels.triton.chain_step import pick_next
-from foretell.kernels.triton.copy_from_host import fetch
-from foretell.kernels.triton.row_tables import RowTables, Sizes
+from foretell.kernels.triton.chain_step import chain_step
+from foretell.kernels.triton.copy_from_host import copy_from_host
+from foretell.kernels.triton.row_tables import RowTables, StepShape
 from foretell.kernels.triton.sample import FIELDS
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.forward import CudaForward
@@ -44,7 +44,7 @@ class SamplingBuffers:
 
     def fetch(self) -> Tensor:
         """Copy the parameters to the device, as int32 halves like all tables; return [steps, sequences, FIELDS]."""
-        fetch(self._host.view(torch.int32).view(-1), self._device.view(torch.int32).view(-1))
+        copy_from_host(self._host.view(torch.int32).view(-1), self._device.view(torch.int32).view(-1))
         return self._device
 
 
@@ -61,7 +61,7 @@ class CudaChain:
     ) -> None:
         self.device = device = page_table.table.device
         self.decoder, self.page_table, self.page_size, self.graphs = decoder, page_table, page_size, graphs
-        size = Sizes(max_rows, max_rows, 32, 0).numbers
+        size = StepShape(max_rows, max_rows, 32, 0).table_size
         self._first = torch.zeros(size + max_rows, dtype=torch.int32, device=device)
         self._host = torch.zeros(size + max_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host_numbers: Int32Array = self._host.numpy()
@@ -107,21 +107,21 @@ class CudaChain:
         """Write the tables where the graph copies them from."""
         self.page_table.update(packed.spans)
         write_tables(self._host_numbers, packed, tiles, shape.first)
-        count = shape.first.numbers
+        count = shape.first.table_size
         self._host_numbers[count : count + shape.sequences] = ends + [0] * (shape.sequences - len(ends))
 
     def _run(self, shape: ChainShape) -> Tensor:
-        count = shape.first.numbers + shape.sequences
-        fetch(self._host[:count], self._first[:count])
+        count = shape.first.table_size + shape.sequences
+        copy_from_host(self._host[:count], self._first[:count])
         rows = RowTables.over(self._first, shape.first, self.page_table.table)
         decode = RowTables.over(self._decode, shape.decode, self.page_table.table)
-        ends = self._first[shape.first.numbers : count]
+        ends = self._first[shape.first.table_size : count]
         output = self._output(shape.steps, shape.sequences)
         draws = self._sampling_buffers(shape).fetch() if shape.sampled else None
         for step in range(shape.steps):
-            logits, _ = self.decoder(rows, rows.wanted[: shape.sequences], ())
+            logits, _ = self.decoder(rows, rows.logit_rows[: shape.sequences], ())
             sampling = None if draws is None else draws[step]
-            pick_next(logits[:, : shape.vocab], rows, ends, decode, output[:, step], self.page_size, sampling)
+            chain_step(logits[:, : shape.vocab], rows, ends, decode, output[:, step], self.page_size, sampling)
             rows = decode
         return output
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import AttentionLayout
-from foretell.kernels.triton.argmax import finish
-from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
-from foretell.kernels.triton.scatter_tokens import take_up
+from foretell.kernels.triton.argmax import argmax_logits
+from foretell.kernels.triton.row_tables import NO_SPLIT, RowTables, StepShape
+from foretell.kernels.triton.scatter_tokens import scatter_tokens
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.runner.batch_layout import BatchLayout
@@ -50,7 +50,7 @@ class CudaExecutor(Executor):
         max_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
         rows = CAPTURE_ROWS[-1]
         self.page_table = PageTable(rows, max_pages, layout.device)
-        size = Sizes(rows, 2 * rows, LARGE_TILE, 0, CAPTURE_DEPTHS[-1], rows).numbers
+        size = StepShape(rows, 2 * rows, LARGE_TILE, 0, CAPTURE_DEPTHS[-1], rows).table_size
         self._numbers = torch.zeros(size, dtype=torch.int32, device=layout.device)
         self._host = self._pinned(size)
         self._host_numbers: Int32Array = self._host.numpy()
@@ -66,7 +66,7 @@ class CudaExecutor(Executor):
         self._last_logits = self._logits  # of the last step; a graph keeps the buffer it was captured with
         self._idle = True  # the host has seen the end of the last step
         self._capture = GraphCapture(layout.device)
-        self._graph_caches: dict[tuple[int, ...], GraphCache[Sizes, GraphOutput]] = {}
+        self._graph_caches: dict[tuple[int, ...], GraphCache[StepShape, GraphOutput]] = {}
         # NCCL requires that all ranks capture a step or none does. So the decision must depend on what all ranks know,
         # which excludes clocks, and a larger graph cannot serve a smaller shape.
         self._allow_larger = model.ranks is None
@@ -89,7 +89,7 @@ class CudaExecutor(Executor):
             logits = torch.cat([output.logits for output in outputs])
             return StepOutput(logits, torch.cat(states) if states else None)
 
-    def graph_cache(self, hidden_layers: tuple[int, ...] = ()) -> GraphCache[Sizes, GraphOutput]:
+    def graph_cache(self, hidden_layers: tuple[int, ...] = ()) -> GraphCache[StepShape, GraphOutput]:
         """Return the graphs of steps that output the hidden states of these layers."""
         if hidden_layers not in self._graph_caches:
             self._graph_caches[hidden_layers] = GraphCache(self.layout.device, self._capture, self._allow_larger)
@@ -111,10 +111,10 @@ class CudaExecutor(Executor):
         shape = self.graph_cache(hidden_layers).select(requested)
         self._send(packed, tiles, shape)
         if draft_tokens is not None:
-            take_up(self._numbers[: shape.rows], draft_tokens, self._previous_tokens, 0)
+            scatter_tokens(self._numbers[: shape.rows], draft_tokens, self._previous_tokens, 0)
         return self._replay(packed, shape, hidden_layers)
 
-    def _replay(self, packed: BatchLayout, shape: Sizes, hidden_layers: tuple[int, ...]) -> StepOutput:
+    def _replay(self, packed: BatchLayout, shape: StepShape, hidden_layers: tuple[int, ...]) -> StepOutput:
         """Run the step whose tables were sent, as a CUDA graph once its shape is captured."""
         self._grow_buffers(shape.rows, hidden_layers)
         logits, states = self.graph_cache(hidden_layers)(shape, lambda: self._run(shape, hidden_layers))
@@ -139,7 +139,7 @@ class CudaExecutor(Executor):
             sample_into(self._last_logits, draws, tokens[:count])
         top_tokens = self._copy_topk(top_k)
         self._send(packed, tiles, shape)
-        take_up(self._numbers[: shape.rows], tokens, self._previous_tokens, count)
+        scatter_tokens(self._numbers[: shape.rows], tokens, self._previous_tokens, count)
         self._previous_done.record()
         output = self._replay(packed, shape, hidden_layers)
         return AsyncStep(output, lambda: self._wait_previous(count, top_tokens))
@@ -176,7 +176,7 @@ class CudaExecutor(Executor):
         self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None
     ) -> PendingChains | None:
         first, tiles = step_shape(packed, self.layout.queries_per_kv_head)
-        if first.rows > CAPTURE_ROWS[-1] or first.deep:
+        if first.rows > CAPTURE_ROWS[-1] or first.path_length:
             return None
         self._wait()
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
@@ -186,12 +186,12 @@ class CudaExecutor(Executor):
         self._idle = False
         return chains
 
-    def _send(self, packed: BatchLayout, tiles: Tiles | None, shape: Sizes) -> None:
+    def _send(self, packed: BatchLayout, tiles: Tiles | None, shape: StepShape) -> None:
         """Copy the tables of a step to the device."""
         self._wait_for_tables()
         self.page_table.update(packed.spans)
         write_tables(self._host_numbers, packed, tiles, shape)
-        self._numbers[: shape.numbers].copy_(self._host[: shape.numbers], non_blocking=True)
+        self._numbers[: shape.table_size].copy_(self._host[: shape.table_size], non_blocking=True)
         self._tables_copied.record()
         self._idle = False
 
@@ -200,11 +200,11 @@ class CudaExecutor(Executor):
         if not self._idle:
             self._tables_copied.synchronize()
 
-    def _run(self, shape: Sizes, hidden_layers: tuple[int, ...]) -> GraphOutput:
+    def _run(self, shape: StepShape, hidden_layers: tuple[int, ...]) -> GraphOutput:
         rows = RowTables.over(self._numbers, shape, self.page_table.table)
-        logits, states = self.decoder(rows, rows.wanted, hidden_layers)
+        logits, states = self.decoder(rows, rows.logit_rows, hidden_layers)
         output = self._logits[: shape.rows]
-        finish(logits, output, self._argmax)
+        argmax_logits(logits, output, self._argmax)
         return output, None if states is None else self._hidden_states[: shape.rows].copy_(states)
 
     def _grow_buffers(self, rows: int, hidden_layers: tuple[int, ...]) -> None:
@@ -224,8 +224,8 @@ class CudaExecutor(Executor):
         height = max(PREFILL_TILE, next_power_of_2(self.layout.queries_per_kv_head))
         tiles = make_tiles(packed, height // self.layout.queries_per_kv_head, unsplit=True)
         depth = padded_depth(tiles.depth)
-        shape = Sizes(packed.rows, len(tiles.shared), height, NO_PARTS, depth, len(tiles.nodes))
-        numbers = np.empty(shape.numbers, np.int32)
+        shape = StepShape(packed.rows, len(tiles.shared), height, NO_SPLIT, depth, len(tiles.nodes))
+        numbers = np.empty(shape.table_size, np.int32)
         write_tables(numbers, packed, tiles, shape)
         device = self.layout.device
         page_table = self.page_table
@@ -235,7 +235,7 @@ class CudaExecutor(Executor):
         rows = RowTables.over(torch.from_numpy(numbers).to(device), shape, page_table.update(packed.spans))
         self._tables_copied.record()
         self._idle = False
-        logits, states = self.decoder(rows, rows.wanted[: len(packed.logits_indices)], hidden_layers)
+        logits, states = self.decoder(rows, rows.logit_rows[: len(packed.logits_indices)], hidden_layers)
         return StepOutput(logits.float(), states)
 
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.triton.attention import attend
-from foretell.kernels.triton.norm import Change, add_norm
-from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
+from foretell.kernels.triton.norm import ResidualDelta, add_norm
+from foretell.kernels.triton.rotary import QKNorms, rotate_and_store
 from foretell.kernels.triton.row_tables import RowTables
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Attention, Block, Decoder
 from foretell.models.layers import Linear, Norm
-from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, format_of
 
 
 class CudaForward:
@@ -32,14 +32,14 @@ class CudaForward:
         x, change, post, hidden = self._layers(rows, hidden_layers)
         if len(self.layers) in hidden_layers:
             hidden[len(self.layers)], _ = add_norm(x, change, self.model.norm.weight, self.eps, post)
-        head = rounding_of(self.model.head)
+        head = format_of(self.model.head)
         _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, logits_indices, head)
         states = torch.cat([hidden[layer] for layer in hidden_layers], -1) if hidden_layers else None
         return self.model.gather_logits(self.linear(self.model.head, normed, False)), states
 
     def _layers(
         self, rows: RowTables, hidden_layers: tuple[int, ...]
-    ) -> tuple[Tensor, Change, Tensor | None, dict[int, Tensor]]:
+    ) -> tuple[Tensor, ResidualDelta, Tensor | None, dict[int, Tensor]]:
         """Run all layers but for the last residual addition, which is fused into the norm that follows.
 
         Returns the states before it, the change to add, the weight of the post-norm that the change goes through, and
@@ -49,38 +49,38 @@ class CudaForward:
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         hidden: dict[int, Tensor] = {}
-        change: Change | None = None
+        change: ResidualDelta | None = None
         post: Tensor | None = None
         for layer, block in enumerate(self.layers):
-            qkv = rounding_of(block.attention.qkv)
-            x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post, rounding=qkv)
+            qkv = format_of(block.attention.qkv)
+            x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post, format=qkv)
             if layer in hidden_layers:
                 hidden[layer] = x
             attended = self._attend(block.attention, normed, rows)
-            after, ffn = _weight(block.attention_post_norm), rounding_of(block.ffn.gate_up)
-            x, normed = add_norm(x, attended, block.ffn_norm.weight, self.eps, after, rounding=ffn)
-            down = rounding_of(block.ffn.down)
-            gated = self.linear.gated(block.ffn.gate_up, normed, rows.reads, block.ffn.gelu, down)
-            change = self._row_parallel(block.ffn.down, gated, rows.reads)
+            after, ffn = _weight(block.attention_post_norm), format_of(block.ffn.gate_up)
+            x, normed = add_norm(x, attended, block.ffn_norm.weight, self.eps, after, format=ffn)
+            down = format_of(block.ffn.down)
+            gated = self.linear.gated(block.ffn.gate_up, normed, rows.is_prefill, block.ffn.gelu, down)
+            change = self._row_parallel(block.ffn.down, gated, rows.is_prefill)
             post = _weight(block.ffn_post_norm)
         assert change is not None, "a decoder has layers"
         return x, change, post, hidden
 
-    def _attend(self, attention: Attention, x: Rows, rows: RowTables) -> Change:
+    def _attend(self, attention: Attention, x: Rows, rows: RowTables) -> ResidualDelta:
         keys, values = self.cache.keys[attention.layer], self.cache.values[attention.layer]
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
-            norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, self.eps)
+            norms = QKNorms(attention.q_norm.weight, attention.k_norm.weight, self.eps)
         turns = self.model.rope_tables[attention.rope]
-        q = turn_and_store(self.linear(attention.qkv, x, rows.reads), turns, rows, keys, values, norms)
+        q = rotate_and_store(self.linear(attention.qkv, x, rows.is_prefill), turns, rows, keys, values, norms)
         attended = attend(q, keys, values, rows, attention.config.scale, attention.window)
-        return self._row_parallel(attention.out, attended, rows.reads)
+        return self._row_parallel(attention.out, attended, rows.is_prefill)
 
-    def _row_parallel(self, layer: Linear, x: Rows, reads: bool) -> Change:
+    def _row_parallel(self, layer: Linear, x: Rows, reads: bool) -> ResidualDelta:
         """Return partial sums that the next norm adds up. With tensor parallelism the ranks' sums are added here."""
         if self.model.ranks is None:
             return self.linear.in_parts(layer, x, reads)
-        return Change(self.model.ranks.all_reduce(self.linear(layer, x, reads))[None])
+        return ResidualDelta(self.model.ranks.all_reduce(self.linear(layer, x, reads))[None])
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

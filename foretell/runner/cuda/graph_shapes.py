@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from foretell.kernels.attention import Span
-from foretell.kernels.triton.row_tables import NO_PARTS, SHORT, Sizes, parts
+from foretell.kernels.triton.row_tables import NO_SPLIT, SHORT, StepShape, num_splits
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.tables import Tiles, make_tiles
 
@@ -31,7 +31,7 @@ MAX_STEP_PADDING = 2  # a chain is padded to at most this many times its steps: 
 class ChainShape:
     """Padded shape of a chain of draft tokens; chains of one shape share a CUDA graph."""
 
-    first: Sizes  # of the first step, which runs all pending tokens
+    first: StepShape  # of the first step, which runs all pending tokens
     height: int  # of a tile with one row
     splits: int  # of the keys, for the longest sequence at its end
     sequences: int  # padded
@@ -40,9 +40,9 @@ class ChainShape:
     sampled: bool = False  # some sequence samples: the kernel takes longer than the argmax
 
     @property
-    def decode(self) -> Sizes:
+    def decode(self) -> StepShape:
         """Return the shape of the later steps, which run one row per sequence."""
-        return Sizes(self.sequences, self.sequences, self.height, self.splits)
+        return StepShape(self.sequences, self.sequences, self.height, self.splits)
 
     def covers(self, other: ChainShape) -> bool:
         """Return whether a chain of the other shape can be padded to this one: it equals the start of a longer one."""
@@ -102,13 +102,13 @@ def _slice(packed: BatchLayout, start: int, stop: int) -> BatchLayout:
     return BatchLayout(*columns, spans, [row - first for row in indices])
 
 
-def step_shape(packed: BatchLayout, queries_per_kv_head: int) -> tuple[Sizes, Tiles | None]:
+def step_shape(packed: BatchLayout, queries_per_kv_head: int) -> tuple[StepShape, Tiles | None]:
     """Return the shape that a step is padded to, and its tiles; None in plain decoding, where each sequence is one."""
     rows = next((size for size in CAPTURE_ROWS if packed.rows <= size), packed.rows)
     small = max(SMALL_TILE, next_power_of_2(queries_per_kv_head))
     if is_plain_decode(packed):
         keys = padded_context(max([span.start for span in packed.spans]) + 1)
-        return Sizes(rows, next_power_of_2(packed.rows), small, parts(keys)), None
+        return StepShape(rows, next_power_of_2(packed.rows), small, num_splits(keys)), None
     is_prefill = all(prefill_spans(packed))
     if is_prefill:  # with this many rows the library's matrix products add up alike for any number of them
         rows, height = max(rows, CAPTURE_ROWS[-1]), max(PREFILL_TILE, next_power_of_2(queries_per_kv_head))
@@ -116,15 +116,15 @@ def step_shape(packed: BatchLayout, queries_per_kv_head: int) -> tuple[Sizes, Ti
         height = _tile_rows(packed.spans, small, queries_per_kv_head)
     tiles = make_tiles(packed, height // queries_per_kv_head, is_prefill)
     depth = padded_depth(tiles.depth)
-    splits = NO_PARTS if is_prefill else parts(padded_context(max(span.stop for span in packed.spans)))
+    splits = NO_SPLIT if is_prefill else num_splits(padded_context(max(span.stop for span in packed.spans)))
     nodes = min(rows, next_power_of_2(len(tiles.nodes))) if depth else 0
     # Several sequences can divide the rows in any way, so the number of tiles follows from the rows.
     min_tiles = next_power_of_2(rows) // MIN_ROWS_PER_TILE if len(packed.spans) > 1 else 1
-    return Sizes(rows, max(min_tiles, next_power_of_2(len(tiles.shared))), height, splits, depth, nodes), tiles
+    return StepShape(rows, max(min_tiles, next_power_of_2(len(tiles.shared))), height, splits, depth, nodes), tiles
 
 
 def chain_shape(
-    packed: BatchLayout, first: Sizes, queries_per_kv_head: int, steps: int, vocab: int, sampled: bool = False
+    packed: BatchLayout, first: StepShape, queries_per_kv_head: int, steps: int, vocab: int, sampled: bool = False
 ) -> ChainShape:
     """Return the shape of a chain whose first step has the shape `first`.
 
@@ -133,16 +133,16 @@ def chain_shape(
     more rows in one step cost next to nothing.
     """
     sequences, height = len(packed.spans), max(LARGE_TILE, next_power_of_2(queries_per_kv_head))
-    if first.splits != NO_PARTS:
+    if first.splits != NO_SPLIT:
         min_rows = max(2 * sequences, MAX_CHAIN_PREFILL)
         rows = max(first.rows, next((size for size in CAPTURE_ROWS if min_rows <= size), 0))
         # Several sequences can divide the rows in any way.
         tiles = rows if sequences > 1 else -(-MAX_CHAIN_PREFILL // (height // queries_per_kv_head))
-        first = Sizes(rows, max(first.tiles, next_power_of_2(tiles)), max(first.height, height), first.splits)
+        first = StepShape(rows, max(first.tiles, next_power_of_2(tiles)), max(first.tile_height, height), first.splits)
     return ChainShape(
         first=first,
         height=max(SMALL_TILE, next_power_of_2(queries_per_kv_head)),
-        splits=parts(padded_context(max(span.stop for span in packed.spans) + steps)),
+        splits=num_splits(padded_context(max(span.stop for span in packed.spans) + steps)),
         sequences=min(first.rows, next_power_of_2(sequences)),  # the first step has a row for each
         steps=steps,
         vocab=vocab,

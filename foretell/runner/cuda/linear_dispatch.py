@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.quant import QuantFormat, QuantizedRows, unscaled_matmul
-from foretell.kernels.triton import quant_linear as rounded
-from foretell.kernels.triton.linear import FEW_ROWS, LIBRARY_ROWS, MOST_ROWS, gated_linear, linear
-from foretell.kernels.triton.norm import Change
-from foretell.kernels.triton.swiglu import gate
+from foretell.kernels.triton import quant_linear
+from foretell.kernels.triton.linear import CUBLAS_ROWS, FEW_ROWS, MAX_ROWS, gated_linear, linear
+from foretell.kernels.triton.norm import ResidualDelta
+from foretell.kernels.triton.swiglu import gated_activation
 from foretell.models.layers import Linear
 from foretell.models.quantize import CudaQuantizedLinear
 
@@ -27,53 +27,57 @@ class LinearDispatch:
     def __call__(self, layer: Linear, x: Rows, prefill: bool) -> Tensor:
         """Multiply [rows, in] to [rows, out]; `prefill`: the bits of a row may depend on the other rows."""
         if isinstance(layer, CudaQuantizedLinear):
-            return self._rounded(layer, _quantized(x, layer), prefill)
+            return self._quantized(layer, _quantized(x, layer), prefill)
         assert isinstance(x, Tensor), "quantized rows are for quantized layers"
-        if prefill or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
+        if prefill or _outside(layer, x) or (len(x) > CUBLAS_ROWS and self._trusts(layer, x)):
             product: Tensor = layer(x)
             return product
         assert layer.weight is not None, "checked above"
         return linear(x, layer.weight, layer.bias)
 
-    def gated(self, layer: Linear, x: Rows, prefill: bool, gelu: bool, rounding: QuantFormat | None) -> Rows:
+    def gated(self, layer: Linear, x: Rows, prefill: bool, gelu: bool, format: QuantFormat | None) -> Rows:
         """Multiply and gate [rows, in] to [rows, out / 2] (SwiGLU or GeGLU); the gate is the first half."""
         if prefill or len(x) > FEW_ROWS:
-            return gate(self(layer, x, prefill), gelu, rounding)
+            return gated_activation(self(layer, x, prefill), gelu, format)
         if isinstance(layer, CudaQuantizedLinear):
             rows = _quantized(x, layer)
-            gated = rounded.gated_product(rows, layer.quantized, layer.bias, self.dtype, gelu)
+            gated = quant_linear.gated_quant_linear(rows, layer.quantized, layer.bias, self.dtype, gelu)
         elif isinstance(x, QuantizedRows) or layer.weight is None or _outside(layer, x):
-            return gate(self(layer, x, prefill), gelu, rounding)
+            return gated_activation(self(layer, x, prefill), gelu, format)
         else:
             gated = gated_linear(x, layer.weight, layer.bias, gelu)
-        return gated if rounding is None else rounded.round_rows(gated, rounding)
+        return gated if format is None else quant_linear.quantize_rows(gated, format)
 
-    def in_parts(self, layer: Linear, x: Rows, prefill: bool) -> Change:
+    def in_parts(self, layer: Linear, x: Rows, prefill: bool) -> ResidualDelta:
         """Multiply [rows, in] to partial sums [parts, rows, out], which the next kernel adds up."""
         if isinstance(layer, CudaQuantizedLinear):
-            return self._rounded_parts(layer, _quantized(x, layer), prefill)
+            return self._quantized_splits(layer, _quantized(x, layer), prefill)
         assert isinstance(x, Tensor), "quantized rows are for quantized layers"
         if prefill or _outside(layer, x):
             product: Tensor = layer(x)
-            return Change(product[None])
+            return ResidualDelta(product[None])
         assert layer.weight is not None, "checked above"
-        return Change(linear(x, layer.weight, layer.bias, parts=True))
+        return ResidualDelta(linear(x, layer.weight, layer.bias, split=True))
 
-    def _rounded(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> Tensor:
-        if not prefill and len(x) <= rounded.MOST_ROWS:
-            return rounded.product(x, layer.quantized, layer.bias, self.dtype)
+    def _quantized(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> Tensor:
+        if not prefill and len(x) <= quant_linear.MAX_ROWS:
+            return quant_linear.quant_linear(x, layer.quantized, layer.bias, self.dtype)
         if x.format == "int8":
-            return rounded.scaled(unscaled_matmul(x, layer.quantized), x, layer.quantized, layer.bias, self.dtype)
+            return quant_linear.apply_scales(
+                unscaled_matmul(x, layer.quantized), x, layer.quantized, layer.bias, self.dtype
+            )
         return _float8(x, layer, self.dtype)
 
-    def _rounded_parts(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> Change:
+    def _quantized_splits(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> ResidualDelta:
         if layer.bias is not None:
-            return Change(self._rounded(layer, x, prefill)[None])
-        if not prefill and len(x) <= rounded.MOST_ROWS:
-            return Change(rounded.sums(x, layer.quantized), x.scales, layer.quantized.scales)
+            return ResidualDelta(self._quantized(layer, x, prefill)[None])
+        if not prefill and len(x) <= quant_linear.MAX_ROWS:
+            return ResidualDelta(
+                quant_linear.quant_linear_unscaled(x, layer.quantized), x.scales, layer.quantized.scales
+            )
         if x.format == "int8":
-            return Change(unscaled_matmul(x, layer.quantized)[None], x.scales, layer.quantized.scales)
-        return Change(_float8(x, layer, self.dtype)[None])
+            return ResidualDelta(unscaled_matmul(x, layer.quantized)[None], x.scales, layer.quantized.scales)
+        return ResidualDelta(_float8(x, layer, self.dtype)[None])
 
     def _trusts(self, layer: Linear, x: Tensor) -> bool:
         """Return whether the library adds up like our kernel for this many rows. Tested once, before any capture."""
@@ -81,18 +85,18 @@ class LinearDispatch:
         if shape not in self._trusted:
             assert layer.weight is not None, "called for layers with weights only"
             noise = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
-            own = linear(noise[:LIBRARY_ROWS].contiguous(), layer.weight, layer.bias)
-            self._trusted[shape] = torch.equal(own, layer(noise)[:LIBRARY_ROWS])
+            own = linear(noise[:CUBLAS_ROWS].contiguous(), layer.weight, layer.bias)
+            self._trusted[shape] = torch.equal(own, layer(noise)[:CUBLAS_ROWS])
         return self._trusted[shape]
 
 
-def rounding_of(layer: Linear) -> QuantFormat | None:
+def format_of(layer: Linear) -> QuantFormat | None:
     """Return the format in which a layer takes its rows; None for floats."""
     return layer.quantized.format if isinstance(layer, CudaQuantizedLinear) else None
 
 
 def _quantized(x: Rows, layer: CudaQuantizedLinear) -> QuantizedRows:
-    return x if isinstance(x, QuantizedRows) else rounded.round_rows(x, layer.quantized.format)
+    return x if isinstance(x, QuantizedRows) else quant_linear.quantize_rows(x, layer.quantized.format)
 
 
 def _float8(x: QuantizedRows, layer: CudaQuantizedLinear, dtype: torch.dtype) -> Tensor:
@@ -100,7 +104,7 @@ def _float8(x: QuantizedRows, layer: CudaQuantizedLinear, dtype: torch.dtype) ->
     weights, bias = layer.quantized, layer.bias
     inputs, outputs = layer.inputs, layer.outputs
     if not x.values.is_cuda or inputs % 16 or outputs % 16 or dtype != torch.bfloat16:
-        return rounded.scaled(unscaled_matmul(x, weights), x, weights, bias, dtype)
+        return quant_linear.apply_scales(unscaled_matmul(x, weights), x, weights, bias, dtype)
     product = torch._scaled_mm(
         x.values, weights.values.T, scale_a=x.scales[:, None], scale_b=weights.scales[None], out_dtype=dtype
     )
@@ -109,4 +113,4 @@ def _float8(x: QuantizedRows, layer: CudaQuantizedLinear, dtype: torch.dtype) ->
 
 def _outside(layer: Linear, x: Tensor) -> bool:
     """Return whether our kernel does not support these rows."""
-    return layer.weight is None or len(x) > MOST_ROWS or x.dtype == torch.float32
+    return layer.weight is None or len(x) > MAX_ROWS or x.dtype == torch.float32

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import Span
-from foretell.kernels.triton.row_tables import ROW_FIELDS, TILE_FIELDS, Sizes, begin, whole_parts
+from foretell.kernels.triton.row_tables import ROW_FIELDS, TILE_FIELDS, StepShape, full_splits, split_start
 from foretell.runner.batch_layout import BatchLayout
 
 Int32Array = npt.NDArray[np.int32]
@@ -39,8 +39,8 @@ def make_tiles(packed: BatchLayout, max_rows: int, unsplit: bool = False) -> Til
             rows = min(max_rows, linear - at)
             shared.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
         if span.parents:
-            common = 0 if unsplit else whole_parts(span.stop - len(span.parents))
-            shared += _shared_tiles(span, sequence, max_rows, begin(common))
+            common = 0 if unsplit else full_splits(span.stop - len(span.parents))
+            shared += _shared_tiles(span, sequence, max_rows, split_start(common))
             nodes.append(_node_tiles(span, sequence, common, packed.table[POSITIONS]))
     shape = (-1, TILE_FIELDS)
     if not nodes:
@@ -67,7 +67,7 @@ def _node_tiles(span: Span, sequence: int, part: int, positions: Int32Array) -> 
     return tiles
 
 
-def write_tables(numbers: Int32Array, packed: BatchLayout, tiles: Tiles | None, shape: Sizes) -> None:
+def write_tables(numbers: Int32Array, packed: BatchLayout, tiles: Tiles | None, shape: StepShape) -> None:
     """Write the tables of a step into a flat buffer, padded to `shape`. Padded rows and tiles do nothing.
 
     Without tiles each sequence has one row, which is its tile.
@@ -88,8 +88,8 @@ def write_tables(numbers: Int32Array, packed: BatchLayout, tiles: Tiles | None, 
     for own, target in ((tiles.shared, padded[: shape.tiles]), (tiles.nodes, padded[shape.tiles :])):
         target[: len(own)] = own
         target[len(own) :] = 0
-    if shape.deep:
-        paths = numbers[paths_at : shape.numbers].reshape(shape.rows, shape.deep)
+    if shape.path_length:
+        paths = numbers[paths_at : shape.table_size].reshape(shape.rows, shape.path_length)
         for span in packed.spans:
             if span.parents:
                 nodes = slice(span.first + span.rows - len(span.parents), span.first + span.rows)
@@ -97,7 +97,7 @@ def write_tables(numbers: Int32Array, packed: BatchLayout, tiles: Tiles | None, 
                 _write_paths(span.parents, depths, paths[nodes])
 
 
-def _write_plain_decode(numbers: Int32Array, packed: BatchLayout, shape: Sizes) -> None:
+def _write_plain_decode(numbers: Int32Array, packed: BatchLayout, shape: StepShape) -> None:
     """Write the tables of a step with one row per sequence as one list, in a tenth of the time. Most steps are such."""
     tokens, positions, slots = packed.tokens, packed.positions, packed.slots
     n, padding = len(tokens), [0] * (shape.rows - len(tokens))
@@ -106,8 +106,8 @@ def _write_plain_decode(numbers: Int32Array, packed: BatchLayout, shape: Sizes) 
     flat += limits + padding + limits + padding + list(range(n)) + padding
     for i in range(n):
         flat += (i, 1, i, limits[i], 0, limits[i])
-    flat += [0] * (shape.numbers - len(flat))
-    numbers[: shape.numbers] = flat
+    flat += [0] * (shape.table_size - len(flat))
+    numbers[: shape.table_size] = flat
 
 
 def _write_paths(parents: tuple[int, ...], depths: npt.NDArray[np.int64], paths: Int32Array) -> None:

@@ -235,7 +235,7 @@ class NativeBlock(NativeHead):
         super().__init__(native, head, keys, values)
         config = head.config
         self.max_sequences = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # at once
-        self.record.join = self.record.feature_norm = None  # they apply to hidden states, not to the rows of a block
+        self.record.fc = self.record.hidden_norm = None  # they apply to hidden states, not to the rows of a block
         self._masks = head.mask_embeddings.expand(config.block - 1, -1).contiguous()
         self._markov = None if head.markov_in is None else head.markov_in.data.contiguous()
         self._confidence = head.confidence_weights

@@ -1,4 +1,4 @@
-"""Heads in the formats of others, each by rules of its own; what is not known is refused."""
+"""Draft heads in formats of other projects, each with its own reader; unknown formats are rejected."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SPECULATORS: dict[str, tuple[str, Callable[[HeadFile], TensorLayout]]] = {
     "dspark": ("block", block.speculators),
     "mtp": ("mtp", mtp.mtp),
 }
-NOT_SERVED = {
-    "peagle": "P-EAGLE heads guess in parallel with mask tokens",
+UNSUPPORTED = {
+    "peagle": "P-EAGLE heads draft in parallel with mask tokens",
     "dflash2": "DFlash 2 heads have convolutions",
-    "xpress": "XPress heads refine their guesses",
+    "xpress": "XPress heads refine their drafts",
 }
 
 
 def kind_of(config: Mapping[str, Any], names: frozenset[str]) -> str | None:
-    """Which kind of head a folder holds, by its config and the names of its tensors; None where it holds none."""
+    """Return the kind of head by config and tensor names; None if there is none."""
     if config.get("format") == FORMAT:
         return str(config.get("kind"))
     found = _rule(config, names)
@@ -42,8 +42,10 @@ def kind_of(config: Mapping[str, Any], names: frozenset[str]) -> str | None:
 def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callable[[HeadFile], TensorLayout]] | None:
     plain = {name.removeprefix("model.") for name in names}
     said = config.get("speculators_model_type")
-    if said in NOT_SERVED:
-        raise UnsupportedModelError(f"{NOT_SERVED[said]}, which is not served; EAGLE-3, DFlash and DSpark heads are")
+    if said in UNSUPPORTED:
+        raise UnsupportedModelError(
+            f"{UNSUPPORTED[said]}, which is not supported; EAGLE-3, DFlash and DSpark heads are"
+        )
     if said in SPECULATORS:
         return SPECULATORS[said]
     if "dflash_config" in config or "DFlashDraftModel" in (config.get("architectures") or []):
@@ -60,18 +62,16 @@ def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callab
 
 
 def layout_of(file: HeadFile) -> TensorLayout:
-    """What a head's file holds, in our words."""
+    """Return the layout of a head's file."""
     found = _rule(file.config.values, frozenset(file.tensors))
     if found is None:
-        raise ModelError(
-            f"{file.where}: not a head in a format that is known: EAGLE, EAGLE-3, DFlash, DSpark, Medusa, MTP"
-        )
+        raise ModelError(f"{file.where}: not a head in a known format: EAGLE, EAGLE-3, DFlash, DSpark, Medusa, MTP")
     return found[1](file)
 
 
 def load_foreign(
     where: str, config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], target: ModelConfig
 ) -> DraftHead[Any]:
-    """The head in a folder that somebody else wrote."""
+    """Load a head in the format of another project."""
     file = HeadFile.of(where, config, tensors, target)
     return fill(layout_of(file), file)

@@ -1,4 +1,4 @@
-"""How a head lies in somebody else's file: its config in our words, and which of its tensors become ours."""
+"""Layouts of heads in files of other projects: our config, and a mapping of tensor names."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """`parts`: for each tensor of ours those of theirs that stand one under another in it.
+    """The config of a head and `tensors`: for each tensor of ours the names in the file that are stacked in it.
 
-    `offsets` is the tensor that tells, for each token the head can guess, how far the target's id lies behind it, `ids`
-    one that tells the id itself. `spare` are tensors that say again what is known.
+    `offsets` names the tensor with the difference between target id and draft index (d2t), `ids` one with the target
+    ids themselves. `spare` are redundant tensors.
     """
 
-    source: str  # whose format it is
+    source: str  # name of the format
     config: HeadConfig
     tensors: Mapping[str, tuple[str, ...]]
     offsets: str | None = None
@@ -47,7 +47,7 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class HeadFile:
-    """A head's folder, opened: its config and its tensors, without what only says how they were wrapped."""
+    """Config and tensors of a head's folder, without prefixes of wrapper modules."""
 
     where: str
     config: ConfigFields
@@ -68,11 +68,11 @@ class HeadFile:
         return tuple(self.tensors[name].shape)
 
     def layer(self, config: ConfigFields, first: str, inputs: int | None = None) -> LayerConfig:
-        """A layer whose tensors begin with `first`: sizes by the config, what it has by its tensors."""
+        """Return the config of the layer with tensor prefix `first`: sizes by config, options by tensors."""
         width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         activation = config.string("hidden_act", "silu")
         if activation not in ACTIVATIONS:
-            raise UnsupportedModelError(f"hidden_act {activation!r} of a head is not served")
+            raise UnsupportedModelError(f"hidden_act {activation!r} of a head is not supported")
         out = self.shape(f"{first}.self_attn.o_proj.weight")
         layer = LayerConfig(
             width=width,
@@ -90,28 +90,28 @@ class HeadFile:
             mlp_bias=f"{first}.mlp.down_proj.bias" in self.tensors,
         )
         if self.shape(f"{first}.self_attn.q_proj.weight") != (heads * layer.head_dim, inputs or width):
-            raise ModelError(f"{self.where}: {first}.self_attn.q_proj.weight is not of the size its config gives")
+            raise ModelError(f"{self.where}: {first}.self_attn.q_proj.weight does not have the size of its config")
         return layer
 
 
 def _window(config: ConfigFields) -> int | None:
-    """How far all layers look back; layers that differ in that are not served."""
+    """Return the sliding window of all layers; layers that differ are not supported."""
     types = set(config.strings("layer_types"))
     if "sliding_attention" not in types:
         return None
     if len(types) > 1:
-        raise UnsupportedModelError("a head whose layers look back differently far is not served")
+        raise UnsupportedModelError("draft heads with both full and sliding attention layers are not supported")
     return config.integer("sliding_window")
 
 
 def layer_tensors(
     layer: LayerConfig, index: int, first: str, input_norm: str | None = "input_layernorm"
 ) -> TensorNames:
-    """Ours and theirs of a decoder layer whose tensors begin with `first`."""
+    """Return the tensor names of a decoder layer with tensor prefix `first`."""
     ours, attn, mlp = f"layers.{index}", f"{first}.self_attn", f"{first}.mlp"
-    parts: TensorNames = {f"{ours}.ffn_norm.weight": (f"{first}.post_attention_layernorm.weight",)}
+    tensors: TensorNames = {f"{ours}.ffn_norm.weight": (f"{first}.post_attention_layernorm.weight",)}
     if input_norm is not None:
-        parts[f"{ours}.attention_norm.weight"] = (f"{first}.{input_norm}.weight",)
+        tensors[f"{ours}.attention_norm.weight"] = (f"{first}.{input_norm}.weight",)
     kinds = {
         "attention.q": ((f"{attn}.q_proj",), layer.qkv_bias),
         "attention.kv": ((f"{attn}.k_proj", f"{attn}.v_proj"), layer.qkv_bias),
@@ -121,18 +121,18 @@ def layer_tensors(
     }
     for name, (theirs, bias) in kinds.items():
         for kind in ("weight", "bias") if bias else ("weight",):
-            parts[f"{ours}.{name}.{kind}"] = tuple(f"{each}.{kind}" for each in theirs)
+            tensors[f"{ours}.{name}.{kind}"] = tuple(f"{each}.{kind}" for each in theirs)
     if layer.qk_norm:
-        parts |= {f"{ours}.attention.{n}.weight": (f"{attn}.{n}.weight",) for n in ("q_norm", "k_norm")}
-    return parts
+        tensors |= {f"{ours}.attention.{n}.weight": (f"{attn}.{n}.weight",) for n in ("q_norm", "k_norm")}
+    return tensors
 
 
 def fill(layout: TensorLayout, file: HeadFile, shard: Shard | None = None) -> DraftHead[Any]:
-    """The head with its weights, or a rank's part; every tensor of the file has its place, or is known to be spare."""
+    """Load a head, or a rank's shard. Raise ModelError for a tensor that is neither mapped nor redundant."""
     used = {name for names in layout.tensors.values() for name in names} | layout.spare
     used |= {name for name in (layout.offsets, layout.ids) if name is not None}
     if unknown := sorted(set(file.tensors) - used):
-        raise ModelError(f"{file.where}: tensor {unknown[0]!r} has no place in a head of {layout.source}'s format")
+        raise ModelError(f"{file.where}: tensor {unknown[0]!r} does not belong to a head in {layout.source} format")
     reads: dict[str, Callable[[], Tensor]] = {
         ours: partial(_read, file, ours, theirs, layout.config.vocab) for ours, theirs in layout.tensors.items()
     }
@@ -162,37 +162,37 @@ def _fitted(rows: Tensor, vocab: int) -> Tensor:
 
 
 def draft_vocab(file: HeadFile) -> int | None:
-    """How many tokens it can guess; None: all of the target's."""
+    """Return the size of the draft vocabulary; None: all tokens of the target."""
     if "d2t" not in file.tensors:
         return None
     count = file.shape("d2t")[0]
-    said = file.shape("t2d")[0] if "t2d" in file.tensors else file.target.vocab
-    return None if count == said else count
+    total = file.shape("t2d")[0] if "t2d" in file.tensors else file.target.vocab
+    return None if count == total else count
 
 
 def draft_ids(layout: TensorLayout, file: HeadFile) -> Tensor | None:
-    """The target's id of each token the head can guess, rising; None where it can guess all."""
+    """Return the target ids of the draft vocabulary, ascending; None if it has all tokens."""
     if layout.config.draft_vocab is None:
         return None
     if layout.ids is not None:
         ids = file.tensors[layout.ids].load().long()
     else:
         if layout.offsets is None or layout.offsets not in file.tensors:
-            raise ModelError(f"{file.where}: says nothing of which {layout.config.draft_vocab} tokens it can guess")
+            raise ModelError(f"{file.where}: has no mapping (d2t) of its {layout.config.draft_vocab} draft tokens")
         offsets = file.tensors[layout.offsets].load().long()
         ids = torch.arange(len(offsets)) + offsets
     if not bool((ids.diff() > 0).all()) or not 0 <= int(ids[0]) <= int(ids[-1]) < layout.config.vocab:
-        raise ModelError(f"{file.where}: the tokens it can guess are not a rising run of the target's")
+        raise ModelError(f"{file.where}: the draft vocabulary is not an ascending list of target ids")
     return ids
 
 
 def own_or_shared(layout: TensorLayout, file: HeadFile) -> TensorLayout:
-    """The layout with embedding and output taken from the file where it has them, and borrowed where not."""
-    parts, config = dict(layout.tensors), layout.config
+    """Return the layout with embedding and LM head from the file if it has them, else shared with the target."""
+    tensors, config = dict(layout.tensors), layout.config
     if "embed_tokens.weight" in file.tensors:
-        parts["embed"] = ("embed_tokens.weight",)
+        tensors["embed"] = ("embed_tokens.weight",)
         config = replace(config, own_embed=True)
     if "lm_head.weight" in file.tensors:
-        parts["output.weight"] = ("lm_head.weight",)
+        tensors["output.weight"] = ("lm_head.weight",)
         config = replace(config, own_output=True)
-    return replace(layout, tensors=parts, config=config)
+    return replace(layout, tensors=tensors, config=config)

@@ -1,4 +1,4 @@
-"""Medusa heads, as their authors write them and as vLLM does."""
+"""Medusa heads in the formats of Medusa and vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THEIR_OUTPUT = re.compile(r"lm_heads\.(\d+)\.weight")
 
 
 def medusa(file: HeadFile) -> TensorLayout:
-    """Heads and blocks are counted by their tensors: configs are known to be wrong about both."""
+    """Read Medusa heads. Heads and blocks are counted by tensors, because configs are often wrong about both."""
     blocks: dict[tuple[int, int], dict[str, str]] = {}
     outputs: dict[int, str] = {}
     for name in file.tensors:
@@ -27,7 +27,7 @@ def medusa(file: HeadFile) -> TensorLayout:
         elif found := OUTPUT.fullmatch(plain) or THEIR_OUTPUT.fullmatch(plain):
             outputs[int(found[1])] = name
     if not blocks:
-        raise ModelError(f"{file.where}: has no Medusa head")
+        raise ModelError(f"{file.where}: no Medusa head found")
     heads, layers = 1 + max(head for head, _ in blocks), 1 + max(layer for _, layer in blocks)
     shared = "lm_head.weight" in file.tensors
     bias = "bias" in blocks[0, 0]
@@ -46,11 +46,11 @@ def medusa(file: HeadFile) -> TensorLayout:
         bias=bias,
         shared_output=shared,
     )
-    parts = {
+    tensors = {
         f"blocks.{head}.{layer}.{kind}": (name,)
         for (head, layer), kinds in blocks.items()
         for kind, name in kinds.items()
     }
-    parts |= {f"outputs.{head}.weight": (name,) for head, name in outputs.items()}
-    parts |= {"output.weight": ("lm_head.weight",)} if shared else {}
-    return TensorLayout("Medusa", config, parts, ids=ids)
+    tensors |= {f"outputs.{head}.weight": (name,) for head, name in outputs.items()}
+    tensors |= {"output.weight": ("lm_head.weight",)} if shared else {}
+    return TensorLayout("Medusa", config, tensors, ids=ids)

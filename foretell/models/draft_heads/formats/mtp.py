@@ -1,4 +1,4 @@
-"""Multi-token prediction, in the target's own checkpoint or apart from it."""
+"""Multi-token prediction modules, in the target's checkpoint or a separate one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SPECULATORS = {
     "fc.weight": "input_proj.weight",
     "norm.weight": "final_layernorm.weight",
 }
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's own, in DeepSeek's modules
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's tensors in DeepSeek's modules
 
 
 def mtp(file: HeadFile) -> TensorLayout:
-    """Of several modules the first is served, and used again for each further token."""
+    """Read the first of several modules, which is applied again for each further token."""
     layers = file.target.layers
     for first, names, norm_output in (
         ("mtp.", QWEN, True),
@@ -40,14 +40,14 @@ def mtp(file: HeadFile) -> TensorLayout:
     ):
         if first + names["fc.weight"] in file.tensors:
             return _module(file, first, names, norm_output)
-    raise ModelError(f"{file.where}: has no module for multi-token prediction; name a head that has, as mtp:FOLDER")
+    raise ModelError(f"{file.where}: no multi-token prediction module found; name a head as mtp:FOLDER")
 
 
 def _module(file: HeadFile, first: str, names: dict[str, str], norm_output: bool) -> TensorLayout:
     sizes = file.config.section("transformer_layer_config")
     inner = f"{first}layers.0" if names is QWEN else first.removesuffix(".")
     layer = file.layer(sizes if sizes.values else file.config, inner)
-    layer = replace(layer, window=None)  # such a layer sees all, whatever the target's do
+    layer = replace(layer, window=None)  # MTP layers have full attention, whatever the target has
     head = MtpConfig(
         layer,
         file.target.vocab,
@@ -57,6 +57,6 @@ def _module(file: HeadFile, first: str, names: dict[str, str], norm_output: bool
         norm_output=norm_output,
         embed_scale=file.target.embed_scale,
     )
-    parts = {ours: (first + theirs,) for ours, theirs in names.items()} | layer_tensors(layer, 0, inner)
-    used = {name for theirs in parts.values() for name in theirs}
-    return TensorLayout("MTP", head, parts, spare=frozenset(set(file.tensors) - used))
+    tensors = {ours: (first + theirs,) for ours, theirs in names.items()} | layer_tensors(layer, 0, inner)
+    used = {name for theirs in tensors.values() for name in theirs}
+    return TensorLayout("MTP", head, tensors, spare=frozenset(set(file.tensors) - used))
