@@ -21,6 +21,7 @@ from permissive_prompts import measured, windows
 
 from foretell.build.model_source import ModelSource, open_model
 from foretell.config import EngineConfig
+from foretell.models.hf_config import eos_token_ids
 from foretell.tokenizer import Tokenizer
 from foretell.train.sampler import GenerationRequest, Sampler
 

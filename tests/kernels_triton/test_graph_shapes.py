@@ -35,9 +35,9 @@ MIXES = {
 }
 
 
-def test_prompts_are_told_from_drafts() -> None:
-    assert readers(step([*WRITTEN, *READ], 4)) == [False] * 3 + [True] * 2
-    assert readers(step([(100, 1, Draft.chain([1] * 60))], 4)) == [False], "many rows, all of them draft tokens"
+def test_prefill_spans_differ_from_drafts() -> None:
+    assert prefill_spans(step([*WRITTEN, *READ], 4)) == [False] * 3 + [True] * 2
+    assert prefill_spans(step([(100, 1, Draft.chain([1] * 60))], 4)) == [False], "many rows, all of them draft tokens"
 
 
 @pytest.mark.parametrize("most", [256, 8, 3])
@@ -114,5 +114,5 @@ def test_catching_up_reuses_the_captured_chain(sequences: int, share: int) -> No
     recorded = chain([1] * sequences)
     for missing in range(2, MAX_CHAIN_PREFILL + 1):
         assert recorded.covers(chain([missing] + [1] * (sequences - 1))), missing
-    assert not any(readers(step([(100, MAX_CHAIN_PREFILL, Draft())], 4))), "it is no prompt yet"
-    assert all(readers(step([(100, MAX_CHAIN_PREFILL + 1, Draft())], 4))), "more is one, and read by itself"
+    assert not any(prefill_spans(step([(100, MAX_CHAIN_PREFILL, Draft())], 4))), "it is no prompt yet"
+    assert all(prefill_spans(step([(100, MAX_CHAIN_PREFILL + 1, Draft())], 4))), "more is one, and read by itself"

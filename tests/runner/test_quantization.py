@@ -74,7 +74,7 @@ def test_a_model_quantized_in_place_equals_its_quantized_copy(config: ModelConfi
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     assert len(layers) == 4 * config.layers + 1
     assert same_bits(
-        RunnerHarness(model).read(tokens), RunnerHarness(quantized_copy(random_model(config), bits)).read(tokens)
+        RunnerHarness(model).read(tokens), RunnerHarness(quantized_copy(random_model(config), format)).read(tokens)
     )
 
 
