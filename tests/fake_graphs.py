@@ -114,20 +114,20 @@ class RandomDrafts:
         if isinstance(sizes, PrefillShape):
             return None
         if not sizes.width:
-            told = torch.randint(self.vocab, (2, sizes.depth, sizes.sequences)).float()
-            told[1] = 0.8
-            return DraftOutput(told)
-        told = torch.zeros(sizes.depth, 3, sizes.sequences, sizes.width, min(10, self.vocab))
-        told[:, 0] = torch.arange(told.shape[-1])
-        told[:, 1] = 0.6 ** (1 + torch.arange(told.shape[-1]))
-        told[:, 2, :, :, 0] = torch.arange(sizes.width)
-        return DraftOutput(told)
+            output = torch.randint(self.vocab, (2, sizes.depth, sizes.sequences)).float()
+            output[1] = 0.8
+            return DraftOutput(output)
+        output = torch.zeros(sizes.depth, 3, sizes.sequences, sizes.width, min(10, self.vocab))
+        output[:, 0] = torch.arange(output.shape[-1])
+        output[:, 1] = 0.6 ** (1 + torch.arange(output.shape[-1]))
+        output[:, 2, :, :, 0] = torch.arange(sizes.width)
+        return DraftOutput(output)
 
 
-def make_up(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
-    """Let a head that records run nothing; what it has recorded of drafts, and of readings."""
-    whole: Any = head._graph  # type: ignore[attr-defined]
-    reader: Any = head._graph_prefill
-    found = whole.graphs, reader.graphs
-    whole.graphs, reader.graphs = (RandomDrafts(each, vocab) for each in found)
+def use_random_drafts(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
+    """Let a head with CUDA graphs draft random tokens; return its graph caches of drafts and of prefills."""
+    drafts: Any = head._graph  # type: ignore[attr-defined]
+    prefills: Any = head._graph_prefill
+    found = drafts.graphs, prefills.graphs
+    drafts.graphs, prefills.graphs = (RandomDrafts(each, vocab) for each in found)
     return found

@@ -10,10 +10,10 @@ import torch
 
 from foretell.train.losses import LossRows, _fused_loss_and_gradient, _loss_and_gradient
 from tests.kernels_triton.test_forward import DEVICE
-from tests.train.test_losses import MIXES
+from tests.train.test_losses import WEIGHTS
 
 
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("spread", [0.05, 1.0, 4.0])
 def test_one_launch_is_the_definition(name: str, spread: float) -> None:
     torch.manual_seed(1)
@@ -22,7 +22,7 @@ def test_one_launch_is_the_definition(name: str, spread: float) -> None:
     goals[2, 7:] = 0.0  # some of which never come
     which, label = torch.randint(5, (9,), device=DEVICE), torch.randint(-1, 300, (9,), device=DEVICE)
     rows = LossRows(goals, which, label, torch.rand(9, device=DEVICE))
-    wanted = _loss_and_gradient(logits.clone(), rows, MIXES[name])
-    found = _fused_loss_and_gradient(logits.clone(), rows, MIXES[name])
+    wanted = _loss_and_gradient(logits.clone(), rows, WEIGHTS[name])
+    found = _fused_loss_and_gradient(logits.clone(), rows, WEIGHTS[name])
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

@@ -79,7 +79,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """The step as the executor runs it when nothing is recorded."""
     most = sizes.tile_height // (model.config.heads // model.config.kv_heads)
-    tiles = make_tiles(packed, most, whole=sizes.splits == NO_SPLIT)
+    tiles = make_tiles(packed, most, unsplit=sizes.splits == NO_SPLIT)
     numbers = np.full(sizes.table_size, -77, np.int32)  # what an earlier step left
     write_tables(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
@@ -94,7 +94,7 @@ def exact_fit(packed: BatchLayout, share: int, whole: bool = False) -> StepShape
     """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
     sizes, tiles = step_shape(packed, share)
     if whole:
-        tiles = make_tiles(packed, 16 // share, whole=True)
+        tiles = make_tiles(packed, 16 // share, unsplit=True)
         return replace(sizes, rows=packed.rows, tiles=len(tiles.shared), tile_height=16, splits=NO_SPLIT)
     return replace(sizes, splits=num_splits(max(span.stop for span in packed.spans)))
 

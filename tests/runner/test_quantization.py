@@ -45,11 +45,11 @@ def written(folder: Path, **options: Any) -> list[tuple[int, ...]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
-def test_drafts_do_not_change_the_output(tiny_folder: Path, form: str) -> None:
-    plain = written(tiny_folder, quantization=form, drafter="none")
+@pytest.mark.parametrize("format", FORMATS)
+def test_drafts_do_not_change_the_output(tiny_folder: Path, format: QuantFormat) -> None:
+    plain = written(tiny_folder, quantization=format, drafter="none")
     for drafter in DRAFTERS:
-        assert written(tiny_folder, quantization=form, drafter=drafter, num_speculative_tokens=4) == plain, drafter
+        assert written(tiny_folder, quantization=format, drafter=drafter, num_speculative_tokens=4) == plain, drafter
 
 
 def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def gguf(file_type: int) -> Checkpoint:
 @pytest.mark.parametrize(
     ("settings", "file_type", "device", "format"),
     [
-        ({}, 3, "cpu", 8),  # the file's weights are quantized
+        ({}, 3, "cpu", "int8"),  # the file's weights are quantized
         ({}, 0, "cpu", None),
         ({}, 3, "cuda", None),
         ({"dtype": "float32"}, 3, "cpu", None),  # an explicit float type wins
@@ -157,7 +157,7 @@ def gguf(file_type: int) -> Checkpoint:
     ],
 )
 def test_weights_are_quantized_if_the_file_has_quantized_weights(
-    settings: dict[str, str], file_type: int, device: str, bits: int | None
+    settings: dict[str, str], file_type: int, device: str, format: str | None
 ) -> None:
     config = EngineConfig(**settings)  # type: ignore[arg-type]
     assert choose_quantization(config, gguf(file_type), torch.device(device)) == format

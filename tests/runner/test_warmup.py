@@ -71,16 +71,16 @@ def few(context: int = 256) -> ModelRunner:
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("guesses", [False, True])
-def test_the_warm_up_is_complete_when_the_load_ends(guesses: bool) -> None:
-    with BackgroundWarmup(lambda: few(4096), CPU, guesses) as warming:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_the_warm_up_is_complete_when_the_load_ends(drafts: bool) -> None:
+    with BackgroundWarmup(lambda: few(4096), CPU, drafts) as warming:
         pass
-    assert warming.steps == len(PLAIN_STEPS) + guesses * len(DRAFT_STEPS) and not warming.drafts
+    assert warming.steps == len(PLAIN_STEPS) + drafts * len(DRAFT_STEPS) and not warming.drafts
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_heads_warm_up_within_their_grace_period(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = DummyHeads([config, config], grow=True)
+    heads = DummyHeads([config, config], trees=True)
 
     def make() -> ModelRunner:
         model = blank()
@@ -93,7 +93,7 @@ def test_heads_warm_up_within_their_grace_period(config: HeadConfig, monkeypatch
     with BackgroundWarmup(make, CPU, True, heads) as warming:
         pass
     assert warming.steps == len([step for step in PLAIN_STEPS + DRAFT_STEPS + TREE_STEPS if step.length <= 1024])
-    assert warming.drafts == 2 * len(heads.wanted)
+    assert warming.drafts == 2 * len(heads.drafts)
     monkeypatch.setattr("foretell.runner.cuda.warmup.HEAD_GRACE", -math.inf)
     with BackgroundWarmup(make, CPU, True, heads) as warming:
         pass

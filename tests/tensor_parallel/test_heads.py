@@ -90,14 +90,14 @@ def test_a_rank_that_is_lost_while_a_head_drafts_is_named(tmp_path: Path) -> Non
         add(engine, "0", [1, 2, 3])
         engine.step()
         assert isinstance(drafter.inner, HeadDrafter)
-        run_job = drafter.inner.work.run
+        run_op = drafter.inner.ops.run
 
-        def run_without_one(job: object) -> object:
+        def run_without_one(op: object) -> object:
             os.kill(ranks.team.pids[0], signal.SIGKILL)
             assert gone(ranks.team.pids[0])
-            return run_job(job)  # type: ignore[arg-type]
+            return run_op(op)  # type: ignore[arg-type]
 
-        drafter.inner.work.run = run_without_one  # type: ignore[method-assign, assignment]
+        drafter.inner.ops.run = run_without_one  # type: ignore[method-assign, assignment]
         with pytest.raises(RankError, match="rank 1 of 2 was killed by SIGKILL"):
             for _ in range(100):
                 engine.step()
