@@ -69,7 +69,7 @@ class PaddedExecutor(Executor):
             if wanted.rows <= CAPTURE_ROWS[-1]:
                 self.asked[wanted] += 1
                 sizes = self.recorder.select(wanted)
-                write_tables(np.zeros(sizes.numbers, np.int32), some, tiles, sizes)
+                write_tables(np.zeros(sizes.table_size, np.int32), some, tiles, sizes)
                 self.recorder(sizes, lambda: None)
         return self.inner.forward(packed, taps)
 
@@ -79,7 +79,7 @@ def use_fake_graphs(engine: Engine, *heads: HeadDrafter) -> FakeCapture:
     tape = FakeCapture()
     engine.runner.executor = PaddedExecutor(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
     for head in heads:
-        assert head._graph_prefill is not None, "it guesses in one piece"
+        assert head._graph_prefill is not None, "it drafts in a single graph"
         head._graph.graphs = tape.recorder()  # type: ignore[attr-defined]
         head._graph_prefill.graphs = tape.recorder()
     return tape
@@ -114,20 +114,20 @@ class RandomDrafts:
         if isinstance(sizes, PrefillShape):
             return None
         if not sizes.width:
-            told = torch.randint(self.vocab, (2, sizes.depth, sizes.sequences)).float()
-            told[1] = 0.8
-            return DraftOutput(told)
-        told = torch.zeros(sizes.depth, 3, sizes.sequences, sizes.width, min(10, self.vocab))
-        told[:, 0] = torch.arange(told.shape[-1])
-        told[:, 1] = 0.6 ** (1 + torch.arange(told.shape[-1]))
-        told[:, 2, :, :, 0] = torch.arange(sizes.width)
-        return DraftOutput(told)
+            readback = torch.randint(self.vocab, (2, sizes.depth, sizes.sequences)).float()
+            readback[1] = 0.8
+            return DraftOutput(readback)
+        readback = torch.zeros(sizes.depth, 3, sizes.sequences, sizes.width, min(10, self.vocab))
+        readback[:, 0] = torch.arange(readback.shape[-1])
+        readback[:, 1] = 0.6 ** (1 + torch.arange(readback.shape[-1]))
+        readback[:, 2, :, :, 0] = torch.arange(sizes.width)
+        return DraftOutput(readback)
 
 
-def make_up(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
-    """Let a head that records run nothing; what it has recorded of drafts, and of readings."""
-    whole: Any = head._graph  # type: ignore[attr-defined]
-    reader: Any = head._graph_prefill
-    found = whole.graphs, reader.graphs
-    whole.graphs, reader.graphs = (RandomDrafts(each, vocab) for each in found)
-    return found
+def use_random_drafts(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
+    """Let a head with graphs return random drafts, and return its draft and prefill graph caches."""
+    draft: Any = head._graph  # type: ignore[attr-defined]
+    prefill: Any = head._graph_prefill
+    caches = draft.graphs, prefill.graphs
+    draft.graphs, prefill.graphs = (RandomDrafts(cache, vocab) for cache in caches)
+    return caches
