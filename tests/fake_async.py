@@ -1,5 +1,4 @@
-"""An executor with async scheduling, as on a device, around one that computes at once.
-The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked"""
+"""An executor with async scheduling, as on a device, around one that computes at once."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from foretell.types import Budget, Draft, Sequence
 
 
 class FakeAsyncExecutor(Executor):
-    """The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked
-    Reference for async executors. The next step overwrites a step's logits, and its tokens are returned once."""
+    """Reference for async executors. The next step overwrites a step's logits, and its tokens are returned once."""
 
     supports_async = True
 
@@ -27,15 +25,15 @@ class FakeAsyncExecutor(Executor):
         self.inner = inner
         self.num_steps = 0
         self.sent = 0  # steps launched before their tokens were known
-        self.unseen = 0  # steps with draft tokens that only the device knows
-        self._left = torch.empty(0)
+        self.num_device_drafts = 0  # steps with draft tokens that only the device knows
+        self._logits = torch.empty(0)
 
     @torch.inference_mode()
     def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         self.num_steps += 1
-        self._left.fill_(float("nan"))
+        self._logits.fill_(float("nan"))
         output = self.inner.forward(packed, taps)
-        self._left = logits = output.logits.clone()
+        self._logits = logits = output.logits.clone()
         return StepOutput(logits, output.hidden_states, lambda: logits.argmax(-1).tolist())
 
     @torch.inference_mode()
@@ -43,19 +41,21 @@ class FakeAsyncExecutor(Executor):
         self, packed: BatchLayout, taps: tuple[int, ...], draws: SamplingBatch | None, top: int
     ) -> AsyncStep | None:
         self.sent += 1
-        logits = self._left
+        logits = self._logits
         assert not logits.isnan().any()
         tokens: list[int] = logits.argmax(-1).tolist()
         if draws is not None:
             tokens = sample(logits, [SamplingRow(*each) for each in zip(*draws, strict=True)])
-        likeliest = logits.topk(min(top, logits.shape[-1])).indices.tolist() if top else []
+        top_tokens = logits.topk(min(top, logits.shape[-1])).indices.tolist() if top else []
         known = [token if token >= 0 else tokens[-1 - token] for token in packed.tokens]
-        return AsyncStep(self.forward(replace(packed, tokens=known), taps), lambda: StepTokens(tokens, likeliest))
+        return AsyncStep(self.forward(replace(packed, tokens=known), taps), lambda: StepTokens(tokens, top_tokens))
 
-    def forward_device_draft(self, packed: BatchLayout, taps: tuple[int, ...], guesses: torch.Tensor) -> StepOutput:
-        assert min(packed.tokens) < 0 <= int(guesses.min())
-        self.unseen += 1
-        found = guesses.tolist()
+    def forward_device_draft(
+        self, packed: BatchLayout, taps: tuple[int, ...], draft_tokens: torch.Tensor
+    ) -> StepOutput:
+        assert min(packed.tokens) < 0 <= int(draft_tokens.min())
+        self.num_device_drafts += 1
+        found = draft_tokens.tolist()
         return self.forward(
             replace(packed, tokens=[token if token >= 0 else found[-1 - token] for token in packed.tokens]), taps
         )
@@ -76,9 +76,9 @@ class DeviceDraftDrafter(Wrapper):
         there = torch.tensor([token for draft in drafts for token in draft.tokens], dtype=torch.int32)
         found, first = [], 0
         for draft in drafts:
-            places = tuple(-1 - place for place in range(first, first + len(draft)))
+            indices = tuple(-1 - index for index in range(first, first + len(draft)))
             kept = FakeDeviceDraft(there, list(draft.tokens), list(draft.confidence or [0.5] * len(draft)))
-            found.append(Draft(places, draft.parents, draft.source, device_draft=kept) if len(draft) else draft)
+            found.append(Draft(indices, draft.parents, draft.source, device_draft=kept) if len(draft) else draft)
             first += len(draft)
         self.left += first
         return found
@@ -88,10 +88,10 @@ class DeviceDraftDrafter(Wrapper):
 class FakeDeviceDraft:
     token_buffer: torch.Tensor
     tokens: list[int]
-    sure: list[float]
+    confidence: list[float]
 
     def wait(self) -> tuple[list[int], list[float]]:
-        return self.tokens, self.sure
+        return self.tokens, self.confidence
 
 
 class RandomController(FixedController):
@@ -104,14 +104,14 @@ class RandomController(FixedController):
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         return ([seq for seq in seqs if seq.request.drafters], self.num_tokens) if self.rng.random() < 0.5 else ([], 0)
 
-    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
         if self.rng.random() < 0.75:
             return [Budget()] * len(seqs)
-        arms = [self.rng.choice(seq.request.drafters) if seq.request.drafters else "" for seq in seqs]
-        return [self._budget(seq, arm) for seq, arm in zip(seqs, arms, strict=True)]
+        drafters = [self.rng.choice(seq.request.drafters) if seq.request.drafters else "" for seq in seqs]
+        return [self._budget(seq, drafter) for seq, drafter in zip(seqs, drafters, strict=True)]
 
     def expects_plain_step(self, seqs: list[Sequence]) -> bool:
         return self.rng.random() < 0.8
 
-    def keeps_plain(self, seqs: list[Sequence], offers: FreeDrafts) -> bool:
+    def keeps_plain(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> bool:
         return self.rng.random() < 0.8

@@ -119,7 +119,7 @@ def engine_with(drafter: Drafter, mixed: bool) -> Engine:
     return World().engine(MixDrafter(drafters, supervisor=supervisor))
 
 
-def texts(engine: Engine, rule: str) -> list[list[int]]:
+def outputs(engine: Engine, rule: str) -> list[list[int]]:
     choice, params = SpeculationChoice(rule=rule), {"temperature": 1.0, "max_tokens": 12}
     states = [add(engine, str(i), prompt, choice, **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(1000):
@@ -132,7 +132,7 @@ def texts(engine: Engine, rule: str) -> list[list[int]]:
 
 @cache
 def plain(rule: str) -> list[list[int]]:
-    return texts(World().engine(), rule)
+    return outputs(World().engine(), rule)
 
 
 @pytest.mark.parametrize(("rule", "free"), [("match", False), ("match", True), ("rejection", False)])
@@ -140,7 +140,7 @@ def plain(rule: str) -> list[list[int]]:
 @pytest.mark.parametrize("fault", INVALID)
 def test_an_invalid_draft_costs_only_itself(fault: str, mixed: bool, rule: str, free: bool) -> None:
     engine = engine_with(Scripted(INVALID[fault], free), mixed)
-    found = texts(engine, rule)
+    found = outputs(engine, rule)
     if rule == "match" or not mixed:  # under rejection the other drafter's draft tokens take part in sampling
         assert found == plain(rule)
     assert engine.safe_drafter.failures > 0 and engine.drafter.unavailable == {"faulty"}
@@ -152,7 +152,7 @@ def test_an_invalid_draft_costs_only_itself(fault: str, mixed: bool, rule: str, 
 @pytest.mark.parametrize("form", VALID)
 def test_integers_of_other_libraries_are_converted(form: str, mixed: bool) -> None:
     engine = engine_with(Scripted(VALID[form]), mixed)
-    assert texts(engine, "match") == plain("match")
+    assert outputs(engine, "match") == plain("match")
     assert engine.safe_drafter.failures == 0 and engine.stats.speculation.by_drafter["faulty"].drafted > 0
 
 
@@ -164,7 +164,7 @@ def test_a_wrong_number_of_drafts_costs_only_them(mixed: bool, count: int) -> No
             return [Draft.chain([1])] * (count if count != len(seqs) else 0)
 
     engine = engine_with(Miscounts(INVALID["an error"]), mixed)
-    assert texts(engine, "match") == plain("match")
+    assert outputs(engine, "match") == plain("match")
     assert engine.safe_drafter.failures > 0
 
 
@@ -236,7 +236,7 @@ class Vandal(Scripted):
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in a mix"])
 def test_a_drafter_of_another_package_cannot_change_a_sequence(mixed: bool) -> None:
     engine = engine_with(isolate(Vandal()), mixed)
-    assert texts(engine, "match") == plain("match")
+    assert outputs(engine, "match") == plain("match")
     assert engine.safe_drafter.failures == 0 and engine.stats.speculation.by_drafter["faulty"].drafted > 0
 
 

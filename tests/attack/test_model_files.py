@@ -239,7 +239,7 @@ class PanicException(BaseException):
 
 
 class Panicking:
-    """Stands in for a backend that panics at some texts."""
+    """A tokenizer backend that panics."""
 
     def encode(self, *_: Any, **__: Any) -> Any:
         raise PanicException("index out\nof range")

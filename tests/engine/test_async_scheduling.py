@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foretell.draft.heads.wiring_check import generate_samples
+from foretell.draft.mix import MixDrafter
 from foretell.engine import async_scheduling
 from foretell.engine.async_scheduling import MAX_DEVICE_DRAFT_ROWS, InFlightStep, StepTimer, can_draft_on_device
 from foretell.runner.cuda.graphs import mark_outlier
@@ -71,8 +72,8 @@ def test_replacing_the_drafter_discards_the_step_in_flight() -> None:
 @pytest.mark.parametrize("aborted", [False, True])
 def test_no_step_is_left_in_flight_after_the_last_sequence(aborted: bool) -> None:
     engine, _ = async_engine(World(), None)
-    text = truth_for("greedy")[0]
-    add(engine, "0", PROMPTS[0], stop_token_ids=[text[5]])
+    tokens = truth_for("greedy")[0]
+    add(engine, "0", PROMPTS[0], stop_token_ids=[tokens[5]])
     for _ in range(3):
         engine.step()
     if aborted:
@@ -153,7 +154,7 @@ def test_only_tokens_that_depend_on_their_logits_alone_are_sampled_on_the_device
         engine = World().engine(model_drafter(seed=5)) if plain else async_engine(World(), model_drafter(seed=5))[0]
         engine.controller = type(engine.controller)(0)  # without drafts both decide alike
         engine.controller.expects_plain_step = lambda seqs: True  # type: ignore[method-assign]
-        engine.controller.keeps_plain = lambda seqs, offers: True  # type: ignore[method-assign]
+        engine.controller.keeps_plain = lambda seqs, free_drafts: True  # type: ignore[method-assign]
         states = [add(engine, str(i), prompt, choice, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
         run(engine)
         outputs.append([state.seq.tokens for state in states])
@@ -167,9 +168,8 @@ def decoding(rule: str = "match", num_new_tokens: int = 1, batch_size: int = 1) 
 
 
 def test_draft_tokens_stay_on_the_device_only_if_the_host_does_not_need_them() -> None:
-    drafter = DeviceDraftDrafter(model_drafter())
-    name, device = drafter.name, "cpu"
-    four = [Budget(4, name)]
+    drafter, device = MixDrafter([DeviceDraftDrafter(model_drafter())]), "cpu"
+    four = [Budget(4, drafter.name)]
     assert can_draft_on_device(decoding(), four, drafter, device)
     assert not can_draft_on_device(decoding(), [Budget()], drafter, device), "there are no drafts"
     assert not can_draft_on_device(decoding(), four, drafter, "cuda:1"), "they are on another device"
@@ -276,11 +276,11 @@ def test_the_tokens_of_a_step_arrive_before_they_are_verified(
         clock.now += 1.0
         return results
 
-    def recorded(results: list[StepResult], times: StepTimes) -> None:
+    def recording(results: list[StepResult], times: StepTimes) -> None:
         seen.append(times)
         observe(results, times)
 
-    monkeypatch.setattr(engine, "observe", recorded)
+    monkeypatch.setattr(engine, "observe", recording)
     monkeypatch.setattr(engine.verifier, "verify", slow)
     monkeypatch.setattr(engine.controller, "expects_plain_step", lambda seqs: False)
     add(engine, "0", PROMPTS[0], SpeculationChoice(), temperature=temperature, ignore_eos=True)

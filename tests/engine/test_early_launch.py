@@ -126,7 +126,7 @@ def test_aborting_a_sequence_with_device_drafts_affects_no_other(moment: int) ->
     states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(moment):
         engine.step()
-    assert engine.async_scheduler.in_flight is not None and executor.unseen
+    assert engine.async_scheduler.in_flight is not None and executor.num_device_drafts
     engine.abort("1")
     check_pages(engine)
     run(engine)

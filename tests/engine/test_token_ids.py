@@ -62,4 +62,4 @@ def test_a_thinking_budget_needs_its_end_in_the_vocabulary() -> None:
 
 def test_training_samples_with_end_ids_outside_the_vocabulary() -> None:
     sampler = Sampler(tiny_decoder(), 1, CONTEXT, ENDS, seed=0)
-    assert torch.equal(sampler.stop_token_ids.nonzero().flatten(), torch.tensor([0]))
+    assert torch.equal(sampler.is_end.nonzero().flatten(), torch.tensor([0]))
