@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 WORLDS = {"roomy": World(device="cuda"), "few pages": World(device="cuda", page_size=4, pages=12, max_num_seqs=5)}
 ALL: dict[str, Callable[[list[list[int]]], Drafter | None]] = {
-    "nobody": lambda truth: None,
+    "none": lambda truth: None,
     "eagle": lambda truth: OwnHead(HEADS["eagle"]),
     "block": lambda truth: OwnHead(HEADS["block"]),
     **DRAFTERS,
@@ -79,15 +79,15 @@ def test_the_host_waits_for_the_previous_step_only(temperature: float) -> None:
     for _ in range(20):
         engine.step()
     stream = torch.cuda.current_stream()
-    before, land = len(sent), engine.runner.executor._land  # type: ignore[attr-defined]
+    before, wait = len(sent), engine.runner.executor._wait_previous  # type: ignore[attr-defined]
     busy: list[bool] = []
 
-    def landed(*args: object) -> object:
-        found = land(*args)
+    def wait_previous(*args: object) -> object:
+        found = wait(*args)
         busy.append(not stream.query())
         return found
 
-    engine.runner.executor._land = landed  # type: ignore[attr-defined]
+    engine.runner.executor._wait_previous = wait_previous  # type: ignore[attr-defined]
     for _ in range(20):
         engine.step()
     assert len(sent) - before == len(busy) == 20

@@ -28,9 +28,9 @@ def test_a_head_does_not_change_the_output(config: HeadConfig, packed: bool) -> 
             assert generate(drafter, replace(world, levels=levels, budget=9), temperature=temperature) == truth
 
 
-def waiting(config: HeadConfig, whole: bool, temperature: float) -> tuple[Any, list[Sequence]]:
+def waiting(config: HeadConfig, single_graph: bool, temperature: float) -> tuple[Any, list[Sequence]]:
     """Return sequences that are ready for a draft."""
-    engine = World(device="cuda", budget=2).engine(drafter := OwnHead(config, whole=whole))
+    engine = World(device="cuda", budget=2).engine(drafter := OwnHead(config, single_graph=single_graph))
     prompts = enumerate(PROMPTS)
     seqs = [add(engine, str(i), each, temperature=temperature, ignore_eos=True)[0].seq for i, each in prompts]
     for _ in range(4):
@@ -47,12 +47,12 @@ def same(found: Draft, truth: Draft) -> bool:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_replayed_draft_equals_its_eager_run_and_the_reference(config: HeadConfig, temperature: float) -> None:
-    (drafter, mine), (defined, theirs) = (waiting(config, whole, temperature) for whole in (True, False))
+    (drafter, mine), (defined, theirs) = (waiting(config, single, temperature) for single in (True, False))
     for budget in (Budget(4), Budget(14, max_depth=3)):
         budgets = [budget] * len(mine)
-        drafter._whole.graphs.graphs.clear()
+        drafter._graph.graphs.graphs.clear()
         runs = [drafter.propose(mine, budgets) for _ in range(4)]  # eager, captured, replayed twice
-        assert all(each is not None for each in drafter._whole.graphs.graphs.values())
+        assert all(each is not None for each in drafter._graph.graphs.graphs.values())
         for run in runs[1:]:
             assert all(map(same, run, runs[0]))
         for draft, truth in zip(runs[-1], defined.propose(theirs, budgets), strict=True):
@@ -62,7 +62,7 @@ def test_a_replayed_draft_equals_its_eager_run_and_the_reference(config: HeadCon
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_graph_serves_other_sequences(config: HeadConfig) -> None:
-    (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
+    (drafter, mine), (defined, theirs) = (waiting(config, single, 0.0) for single in (True, False))
     for budget in (Budget(3), Budget(14, max_depth=3)):
         for order in ((0, 1, 2), (0, 1, 2, 4), (4, 3, 1), (2, 0, 4, 3)):
             budgets = [budget] * len(order)
@@ -73,7 +73,7 @@ def test_a_graph_serves_other_sequences(config: HeadConfig) -> None:
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_prefill_is_captured_and_stores_what_the_reference_stores(config: HeadConfig) -> None:
-    (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
+    (drafter, mine), (defined, theirs) = (waiting(config, single, 0.0) for single in (True, False))
     assert any(each is not None for each in drafter._graph_prefill.graphs.graphs.values())
     for seq, other in zip(mine, theirs, strict=True):
         own, slots = (drafter.pages.slots(seq, 1, seq.cached - 1), defined.pages.slots(other, 1, other.cached - 1))
@@ -82,8 +82,8 @@ def test_prefill_is_captured_and_stores_what_the_reference_stores(config: HeadCo
 
 
 def tensors(drafter: Any) -> list[torch.Tensor]:
-    keys, values, features = drafter.pages.kept
-    return [*keys, *values, *([] if features is None else [features])]
+    keys, values, states = drafter.pages.caches
+    return [*keys, *values, *([] if states is None else [states])]
 
 
 @pytest.mark.parametrize("name", ["eagle", "block"])
@@ -93,10 +93,10 @@ def test_a_result_is_not_overwritten_by_the_next_draft(name: str) -> None:
     chain, tree = [], []
     for _ in range(2):
         for seq in seqs[:3]:
-            texts = [draft_row(drafter.pages, seq, 3, 2)]
-            chain.append(drafter._graph.chain(texts, 3))
-            tree.append(drafter._graph.tree(texts, 3))
+            rows = [draft_row(drafter.pages, seq, 3, 2)]
+            chain.append(drafter._graph.chain(rows, 3))
+            tree.append(drafter._graph.tree(rows, 3))
     for first, again in zip(range(3), range(3, 6), strict=True):
         assert chain[first].readback.is_cpu and chain[first].tokens == chain[again].tokens
-        assert tree[first].shares == pytest.approx(tree[again].shares, rel=1e-3)
+        assert tree[first].probs == pytest.approx(tree[again].probs, rel=1e-3)
     assert len({str(each.probs.tolist()) for each in tree[:3]}) == 3, "sequences differ"

@@ -69,7 +69,7 @@ def open_llm(folders: tuple[Path, Path], **options: Any) -> LLM:
     return LLM(folders[0], drafter=f"eagle:{folders[1]}", quiet=True, **settings)
 
 
-def told(name: str, plan: MemoryPlan, used: int) -> None:
+def print_memory(name: str, plan: MemoryPlan, used: int) -> None:
     """Print a figure."""
     parts = {"weights": plan.weights, "drafter": plan.drafter, "workspace": plan.workspace, "cache": plan.cache}
     whole = {**parts, "planned": plan.total, "used": used, "reserved": torch.cuda.memory_reserved()}
@@ -86,12 +86,12 @@ def test_no_more_memory_is_used_than_planned(folders: tuple[Path, Path]) -> None
     llm = open_llm(folders, gpu_memory_utilization=few, swap_space=1.0)
     plan, scheduler, swap = llm.assembly.memory, llm.engine.scheduler, llm.engine.scheduler.swap
     assert plan.cache < roomy.cache // 4, "it takes the little that is left"
-    told("after the start", plan, used := taken() - before)
+    print_memory("after the start", plan, used := taken() - before)
     assert used <= plan.total
     found = written(llm)
     assert swap is not None and scheduler.preemptions > 0
-    print(f"{scheduler.preemptions} made way, {swap.swapped_out} by copy, {swap.swapped_in} came back so")
-    told("after a burst", plan, used := taken() - before)
+    print(f"{scheduler.preemptions} preempted, {swap.swapped_out} swapped out, {swap.swapped_in} swapped in")
+    print_memory("after a burst", plan, used := taken() - before)
     assert used <= plan.total
     assert llm.engine.stats.drafter_failures == 0 and llm.engine.oom_backoff.num_ooms == 0
     del llm, scheduler, swap

@@ -96,13 +96,13 @@ def test_a_killed_rank_is_reported_and_its_step_is_not_committed() -> None:
     with subprocess.Popen([sys.executable, "-m", "tests.gpu.test_ranks"], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         try:
-            told = json.loads(first.stdout.readline())
+            found = json.loads(first.stdout.readline())
             assert first.wait(SOON) == 0, "it exits by itself"
         finally:
             first.kill()
-    assert "was killed by SIGKILL" in told["error"] and told["seconds"] < SOON
-    assert 6 <= len(told["written"]) < len(told["truth"])
-    assert told["written"] == told["truth"][: len(told["written"])]
+    assert "was killed by SIGKILL" in found["error"] and found["seconds"] < SOON
+    assert 6 <= len(found["written"]) < len(found["truth"])
+    assert found["written"] == found["truth"][: len(found["written"])]
 
 
 def lose(folder: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def lose(folder: Path) -> dict[str, Any]:
         except RankError as error:
             found = {"error": str(error), "seconds": time.monotonic() - began}
             return found | {"written": track.seq.tokens[3:], "truth": truth}
-    raise AssertionError("nobody was missed")
+    raise AssertionError("no rank was lost")
 
 
 if __name__ == "__main__":

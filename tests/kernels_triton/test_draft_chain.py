@@ -111,7 +111,7 @@ def test_a_sequence_without_pages_stops_and_leaves_others_alone() -> None:
 @pytest.mark.parametrize("sampled", [False, True])
 @torch.inference_mode()
 def test_a_longer_captured_chain_runs_only_the_wanted_steps(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
+    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.CAPTURE_CONTEXTS", (64,))
     seqs = sequences(STEPS)
     ends = [len(seq.pages) * PAGE for seq in seqs]
     warm = SamplingParams(temperature=1.0, top_p=0.9)

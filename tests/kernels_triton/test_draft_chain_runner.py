@@ -74,7 +74,7 @@ def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_drafts_equal_those_drafted_token_by_token(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: in between some draft tokens are accepted and the sequence continues differently after them."""
-    monkeypatch.setattr("foretell.draft.model_graph.FEW", 32)  # what is new is in the chain, too
+    monkeypatch.setattr("foretell.draft.model_graph.MAX_CHAIN_PREFILL", 32)  # new tokens run in the chain, too
     (drafter, executor), definition = chained(), by_steps()
     seqs, budgets = sequences(MIXES[mix]), [Budget(3), Budget(2), Budget(1)][: len(MIXES[mix])]
     for accepted in (1, 0):

@@ -118,8 +118,8 @@ def test_a_step_of_several_passes_equals_its_definition(
     read: list[tuple[int, int, Draft]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_still(monkeypatch)
-    for module in ("cuda", "cuda_sizes"):
-        monkeypatch.setattr(f"foretell.runner.{module}.CAPTURE_ROWS", (1, 2, 4, 8, 16))
+    for module in ("executor", "graph_shapes"):
+        monkeypatch.setattr(f"foretell.runner.cuda.{module}.CAPTURE_ROWS", (1, 2, 4, 8, 16))
     packed = step([(20, 1, TREE), (9, 1, Draft.chain([3, 4])), *read], 4)
     model, cache, layout = world(BASE, 4, torch.float32)
     mine = CudaExecutor(model, cache, layout).forward(packed, (1, 2))

@@ -72,8 +72,8 @@ def test_a_token_is_that_of_the_definition(outputs: int, temperatures: list[floa
     ids = torch.arange(outputs, device=DEVICE) * 3 + 1
     logits = random(len(temperatures), outputs) * 3
     logits[0, 5] = logits[0, 17] = logits.max() + 1  # of equals the first
-    told = [torch.empty(2, 3, len(temperatures), device=DEVICE) for _ in range(2)]
-    defined, mine = (DraftOutput(each, ProbsBuffer(outputs, DEVICE)(table.shape)) for each in told)
+    output = [torch.empty(2, 3, len(temperatures), device=DEVICE) for _ in range(2)]
+    defined, mine = (DraftOutput(each, ProbsBuffer(outputs, DEVICE)(table.shape)) for each in output)
     truth = sample_tokens(logits, ExponentialRace(table, ids), defined, depth)
     tokens = torch.empty_like(truth)
     draw = (
@@ -154,15 +154,15 @@ def test_the_children_are_those_of_the_definition(outputs: int, count: int, temp
     seqs, rows, wide, depth = len(temperatures), 3, 4, 2
     table, ids = table_for(temperatures, 3), torch.arange(outputs, device=DEVICE) * 2
     logits = random(seqs * rows, outputs) * 2
-    told = torch.zeros(2, seqs, wide, count, device=DEVICE)
-    topk_children(logits, ids, noise_of(table, depth), told[0], told[1])
+    output = torch.zeros(2, seqs, wide, count, device=DEVICE)
+    topk_children(logits, ids, noise_of(table, depth), output[0], output[1])
     tokens, shares = top_children(
         logits.view(seqs, rows, -1), ExponentialRace(table, ids), depth, table.shape.sampled, count
     )
-    told_of = shares > 0  # where nothing is left to tell them by any will do
-    assert torch.equal(told[0, :, :rows][told_of], tokens.float()[told_of])
-    torch.testing.assert_close(told[1, :, :rows], shares, rtol=1e-5, atol=1e-8)
-    assert not told[:, :, rows:].any()
+    is_likely = shares > 0  # any token will do where the probability is 0
+    assert torch.equal(output[0, :, :rows][is_likely], tokens.float()[is_likely])
+    torch.testing.assert_close(output[1, :, :rows], shares, rtol=1e-5, atol=1e-8)
+    assert not output[:, :, rows:].any()
 
 
 def noise_of(table: DraftTable, depth: int) -> DraftNoise | None:
@@ -173,9 +173,9 @@ def test_of_equal_children_the_first_are_taken() -> None:
     logits = torch.full((1, 2500), -3.0, device=DEVICE)
     logits[0, [7, 1030, 2400]] = 1.0
     logits[0, [3, 5]] = torch.tensor([-0.0, 0.0], device=DEVICE)
-    told = torch.zeros(2, 1, 1, 8, device=DEVICE)
-    topk_children(logits, torch.arange(2500, device=DEVICE), None, told[0], told[1])
-    assert told[0, 0, 0].tolist() == [7, 1030, 2400, 3, 5, 0, 1, 2]
+    output = torch.zeros(2, 1, 1, 8, device=DEVICE)
+    topk_children(logits, torch.arange(2500, device=DEVICE), None, output[0], output[1])
+    assert output[0, 0, 0].tolist() == [7, 1030, 2400, 3, 5, 0, 1, 2]
 
 
 def test_of_equal_logits_noise_tells() -> None:
@@ -184,11 +184,11 @@ def test_of_equal_logits_noise_tells() -> None:
     logits[0, [7, 900, 1030, 2100, 2400]] = 20.0
     ids = torch.arange(2500, device=DEVICE)
     for temperature in (1e-5, 0.01, 1.0):
-        table, told = table_for([temperature], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
-        topk_children(logits, ids, noise_of(table, 0), told[0], told[1])
+        table, output = table_for([temperature], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
+        topk_children(logits, ids, noise_of(table, 0), output[0], output[1])
         tokens, shares = top_children(logits[None], ExponentialRace(table, ids), 0, True, 4)
-        assert told[0].tolist() == tokens.tolist() and len(set(shares[0, 0].tolist())) == 4
-        torch.testing.assert_close(told[1], shares, rtol=1e-5, atol=1e-8)
+        assert output[0].tolist() == tokens.tolist() and len(set(shares[0, 0].tolist())) == 4
+        torch.testing.assert_close(output[1], shares, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("own", [1, 2, 5])
@@ -204,10 +204,10 @@ def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> Non
         rows = 1 if above is None else wide
         logits = random(seqs * rows, outputs, seed=level) * 2
         choice.add_level(logits.round() if equals else logits)
-        told, first = choice.output[level].clone(), 1 + level * wide
+        output, first = choice.output[level].clone(), 1 + level * wide
         tokens, parents = choice.expand()
-        above = select_children(told, table.field(WIDTH), above, first, table.draft_rows)
-        assert torch.equal(told, choice.output[level]) and torch.equal(above.path_probs, choice.path_probs)
+        above = select_children(output, table.field(WIDTH), above, first, table.draft_rows)
+        assert torch.equal(output, choice.output[level]) and torch.equal(above.path_probs, choice.path_probs)
         assert above.tokens.tolist() == tokens.tolist()
         hung = parents + torch.arange(seqs, device=DEVICE)[:, None] * rows
         assert above.parent_rows.tolist() == hung.flatten().tolist()
@@ -217,11 +217,11 @@ def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> Non
 
 
 def fused(drafter: HeadDrafter) -> HeadDrafter:
-    """The same drafter with the kernels."""
+    """Return the same drafter with the fused kernels."""
     mine: Any = drafter
-    keys, values, features = mine.pages.kept
-    assert is_fused(mine.head, keys, features)
-    mine._graph = FusedDraft(mine.head, keys, values, features, MAX_WIDTH)
+    keys, values, states = mine.pages.caches
+    assert is_fused(mine.head, keys, states)
+    mine._graph = FusedDraft(mine.head, keys, values, states, MAX_WIDTH)
     return drafter
 
 
