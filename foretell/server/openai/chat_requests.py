@@ -1,4 +1,4 @@
-"""Request bodies of /v1/chat/completions, /tokenize and /detokenize."""
+"""Parsed request bodies of /v1/chat/completions, /tokenize and /detokenize."""
 
 from __future__ import annotations
 
