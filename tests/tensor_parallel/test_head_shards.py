@@ -202,5 +202,5 @@ def test_probabilities_are_right_if_one_token_has_all_the_mass() -> None:
 def test_more_ranks_than_a_head_can_be_split_into_are_refused() -> None:
     check_head_split(THREE["eagle"], 6, "eagle")
     check_head_split(THREE["medusa"], 32, "medusa")
-    with pytest.raises(RequestError, match="the head eagle can be split into 6 parts, and there are 7 ranks"):
+    with pytest.raises(RequestError, match="the head eagle can be split into 6 parts, but there are 7 ranks"):
         check_head_split(THREE["eagle"], 7, "eagle")

@@ -47,7 +47,7 @@ def test_a_sharded_model_generates_the_same_output(tiny_folder: Path, capsys: py
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tensor_parallel_size": 5}, "take 4 or fewer"),
+        ({"tensor_parallel_size": 5}, "use 4 or fewer"),
         ({"tensor_parallel_size": 0}, "must be 1 or more"),
         ({"tensor_parallel_size": 2, "drafter": "exit:1"}, "sharded over 2 ranks; use another drafter"),
         ({"tensor_parallel_size": 2, "drafter": "ngram,self:int8"}, "self:int8 runs the target's own layers"),

@@ -66,5 +66,5 @@ def test_shards_get_smaller_with_more_ranks() -> None:
 
 
 def test_more_ranks_than_heads_are_refused() -> None:
-    with pytest.raises(RequestError, match="take 9 or fewer"):
+    with pytest.raises(RequestError, match="use 9 or fewer"):
         check_tensor_parallel_size(BASE, 10)
