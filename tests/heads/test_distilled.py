@@ -40,6 +40,6 @@ def test_the_kv_of_accepted_draft_tokens_equals_a_prefill(accepted: int, page_si
     left = [trail.stop - trail.start for trail in map(drafter._pending.__getitem__, (seq.id for seq in seqs))]
     assert all(count <= 1 for i, count in enumerate(left) if i % 3 != 2), "only the last draft token was not run"
     for seq, draft in zip(seqs, drafter.propose(seqs, [Budget(2)] * len(seqs)), strict=True):
-        defined, kept = fresh.draft_ids(seq, Budget(2))
+        defined, kept = fresh.draft_for(seq, Budget(2))
         assert (draft.tokens, draft.confidence) == (defined.tokens, defined.confidence)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(remembered(drafter, seq), kept, strict=True))

@@ -138,7 +138,7 @@ class Compared(OwnHead):
         assert isinstance(self.inner, HeadDrafter)
         for seq, budget, draft in zip(seqs, budgets, drafts, strict=True):
             if budget.nodes:
-                fresh, kept = self.scratch.draft_ids(seq, budget)
+                fresh, kept = self.scratch.draft_for(seq, budget)
                 assert len(draft) > 0 and draft.tokens == fresh.tokens
                 for mine, theirs in zip(remembered(self.inner, seq), kept, strict=True):
                     assert torch.allclose(mine, theirs, atol=1e-5)
