@@ -62,7 +62,7 @@ def outputs(states: list[SequenceState]) -> list[list[int]]:
     for state in states:
         assert state.error is None and state.seq.finish_reason in ("stop", "length")
         if state.seq.finish_reason == "stop":
-            assert EXAMPLES["person"].judge(text_of(READER, state.seq.tokens[len(state.seq.request.prompt) :]))
+            assert EXAMPLES["person"].is_valid(text_of(READER, state.seq.tokens[len(state.seq.request.prompt) :]))
     assert any(state.seq.finish_reason == "stop" for state in states)
     return [state.seq.tokens[len(state.seq.request.prompt) :] for state in states]
 

@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[Callable[[], GrammarSpec], str]] = {
     "bad Lark": (lambda: GrammarSpec.lark("start: ("), ".+"),
     "JSON for Lark": (lambda: GrammarSpec.lark('{"grammars": []}'), ".+"),
     "cannot be taken back": (lambda: GrammarSpec.lark('start: a "z"\na[stop="x"]: /[a-y]+/'), "rollback not supported"),
-    "too long": (lambda: GrammarSpec.regex("x" * 70_000), "has 70000 bytes; at most 65536 are taken"),
+    "too long": (lambda: GrammarSpec.regex("x" * 70_000), "has 70000 bytes; at most 65536 are accepted"),
 }
 
 
@@ -106,5 +106,5 @@ def test_equal_specs_are_compiled_once_while_they_are_kept() -> None:
 
 
 def test_a_schema_may_be_too_large() -> None:
-    with pytest.raises(RequestError, match="has 101 bytes; at most 100 are taken"):
+    with pytest.raises(RequestError, match="has 101 bytes; at most 100 are accepted"):
         GrammarCompiler(tokenizer("byte-level"), 500, max_bytes=100).compile(GrammarSpec.regex("x" * 101))
