@@ -169,7 +169,7 @@ CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments":
         ([{"role": "assistant", "content": 7, "tool_calls": [CALL]}], "message 0 needs a content"),
         (
             [HI, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            "message 1 has a part of type 'image_url'; this model reads text only",
+            "message 1 has a part of type 'image_url'; only text is supported",
         ),
         ([{"role": "user", "content": ["hi"]}], "message 0 has a part that is not"),
         ([{"role": "user", "content": [{"text": "hi"}]}], "message 0 has a part that is not"),

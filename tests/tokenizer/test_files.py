@@ -138,7 +138,7 @@ def test_broken_files_are_refused_by_name() -> None:
         Tokenizer.from_files({"tokenizer.json": byte_level_json(), "tokenizer_config.json": "{"})
     with pytest.raises(ModelError, match="not as transformers writes it"):
         Tokenizer.from_files({"tokenizer.json": byte_level_json(), "tokenizer_config.json": '{"chat_template": [1]}'})
-    with pytest.raises(ModelError, match="special_tokens_map.json must hold an object"):
+    with pytest.raises(ModelError, match="special_tokens_map.json must be an object"):
         Tokenizer.from_files({"tokenizer.json": byte_level_json(), "special_tokens_map.json": "[]"})
 
 

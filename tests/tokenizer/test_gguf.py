@@ -197,5 +197,5 @@ def test_broken_metadata_is_refused(change: dict[str, Any], message: str) -> Non
 
 
 def test_every_token_of_sentence_piece_has_a_score() -> None:
-    with pytest.raises(ModelError, match=r"lacks tokenizer.ggml.scores, or some"):
+    with pytest.raises(ModelError, match=r"lacks tokenizer.ggml.scores or part of it"):
         Tokenizer.from_gguf(sentence_piece_metadata(scores=[0.0]))
