@@ -186,14 +186,14 @@ def test_open_tokens_are_those_the_step_before_came_to() -> None:
 
 
 @torch.inference_mode()
-def test_what_the_likeliest_were_is_told_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_k_tokens_are_those_of_the_previous_step(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
     model, cache, layout = world(BASE, 4, torch.float32)
     executor = CudaExecutor(model, cache, layout)
-    first = executor(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
+    first = executor.forward(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
     argmax, best = first.logits.argmax(-1).tolist(), first.logits.topk(3).indices.tolist()
     sent = executor.forward_async(replace(packed, tokens=[-2, -1]), (), None, 3)
     assert sent is not None and sent.wait_previous_tokens() == (argmax, best)
     found = sent.output.logits.clone()
-    again = executor(replace(packed, tokens=argmax[::-1]), ())
+    again = executor.forward(replace(packed, tokens=argmax[::-1]), ())
     assert torch.equal(found, again.logits) and not torch.equal(found, found[[1, 0]])

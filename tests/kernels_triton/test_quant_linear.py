@@ -88,8 +88,8 @@ def test_a_step_in_8_bits_equals_its_definition(name: str, format: QuantFormat) 
             outputs.append(run(model, cache, packed, exact_fit(packed, layout.queries_per_kv_head), (1,))[0])
         else:
             with torch.inference_mode():
-                outputs.append(EagerExecutor(model, cache, layout)(packed, (1,)).logits)
-    # One format step of an activation may fall the other way: near, but not to the last bit.
+                outputs.append(EagerExecutor(model, cache, layout).forward(packed, (1,)).logits)
+    # One quantization step of an activation may fall the other way: near, but not to the last bit.
     error = (outputs[0] - outputs[1]).norm() / outputs[1].norm()
     assert error < (0.02 if format == "int8" else 0.05), float(error)
 
