@@ -50,9 +50,9 @@ def test_a_replayed_draft_equals_its_eager_run_and_the_reference(config: HeadCon
     (drafter, mine), (defined, theirs) = (waiting(config, whole, temperature) for whole in (True, False))
     for budget in (Budget(4), Budget(14, max_depth=3)):
         budgets = [budget] * len(mine)
-        drafter._whole.graphs.graphs.clear()
+        drafter._graph.graphs.graphs.clear()
         runs = [drafter.propose(mine, budgets) for _ in range(4)]  # eager, captured, replayed twice
-        assert all(each is not None for each in drafter._whole.graphs.graphs.values())
+        assert all(each is not None for each in drafter._graph.graphs.graphs.values())
         for run in runs[1:]:
             assert all(map(same, run, runs[0]))
         for draft, truth in zip(runs[-1], defined.propose(theirs, budgets), strict=True):
