@@ -83,22 +83,22 @@ class Watch:
 
 
 class Replay:
-    """Runs work of each size once and gives what came of it ever after."""
+    """A graph cache without CUDA: runs the work of each shape once and returns its result from then on."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, Any] = {}
 
-    def serving(self, wanted: Hashable) -> Hashable:
-        """All sizes are there."""
-        return wanted
+    def select(self, requested: Hashable) -> Hashable:
+        """Return the shape itself: every shape is captured."""
+        return requested
 
-    def __call__(self, sizes: Hashable, run: Callable[[], Any], keep: bool = True) -> Any:
-        return self.replay(sizes, run)
+    def __call__(self, shape: Hashable, run: Callable[[], Any], keep: bool = True) -> Any:
+        return self.replay(shape, run)
 
-    def replay(self, sizes: Hashable, run: Callable[[], Any]) -> Any:
-        if sizes not in self.known:
-            self.known[sizes] = run()
-        return self.known[sizes]
+    def replay(self, shape: Hashable, run: Callable[[], Any]) -> Any:
+        if shape not in self.known:
+            self.known[shape] = run()
+        return self.known[shape]
 
 
 class Unreal(Executor):
@@ -187,10 +187,10 @@ class Bench:
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
         runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.hidden_layers))
-        assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
-        replays = head._whole.graphs, head._whole_reader.graphs = Replay(), Replay()  # type: ignore[assignment]
+        assert head._graph is not None and head._graph_prefill is not None, "it drafts in a single graph"
+        replays = head._graph.graphs, head._graph_prefill.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
-        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, drafter)
+        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, self.engine.drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])

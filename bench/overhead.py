@@ -81,7 +81,7 @@ def detokenising() -> float:
     writer = Detokenizer(Request("x", (1,), SamplingParams(), 0, len(tokens) + 1), llm.tokenizer)
     began = time.perf_counter()
     for token in tokens:
-        writer.write([token])
+        writer.append([token])
     return (time.perf_counter() - began) / len(tokens)
 
 

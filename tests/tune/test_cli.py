@@ -111,7 +111,7 @@ def test_drafters_without_memory_are_reported(
     line = arguments_for(tiny_folder, trace, out)
     line[line.index("5s")] = "0.3s"
     code, printed, _ = tune(capsys, *line)
-    assert code == 0 and "no memory for them: self:int4" in printed
+    assert code == 0 and "do not fit in memory: self:int4" in printed
     assert not any("self" in variant["arm"] for variant in json.loads(out.with_suffix(".json").read_text())["arms"])
 
 
