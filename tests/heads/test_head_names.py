@@ -117,7 +117,7 @@ def test_a_name_alone_means_the_shipped_head(
     with pytest.raises(RequestError, match="foretell train eagle"):
         LLM(tiny_folder, drafter="eagle", quiet=True)
     monkeypatch.setattr(opening, "SHIPPED", heads.parent)
-    with pytest.raises(RequestError, match="no distilled comes with the package for smollm2-135m"):
+    with pytest.raises(RequestError, match="no distilled ships with the package for smollm2-135m"):
         opening.shipped_head("smollm2-135m", "distilled")
     assert opening.shipped_head(heads.name, "eagle") == heads / "eagle"
 

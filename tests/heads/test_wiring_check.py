@@ -113,7 +113,7 @@ def test_the_targets_own_mtp_module_serves(lesson: Lesson, folder: Path, tmp_pat
     head = lesson.teach(lesson.head(MtpConfig(LAYER, lesson.config.vocab, 32, (2,), target_norm=True)))
     assert isinstance(head, MtpHead)
     own = write_tiny_folder(tmp_path / "own")
-    with pytest.raises(ForetellError, match="no module for multi-token prediction"):
+    with pytest.raises(ForetellError, match="no multi-token prediction module found"):
         LLM(own, drafter="mtp", quiet=True)
     state = head.own_state_dict()
     kv, gate_up = state["layers.0.attention.kv.weight"].chunk(2), state["layers.0.ffn.gate_up.weight"].chunk(2)
