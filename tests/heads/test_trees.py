@@ -195,7 +195,7 @@ def test_sampled_trees_survive_preemption_and_aborts(config: HeadConfig, page_si
             engine.abort("1")
 
     run(engine, disturb)
-    assert engine.runner.pool.held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
+    assert engine.runner.pool.num_held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
     assert [state.seq.finish_reason == "abort" for state in states] == [False, True, False, False, False]
     assert engine.stats.speculation.drafted > 50
 
@@ -229,7 +229,7 @@ def test_aborts_hold_no_pages(config: HeadConfig) -> None:
             engine.step()
         engine.abort("1")
         run(engine)
-        assert engine.runner.pool.held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
+        assert engine.runner.pool.num_held == 0 and not drafter.inner._pending  # type: ignore[attr-defined]
         assert [states[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
 
 
