@@ -61,7 +61,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     (GEMMA | {"final_logit_softcapping": 30.0}, "softcapping"),
     (GEMMA | {"attn_logit_softcapping": 50.0}, "softcapping"),
-    (GEMMA | {"use_bidirectional_attention": True}, "looks ahead"),
+    (GEMMA | {"use_bidirectional_attention": True}, "bidirectional attention"),
     (LLAMA | {"hidden_act": "relu"}, "'relu'"),
     (GEMMA | {"hidden_activation": "gelu"}, "'gelu'"),
 ]
@@ -77,7 +77,7 @@ FILES: list[tuple[dict[str, Any], str]] = [
     (gguf_values("gemma-embedding"), "encoder"),
     (gguf_values("gemma2"), "softcapping"),
     (gguf_values("gemma3", final_logit_softcapping=30.0), "softcapping"),
-    (gguf_values("qwen2", attention__causal=False), "looks ahead"),
+    (gguf_values("qwen2", attention__causal=False), "bidirectional attention"),
     (gguf_values("llama", rope__scaling__type="longrope"), "'longrope'"),
     (gguf_values("llama", rope__dimension_count=2), "rope.dimension_count"),
     (gguf_values("llama", attention__value_length=8), "attention.value_length"),
