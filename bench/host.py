@@ -187,8 +187,8 @@ class Bench:
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
         runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.hidden_layers))
-        assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
-        replays = head._whole.graphs, head._whole_reader.graphs = Replay(), Replay()  # type: ignore[assignment]
+        assert head._graph is not None and head._graph_prefill is not None, "the head drafts in a single graph"
+        replays = head._graph.graphs, head._graph_prefill.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
         maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)

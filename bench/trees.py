@@ -256,7 +256,7 @@ def main() -> None:
     if not args.masks_only:
         run(bench, report, args, began)
         report.show()
-        report.more["ranks"] = bench.head.ranks.rates[:3]
+        report.more["ranks"] = bench.head.rank_acceptance.rates[:3]
     show_masks(bench, report, args.at)
 
 
