@@ -78,10 +78,10 @@ def detokenising() -> float:
     """Seconds a token, in the engine's own thread."""
     llm = LLM(drafter="none", quiet=True, kv_memory=0.5)
     tokens = llm.tokenizer.encode("The lighthouse keeper walked along the shore, and no one had seen him since. " * 40)
-    writer = Detokenizer(Request("x", (1,), SamplingParams(), 0, len(tokens) + 1), llm.tokenizer)
+    detokenizer = Detokenizer(Request("x", (1,), SamplingParams(), 0, len(tokens) + 1), llm.tokenizer)
     began = time.perf_counter()
     for token in tokens:
-        writer.append([token])
+        detokenizer.append([token])
     return (time.perf_counter() - began) / len(tokens)
 
 

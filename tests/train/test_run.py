@@ -88,7 +88,11 @@ def test_init_with_another_kind_is_refused_before_anything_is_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(folder, "medusa", "medusa-head", "--steps", "1")) == 0
-    for name, reason in (("medusa-head", "has a medusa head"), ("model", "not a head"), ("nowhere", "no head in")):
+    for name, reason in (
+        ("medusa-head", "has a medusa head"),
+        ("model", "not a foretell-head config"),
+        ("nowhere", "no head in"),
+    ):
         capsys.readouterr()
         assert main(command(folder, "eagle", "refused", "--steps", "1", "--init", str(folder / name))) != 0
         assert reason in capsys.readouterr().err
