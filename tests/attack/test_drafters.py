@@ -243,7 +243,7 @@ def test_a_drafter_of_another_package_cannot_change_a_sequence(mixed: bool) -> N
 def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes 10 ms and a draft 5 s, by a manual clock."""
     now = [0.0]
-    for module in ("engine", "verifier", "async_step"):
+    for module in ("engine", "verifier", "async_scheduling"):
         monkeypatch.setattr(f"foretell.engine.{module}.perf_counter", lambda: now[0])
     truth = generate(max_tokens=60, ignore_eos=True)
 

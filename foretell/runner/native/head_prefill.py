@@ -89,7 +89,7 @@ class NativePrefill:
         self._kv_weights = _addresses([weights_address(layer.attention.kv) for layer in layers])
         norms = [norm_address(norm) for norm in getattr(head, "tap_norms", ())]
         self._norms, self._columns = _addresses(norms), np.array(columns, np.int64)
-        joins = native.record.join is not None  # then `fc` joins embedding and hidden states, and not several layers
+        joins = native.record.fc is not None  # then `fc` joins embedding and hidden states, and not several layers
         self._held = (hidden_states, head.target_norm)
         self._record = PrefillHeadRecord(
             native.record,
