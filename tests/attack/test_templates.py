@@ -152,9 +152,9 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 
 
 def test_a_model_is_refused_whose_template_exceeds_the_limits() -> None:
-    with pytest.raises(ModelError, match="chat template 'default' is not run: an integer has more than"):
+    with pytest.raises(ModelError, match="the chat template 'default' is refused: an integer has more than"):
         ChatTemplates({"default": "{{ 9**(9**9) }}"}, {}).check()
-    with pytest.raises(ModelError, match="chat template 'tool_use' is not run"):
+    with pytest.raises(ModelError, match="the chat template 'tool_use' is refused"):
         ChatTemplates({"default": "x", "tool_use": "{{ 'a' * 10**10 }}"}, {}).check()
 
 

@@ -14,7 +14,7 @@ from foretell.engine.verifier import VerifyCase
 from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
-from foretell.runner import batch_layout as pack_module
+from foretell.runner import batch_layout
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.sampling import SamplingRow
 from foretell.types import Draft, Sequence, VerifyResult
@@ -28,7 +28,7 @@ def branch_not_compacted(patch: pytest.MonkeyPatch) -> None:
 
 
 def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pack_module, "Span", lambda first, rows, start, pages, parents: Span(first, rows, start, pages))
+    patch.setattr(batch_layout, "Span", lambda first, rows, start, pages, parents: Span(first, rows, start, pages))
 
 
 def positions_by_node(patch: pytest.MonkeyPatch) -> None:
@@ -56,10 +56,10 @@ def cached_one_too_far(patch: pytest.MonkeyPatch) -> None:
 
 
 def accepts_without_verifying(patch: pytest.MonkeyPatch) -> None:
-    def accept_first(draft: Draft, tokens: tuple[int, ...]) -> VerifyResult:
-        return VerifyResult((0,), tokens[1]) if len(draft) else VerifyResult((), tokens[0])
+    def accept_first(draft: Draft, target_tokens: tuple[int, ...]) -> VerifyResult:
+        return VerifyResult((0,), target_tokens[1]) if len(draft) else VerifyResult((), target_tokens[0])
 
-    patch.setattr(verifier, "walk", accept_first)
+    patch.setattr(verifier, "verify_match", accept_first)
 
 
 def page_shared_while_written(patch: pytest.MonkeyPatch) -> None:
@@ -78,12 +78,12 @@ def prefix_ignores_what_precedes(patch: pytest.MonkeyPatch) -> None:
 
 
 def slots_off_by_one_page(patch: pytest.MonkeyPatch) -> None:
-    slots_of = pack_module.slots_of
+    slots_of = batch_layout.slots_of
 
     def wrong(pages: tuple[int, ...], size: int, start: int, stop: int) -> list[int]:
         return slots_of((*pages[:-1], pages[0]), size, start, stop)
 
-    patch.setattr(pack_module, "slots_of", wrong)
+    patch.setattr(batch_layout, "slots_of", wrong)
 
 
 BUGS: list[Plant] = [
