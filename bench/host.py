@@ -190,7 +190,7 @@ class Bench:
         assert head._graph is not None and head._graph_prefill is not None, "the head drafts in a single graph"
         replays = head._graph.graphs, head._graph_prefill.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
-        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, drafter)
+        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, self.engine.drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])
