@@ -83,22 +83,22 @@ class Watch:
 
 
 class Replay:
-    """Runs work of each size once and gives what came of it ever after."""
+    """A graph cache without CUDA: runs the work of each shape once and returns its result from then on."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, Any] = {}
 
-    def serving(self, wanted: Hashable) -> Hashable:
-        """All sizes are there."""
-        return wanted
+    def select(self, requested: Hashable) -> Hashable:
+        """Return the shape itself: every shape is captured."""
+        return requested
 
-    def __call__(self, sizes: Hashable, run: Callable[[], Any], keep: bool = True) -> Any:
-        return self.replay(sizes, run)
+    def __call__(self, shape: Hashable, run: Callable[[], Any], keep: bool = True) -> Any:
+        return self.replay(shape, run)
 
-    def replay(self, sizes: Hashable, run: Callable[[], Any]) -> Any:
-        if sizes not in self.known:
-            self.known[sizes] = run()
-        return self.known[sizes]
+    def replay(self, shape: Hashable, run: Callable[[], Any]) -> Any:
+        if shape not in self.known:
+            self.known[shape] = run()
+        return self.known[shape]
 
 
 class Unreal(Executor):
@@ -187,7 +187,7 @@ class Bench:
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
         runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.hidden_layers))
-        assert head._graph is not None and head._graph_prefill is not None, "the head drafts in a single graph"
+        assert head._graph is not None and head._graph_prefill is not None, "it drafts in a single graph"
         replays = head._graph.graphs, head._graph_prefill.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
         maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, self.engine.drafter)
