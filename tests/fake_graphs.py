@@ -69,7 +69,7 @@ class PaddedExecutor(Executor):
             if wanted.rows <= CAPTURE_ROWS[-1]:
                 self.asked[wanted] += 1
                 sizes = self.recorder.select(wanted)
-                write_tables(np.zeros(sizes.numbers, np.int32), some, tiles, sizes)
+                write_tables(np.zeros(sizes.table_size, np.int32), some, tiles, sizes)
                 self.recorder(sizes, lambda: None)
         return self.inner.forward(packed, taps)
 
@@ -79,7 +79,7 @@ def use_fake_graphs(engine: Engine, *heads: HeadDrafter) -> FakeCapture:
     tape = FakeCapture()
     engine.runner.executor = PaddedExecutor(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
     for head in heads:
-        assert head._graph_prefill is not None, "it guesses in one piece"
+        assert head._graph_prefill is not None, "it drafts in a single graph"
         head._graph.graphs = tape.recorder()  # type: ignore[attr-defined]
         head._graph_prefill.graphs = tape.recorder()
     return tape
@@ -114,20 +114,20 @@ class RandomDrafts:
         if isinstance(sizes, PrefillShape):
             return None
         if not sizes.width:
-            output = torch.randint(self.vocab, (2, sizes.depth, sizes.sequences)).float()
-            output[1] = 0.8
-            return DraftOutput(output)
-        output = torch.zeros(sizes.depth, 3, sizes.sequences, sizes.width, min(10, self.vocab))
-        output[:, 0] = torch.arange(output.shape[-1])
-        output[:, 1] = 0.6 ** (1 + torch.arange(output.shape[-1]))
-        output[:, 2, :, :, 0] = torch.arange(sizes.width)
-        return DraftOutput(output)
+            readback = torch.randint(self.vocab, (2, sizes.depth, sizes.sequences)).float()
+            readback[1] = 0.8
+            return DraftOutput(readback)
+        readback = torch.zeros(sizes.depth, 3, sizes.sequences, sizes.width, min(10, self.vocab))
+        readback[:, 0] = torch.arange(readback.shape[-1])
+        readback[:, 1] = 0.6 ** (1 + torch.arange(readback.shape[-1]))
+        readback[:, 2, :, :, 0] = torch.arange(sizes.width)
+        return DraftOutput(readback)
 
 
 def use_random_drafts(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
-    """Let a head with CUDA graphs draft random tokens; return its graph caches of drafts and of prefills."""
-    drafts: Any = head._graph  # type: ignore[attr-defined]
-    prefills: Any = head._graph_prefill
-    found = drafts.graphs, prefills.graphs
-    drafts.graphs, prefills.graphs = (RandomDrafts(each, vocab) for each in found)
-    return found
+    """Let a head with graphs return random drafts, and return its draft and prefill graph caches."""
+    draft: Any = head._graph  # type: ignore[attr-defined]
+    prefill: Any = head._graph_prefill
+    caches = draft.graphs, prefill.graphs
+    draft.graphs, prefill.graphs = (RandomDrafts(cache, vocab) for cache in caches)
+    return caches
