@@ -133,7 +133,7 @@ def test_the_command_prints_a_report_or_json(
     assert main(["explain", *model]) == 0
     report = capsys.readouterr().out
     assert "break-even acceptance rate by draft length" in report
-    assert "exit:1: milliseconds to draft" in report
+    assert "exit:1: draft time in ms by number of draft tokens" in report
     assert main(["explain", *model, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["drafters"]) == {"ngram", "exit:1"}
