@@ -82,6 +82,7 @@ def detokenising() -> float:
     began = time.perf_counter()
     for token in tokens:
         detokenizer.append([token])
+        detokenizer.pop_text()
     return (time.perf_counter() - began) / len(tokens)
 
 

@@ -55,7 +55,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Pa
     better = replacement.load_candidate()
     assert better is not None and "replaced the head of eagle" in replacement.replace_if_better(better)
     drafter: Any = llm.engine.drafter.drafters[better.name]
-    assert drafter.head is drafter.work.head is better.head
+    assert drafter.head is drafter.ops.head is better.head
     assert drafter._native is None or drafter._native.head is better.head, "and native drafting uses it"
     assert replacement.load_candidate() is None, "it was read already"
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == before
