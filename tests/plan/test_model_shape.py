@@ -178,8 +178,8 @@ def test_built_in_names_and_gguf_files_are_found(tmp_path: Path) -> None:
         ({"model_type": "clip", "hidden_size": 8}, "clip is not a language model"),
         ({"image_size": 224}, "this is not a language model; give the config.json of a model that generates text"),
         (LLAMA | {"layer_types": ["linear_attention"] * 32}, "recurrent layers"),
-        ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "lacks vocab_size"),
-        (LLAMA | {"hidden_size": "wide"}, "it must be a whole number"),
+        ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "has no vocab_size"),
+        (LLAMA | {"hidden_size": "wide"}, "it must be an integer"),
         ([1], "is not a model config"),
     ],
 )
