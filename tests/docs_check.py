@@ -11,8 +11,10 @@ from pathlib import Path
 from foretell.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
+FOLDERS = ("foretell", "tests", "bench", "recipes", "examples", "requirements")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
-LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)")
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+SOURCE = re.compile(r"`((?:\w+/)*\w+\.(?:py|cpp|h))`")
 
 
 def pages() -> list[Path]:
@@ -36,10 +38,30 @@ def faults() -> Iterator[str]:
         name = page.relative_to(ROOT)
         yield from (f"{name}: {fault}" for command in commands(page) for fault in command_faults(command, targets))
         for link in LINK.findall(page.read_text()):
-            if "://" not in link and not (page.parent / link).exists():
+            if "://" not in link and not leads_somewhere(page, link):
                 yield f"{name}: the link {link} leads nowhere"
+        if page.name != "CHANGELOG.md" and page.parent.name != "log":  # these speak of the past
+            yield from (
+                f"{name}: there is no {file}" for file in SOURCE.findall(page.read_text()) if not is_source(file)
+            )
         for code in snippets(page, "python"):
             compile(code, str(name), "exec")
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Return whether the file of a link exists, and its heading where the link has an anchor."""
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists():
+        return False
+    headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M) if anchor else []
+    return not anchor or anchor in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def is_source(file: str) -> bool:
+    """Return whether a source file is in the repository, by its path or the end of its path."""
+    found = (each for folder in FOLDERS for each in (ROOT / folder).glob(f"**/{file.removeprefix(folder + '/')}"))
+    return next(found, None) is not None
 
 
 def command_faults(command: str, targets: set[str]) -> Iterator[str]:
