@@ -1,8 +1,8 @@
-"""What a round takes the host, part by part: python bench/host.py
+"""Measure the host time of a step by component: python bench/host.py
 
-The engine, a head and the tables of a GPU's kernels are real; the device is not: a target without weights lets a random
-branch of each draft stand, and a head's work is replayed, as a recorded graph would be. What they take is left out. The
-second table decides with three drafters, two of them free, on a machine whose steps would take 40 ms.
+The engine, a draft head and the tables of the GPU kernels are real; the device is not. A target without weights accepts
+a random branch of each draft, and the head's CUDA graphs are replayed from stored outputs; their time is left out. The
+second table measures the controller with three drafters, two of them free, on a machine with steps of 40 ms.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class EngineConfig:
 @strict
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """How to draft and verify."""
+    """Settings of drafting and verification."""
 
     drafter: str = option(
         "auto",

@@ -133,7 +133,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be drafted for a sequence in a step; 0 nodes is plain decoding."""
+    """The draft that a sequence may have in a step; 0 nodes is plain decoding."""
 
     nodes: int = 0
     drafter: str = ""  # one of a mix; empty if there is only one drafter
@@ -315,7 +315,7 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did for one sequence; drafters, controller and statistics learn from it.
+    """The result of a step for one sequence; drafters, controller and statistics learn from it.
 
     `target_tokens` are the target's own tokens after the root and after each node; `new_tokens` were appended to the
     sequence (a stop token or a limit can cut off accepted tokens). `hidden_states` has a row for each token that was
@@ -375,7 +375,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to one sequence."""
+    """The output that one step added to one sequence."""
 
     request_id: str
     choice: int

@@ -225,7 +225,7 @@ class TokenTimer:
 
 
 class TransformersPeer:
-    """The same weights in transformers, unquantized.
+    """A peer that runs the same weights in transformers, unquantized.
 
     Prompts are encoded with our tokenizer, because other readers of a GGUF file do not always build the same one.
     """

@@ -42,7 +42,7 @@ class DescribedModel:
 
 @dataclass(frozen=True)
 class DraftCompat:
-    """How a draft model can draft for a target, or why it cannot."""
+    """The way a draft model can draft for a target, or the reason why it cannot."""
 
     kind: Kind
     message: str

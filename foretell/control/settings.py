@@ -55,7 +55,7 @@ class ControllerSettings:
 
 
 class CountDecay(NamedTuple):
-    """How fast old acceptance counts fade, and how strongly the level above is believed."""
+    """Decay of old acceptance counts, and how strongly the level above is believed."""
 
     decay: float  # factor on the counts at each new one
     prior_weight: float  # draft tokens that the rate of the level above counts for

@@ -59,7 +59,7 @@ class UnloadableDrafter(Drafter):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the weights are loaded."""
+        """Return whether the weights are loaded."""
         return self._inner is not None
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:

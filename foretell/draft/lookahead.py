@@ -152,7 +152,7 @@ class _Copy(NamedTuple):
 
 
 class DraftState(NamedTuple):
-    """What may follow the last token, or a draft token."""
+    """The candidates that may follow the last token or a draft token."""
 
     token: int
     copies: list[_Copy]

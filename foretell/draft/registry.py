@@ -97,7 +97,7 @@ class DrafterParts:
 
     @property
     def draft_temperature(self) -> DraftTemperature:
-        """How drafters choose their temperature."""
+        """Return how drafters choose their temperature."""
         return "entropy" if self.config.draft_temperature == "entropy" else "fixed"
 
 
@@ -117,7 +117,7 @@ class DrafterKind:
 
     @property
     def usage(self) -> str:
-        """How the drafter is named on the command line."""
+        """Return the name of the drafter on the command line."""
         if not self.argument:
             return self.name
         return f"{self.name}[:{self.argument}]" if re.fullmatch(self.pattern, "") else f"{self.name}:{self.argument}"

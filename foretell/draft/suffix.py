@@ -66,7 +66,7 @@ EMPTY_PATH = _Path([], [], 0.0)
 
 
 class SuffixDrafter(Drafter):
-    """Of all matches, drafts the one with the most expected accepted tokens; longer matches draft further."""
+    """Drafts the match with the most expected accepted tokens; longer matches draft further."""
 
     name = "suffix"
     traits = DrafterTraits(is_free=True)

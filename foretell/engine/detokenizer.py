@@ -12,7 +12,7 @@ PROMPT_TAIL = 8  # prompt tokens that the decoder sees first, because they affec
 
 
 class AppendResult(NamedTuple):
-    """How many of a step's tokens were appended, and why the sequence finished, if it did."""
+    """The number of a step's tokens that were appended, and why the sequence finished, if it did."""
 
     num_appended: int
     finish_reason: FinishReason | None

@@ -66,7 +66,7 @@ class NoDraftController(Controller):
 
 @dataclass
 class Recovery:
-    """What came of the sequences of a failed step."""
+    """The outcome of a failed step for each of its sequences."""
 
     deltas: list[Delta] = field(default_factory=list)  # of sequences that were committed nevertheless
     failed: dict[str, Exception] = field(default_factory=dict)  # by request id

@@ -1,4 +1,4 @@
-"""What the engine keeps for each sequence: text, grammar, statistics, and deltas that were not emitted yet."""
+"""The engine's state of each sequence: text, grammar, statistics, and deltas that were not emitted yet."""
 
 from __future__ import annotations
 

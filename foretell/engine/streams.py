@@ -1,4 +1,4 @@
-"""What passes between the engine's thread and the callers that wait for its output."""
+"""Values that pass between the engine's thread and the callers that wait for its output."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class StreamItem:
-    """What one step added to one sequence. `state` is safe to read once `delta.finish_reason` is set."""
+    """The output that one step added to one sequence. `state` is safe to read once `delta.finish_reason` is set."""
 
     delta: Delta
     state: SequenceState
@@ -68,7 +68,7 @@ class StreamItem:
 
 @dataclass(frozen=True)
 class Load:
-    """How busy an engine is."""
+    """The load of an engine: running and waiting sequences and KV usage."""
 
     running: int = 0
     waiting: int = 0
@@ -79,7 +79,7 @@ class Load:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did, and the engine's load after it."""
+    """A finished step, and the engine's load after it."""
 
     items: tuple[StreamItem, ...]
     timing: StepTiming

@@ -61,7 +61,7 @@ def cache_bytes(dtype: str, family: Family) -> float:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What an engine reaches of a data sheet, and overheads in seconds.
+    """The fractions of a data sheet that an engine reaches, and overheads in seconds.
 
     Reading weights and computing with them add up and do not overlap, as measured on our kernels.
     """

@@ -113,7 +113,7 @@ class ModelShardSpec:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What a worker runs: its rank, its device, and its models, the target and perhaps a sharded draft model."""
+    """The work of a process: its rank, its device, and its models: the target and perhaps a sharded draft model."""
 
     shard: Shard
     device: str

@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may use: steps, CPU time, and bytes in each value and in total."""
+"""Limits of one rendering of a chat template: steps, CPU time, and bytes in each value and in total."""
 
 from __future__ import annotations
 

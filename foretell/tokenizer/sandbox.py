@@ -66,7 +66,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return text
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Of the methods of plain values, only those that are bounded."""
+        """Return whether a method of a plain value is bounded; others are not callable."""
         allowed = METHODS.get(type(obj))
         if allowed is not None and callable(value):
             return attr in allowed

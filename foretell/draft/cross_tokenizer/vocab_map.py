@@ -104,7 +104,7 @@ class VocabMap:
 
     @property
     def method(self) -> Method:
-        """How sampled requests are drafted: by tokens, or by strings if the tokenizers split text too differently."""
+        """Return how to draft sampled requests: by tokens, or by strings if the tokenizers differ too much."""
         return "tokens" if self.agreement > MIN_AGREEMENT else "strings"
 
     @property

@@ -37,7 +37,7 @@ from foretell.types import Budget, Sequence, StepResult
 
 
 class TreeLayout:
-    """Where the head's KV of the expanded nodes of one tree is: in slots after the sequence, valid for this draft only.
+    """Slots of the head's KV for the expanded nodes of one tree: after the sequence, valid for this draft only.
 
     Accepted nodes are read again from the target's hidden states, like all tokens of the sequence.
     """

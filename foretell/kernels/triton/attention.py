@@ -286,7 +286,7 @@ def _merge_splits_kernel(
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How the keys of a step are assigned to programs and when they are loaded. No result depends on it."""
+    """The assignment of a step's keys to programs, and when they are loaded. No result depends on it."""
 
     groups_splits: bool = False  # a program reads four short splits
     single_program: bool = False  # a program reads all keys of its rows, so nothing is left to merge

@@ -119,7 +119,7 @@ class LayerKV:
 
 @dataclass(frozen=True)
 class DraftLevel:
-    """What the rows of one tree level attend to."""
+    """The keys that the rows of one tree level attend to."""
 
     positions: Tensor  # [sequences]: context length; keys before it are in the pages
     pages: Tensor  # [sequences, pages]

@@ -22,7 +22,7 @@ QUANT_SPLIT_UNIT = 256  # the same with int8 and fp8 weights
 
 @dataclass(frozen=True)
 class AttentionTiling:
-    """How the rows of an attention tile are divided among programs so that accumulators stay in registers.
+    """The division of the rows of an attention tile among programs so that accumulators stay in registers.
 
     Accumulators that spill go to local memory, which the driver reserves for every thread the device could run at
     once: gigabytes.

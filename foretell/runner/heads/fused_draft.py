@@ -43,7 +43,7 @@ class Level:
 
 
 class Levels:
-    """What all drafts of a shape have in common; created before any capture."""
+    """The state that all drafts of a shape share; created before any capture."""
 
     def __init__(self, table: DraftTable) -> None:
         depth, width = table.shape.depth, max(1, table.shape.width)
