@@ -159,6 +159,8 @@ class MixDrafter(Drafter):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         if not self.drafters:
             return [NO_DRAFT] * len(seqs)
+        if self._only and not self._free:  # no draft is known yet, and one drafter makes them all
+            return self._ask(self._only, seqs, budgets)
         drafts: list[Draft] = []
         missing: dict[str, list[int]] = {}  # by drafter
         for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):

@@ -8,20 +8,20 @@ from typing import TypeVar
 
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
-from foretell.draft.supervisor import check_draft, check_probs, comes_from_signal, is_builtin
+from foretell.draft.supervisor import check_probs, comes_from_signal, is_builtin
 from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import NO_DRAFT, Budget, DeviceDraft, Draft, ScheduledSequence, Sequence, StepResult
 
 
-def validate_draft(draft: object, budget: Budget, vocab: int, trusted: bool = False) -> Draft:
+def validate_draft(draft: Draft, budget: Budget, vocab: int, trusted: bool = False) -> Draft:
     """Return a draft cut to its budget, under its drafter's name; raise if the target cannot verify it.
 
-    Probabilities of a `trusted` drafter are taken to be distributions.
+    The mix has checked the form of the draft. Probabilities of a `trusted` drafter are taken to be distributions.
     """
     if draft is NO_DRAFT or budget.nodes <= 0:
         return NO_DRAFT
-    name = budget.drafter or getattr(draft, "source", "") or "a drafter without a name"
-    draft = check_draft(draft, name).truncate(budget.nodes)
+    name = budget.drafter or draft.source or "a drafter without a name"
+    draft = draft.truncate(budget.nodes)
     if draft.device_draft is not None and not budget.on_device:
         raise ValueError(f"{name} left its draft tokens on a device, which this step does not allow")
     if budget.is_tree:
