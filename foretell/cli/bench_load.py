@@ -159,10 +159,10 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
 
 
 def report(args: argparse.Namespace, found: LoadResult) -> None:
-    from foretell.bench.load import markdown, remarks
+    from foretell.bench.load import remarks, report_table
     from foretell.bench.page.load import page
 
-    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(

@@ -163,10 +163,10 @@ def measure(
 
 def report(args: argparse.Namespace, done: FinishedRun) -> None:
     from foretell.bench.page.offline import page
-    from foretell.bench.report import markdown, remarks
+    from foretell.bench.report import remarks, report_table
 
     result = done.result
-    print_report(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
+    print_report(args, report_table(result), remarks(result), result.as_json(), lambda: page(result))
 
 
 def conditions(

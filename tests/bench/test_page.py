@@ -14,7 +14,7 @@ import pytest
 from foretell.bench.measure import MeasureJob, TimedOutput, Variant
 from foretell.bench.metrics import AcceptanceByDepth
 from foretell.bench.page import check, compare, load, never_slower, synthetic
-from foretell.bench.page.charts import Scale, duration, ratio_scale, round_step, table_of, time_scale, value_scale
+from foretell.bench.page.charts import Scale, duration, ratio_scale, round_step, time_scale, value_scale
 from foretell.bench.page.offline import page
 from foretell.bench.plan import BenchPlan
 from foretell.bench.results import BenchResult
@@ -78,11 +78,6 @@ def test_scales() -> None:
     assert value_scale([])[1] and time_scale([])[1] and ratio_scale([])[1], "nothing to show is no fault"
     assert (round_step(10), round_step(0.3), round_step(700)) == (2.0, 0.05, 200.0)
     assert (duration(2.0), duration(0.0123), duration(0.00005)) == ("2 s", "12.3 ms", "50 µs")
-
-
-def test_a_table_of_markdown() -> None:
-    table = table_of("| a | b | c |\n| --- | ---: | --- |\n| x | 1 | yes |")
-    assert (table.head, table.rows, table.words) == (["a", "b", "c"], [["x", "1", "yes"]], 1)
 
 
 # The page itself

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from foretell.utils.report_table import ReportTable
+
 from ..metrics import AcceptanceByDepth
-from ..report import remarks, temperature_label
+from ..report import SAME_TEXT, remarks, temperature_label, temperature_name
 from ..results import BenchResult, TaskCell
 from .charts import (
     ChartRow,
     Column,
     ColumnChart,
-    FigureTable,
     LegendEntry,
     Mark,
     Panel,
@@ -144,7 +145,7 @@ def tiles(cell: TaskCell, same: bool) -> list[Tile]:
     between = "" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
     ratio = "–" if cell.speedup is None else f"{cell.speedup:.2f}×"
     rates = [_rate(cell.plain_tokens_per_second), _rate(cell.tokens_per_second)]
-    same_text = {True: "yes", False: "NO", None: "not promised"}[cell.same_text if same else False]
+    same_text = SAME_TEXT[cell.same_text if same else False]
     return [
         Tile(ratio, "speedup", between),
         Tile(f"{cell.accepted_per_step:.2f}", "tokens per step", "1 is plain decoding"),
@@ -275,7 +276,7 @@ def text_waits(series: Sequence[Series]) -> RowChart:
     return latency_chart("Time per request", about, found)
 
 
-def table(result: BenchResult) -> FigureTable:
+def table(result: BenchResult) -> ReportTable:
     head = [
         "task",
         "drafter",
@@ -290,7 +291,7 @@ def table(result: BenchResult) -> FigureTable:
         "high",
     ]
     head += ["tokens/s", "plain tokens/s", "noise", "same text"]
-    return FigureTable(head, [_figures(cell) for cell in (*result.cells, *result.overall)], words=2)
+    return ReportTable(head, [_figures(cell) for cell in (*result.cells, *result.overall)], words=2)
 
 
 def _figures(cell: TaskCell) -> list[str]:
@@ -301,6 +302,5 @@ def _figures(cell: TaskCell) -> list[str]:
     ]
     counts = [str(value) for value in (cell.batch, cell.sequences, cell.tokens, cell.steps)]
     noise = "–" if cell.noise is None else f"{cell.noise:.1%}"
-    same = {True: "yes", False: "NO", None: "not promised"}[cell.same_text]
-    degrees = temperature_label(cell.temperature).removeprefix("T=").removeprefix("T ")
-    return [cell.task, cell.variant, degrees, *counts, f"{cell.accepted_per_step:.3f}", *ratios, *rates, noise, same]
+    names = [cell.task, cell.variant, temperature_name(cell.temperature)]
+    return [*names, *counts, f"{cell.accepted_per_step:.3f}", *ratios, *rates, noise, SAME_TEXT[cell.same_text]]
