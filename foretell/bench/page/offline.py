@@ -96,7 +96,7 @@ def page(result: BenchResult) -> str:
     series = series_of(result)
     best = max(series, key=lambda each: each.overall.speedup or 0.0)
     charts: list[Chart] = [ratios(series), accepted(series), positions(series), time_split(series)]
-    charts += [token_waits(series), text_waits(series)]
+    charts += [token_waits(series), output_waits(series)]
     return render(
         title=f"Foretell bench: {result.bench}",
         headline=headline(series, best),
@@ -267,13 +267,13 @@ def token_waits(series: Sequence[Series]) -> RowChart:
     )
 
 
-def text_waits(series: Sequence[Series]) -> RowChart:
-    """Chart the time per request."""
-    latencies = [("plain", "plain", series[0].overall.plain_request_seconds)]
-    latencies += [(each.name, each.colour, each.overall.request_seconds) for each in series]
+def output_waits(series: Sequence[Series]) -> RowChart:
+    """Chart the time per output, from its first token as for the speedup."""
+    latencies = [("plain", "plain", series[0].overall.plain_decode_seconds)]
+    latencies += [(each.name, each.colour, each.overall.decode_seconds) for each in series]
     found = [(name, css, latency) for name, css, latency in latencies if latency is not None]
-    about = "From the request to the end of its batch, with the prompt in the prefix cache."
-    return latency_chart("Time per request", about, found)
+    about = "From the first token to the end of the request or its batch, without prefill."
+    return latency_chart("Time per output", about, found)
 
 
 def table(result: BenchResult) -> ReportTable:
