@@ -1,4 +1,4 @@
-"""Streamed output in a terminal: statistics, and tokens coloured by drafter, with the colours of the web page."""
+"""Streamed output in a terminal: statistics, and tokens styled by drafter, in the web page's order of drafters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from foretell.llm import LLM
     from foretell.tokenizer import Tokenizer
 
-COLOURS = tuple(f"\x1b[{code}m" for code in (36, 33, 35, 91, 94, 32, 95))
+# Accepted draft tokens are underlined; bold (1) and italic (3) tell drafters apart where colours do not. None is red.
+COLOURS = tuple(f"\x1b[{code}m" for code in ("1;3;4;36", "1;4;33", "3;4;35", "4;94", "1;4;32", "3;4;95", "4;96"))
 RESET = "\x1b[0m"
 # Control characters are shown as symbols, so that a terminal does not execute them; newlines and tabs are kept.
 CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -30,7 +33,7 @@ def wants_colour(stream: TextIO | None = None) -> bool:
 
 
 class Palette:
-    """A colour per drafter, assigned in order of first use; none for the target."""
+    """A style per drafter, assigned in order of first use; none for the target."""
 
     def __init__(self, drafters: Iterable[str] = ()) -> None:
         self._indices: dict[str, int] = {}
@@ -47,7 +50,9 @@ class Palette:
     def legend(self, drafters: Iterable[str] | None = None) -> str:
         """Return a legend of all drafters used, or of these."""
         names = [self.paint(name, name) for name in (self._indices if drafters is None else drafters)]
-        return f"{', '.join(names)}: accepted draft tokens; no colour: the target" if names else "no colour: the target"
+        if not names:
+            return "no underline: the target"
+        return f"{', '.join(names)}: accepted draft tokens; no underline: the target"
 
 
 class StreamRenderer:
@@ -81,16 +86,18 @@ class StreamRenderer:
         return "".join(self._painted(self.palette, delta.text))
 
     def _painted(self, palette: Palette, text: str) -> list[str]:
-        chunks: list[str] = []
+        chunks: list[tuple[str, str]] = []
         at = 0
         while at < len(text) and self._pending:
             chunk, origin = self._pending.popleft()
             if len(chunk) > len(text) - at:
                 self._pending.appendleft((chunk[len(text) - at :], origin))
                 chunk = chunk[: len(text) - at]
-            chunks.append(palette.paint(self._printable(chunk), origin))
+            chunks.append((self._printable(chunk), origin))
             at += len(chunk)
-        return [*chunks, self._printable(text[at:])]
+        runs = groupby(chunks, key=itemgetter(1))
+        painted = [palette.paint("".join(chunk for chunk, _ in run), origin) for origin, run in runs]
+        return [*painted, self._printable(text[at:])]
 
     def _printable(self, text: str) -> str:
         return text.translate(CONTROLS) if self.terminal else text
@@ -100,9 +107,14 @@ class StreamRenderer:
         return "" if self.palette is None else self.palette.legend(self.seen)
 
 
+def palette_of(llm: LLM) -> Palette:
+    """Return the palette of all drafters of an engine, whether or not they draft by default."""
+    return Palette(llm.engine.drafter.drafters)
+
+
 def stream_renderer(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special: bool = True) -> StreamRenderer:
     """Return a renderer for output on standard output."""
-    palette = Palette(llm.engine.drafter.drafters) if show and wants_colour() else None
+    palette = palette_of(llm) if show and wants_colour() else None
     return StreamRenderer(llm.tokenizer, palette, prompt, skip_special=skip_special, terminal=sys.stdout.isatty())
 
 
