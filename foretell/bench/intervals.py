@@ -179,6 +179,8 @@ def half_width(estimate: Estimate | None, level: float = LEVEL) -> float | None:
 
 
 INTERVAL = "95% interval"  # name of a column
+WIDE = "wide"  # shown for an interval of two prompts or so, which says nothing
+WIDE_RATIO = 10.0  # upper over lower bound
 
 
 def shown(ratio: float | None, between: tuple[float, float] | None, missing: str = "-") -> str:
@@ -194,7 +196,10 @@ def compared(ratio: float | None, between: tuple[float, float] | None, missing: 
         return missing, "-"
     low, high = between or (ratio, ratio)
     word = " faster" if low > 1 else " slower" if high < 1 else ""
-    return f"{ratio:.2f}{word}", "-" if between is None else f"{low:.2f}-{high:.2f}"
+    bounds = "-"
+    if between is not None:
+        bounds = WIDE if high > WIDE_RATIO * low else f"{low:.2f}-{high:.2f}"
+    return f"{ratio:.2f}{word}", bounds
 
 
 def _mean_variance(parts: Sequence[Variance], count: int) -> Variance:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from foretell.bench.measure import MeasureJob
-from foretell.bench.plan import BenchPlan
+from foretell.bench.plan import QUICK_DRAFTERS, QUICK_OFFLINE, BenchPlan
 from foretell.bench.report import remarks, report_table
 from foretell.bench.results import BenchResult, TaskCell
 from foretell.bench.run import BenchJob, run
@@ -170,3 +170,22 @@ def test_a_failing_drafter_is_told() -> None:
     failed: tuple[TaskCell, ...] = (replace(result.overall[0], drafter_failures=3),)
     assert any("a FAILED in 3 steps" in line for line in remarks(replace(result, overall=failed)))
     assert not any("FAILED" in line for line in remarks(result))
+
+
+def test_short_outputs_are_said_to_understate_the_speedup() -> None:
+    def noted(limit: int | None) -> bool:
+        result = BenchResult("bench", {"max_tokens": limit}, (), ())
+        return any("understate the speedup of longer ones" in line for line in remarks(result))
+
+    assert noted(24) and not noted(128) and not noted(None)
+    assert not noted(QUICK_OFFLINE.max_tokens) and noted(QUICK_DRAFTERS.max_tokens)
+
+
+def test_an_interval_of_few_prompts_is_said_to_be_wide() -> None:
+    def seconds(variant: str, job: MeasureJob, time: int) -> float:
+        return 1.0 if variant == "plain" else {"code-0": 0.2, "code-1": 0.9}[job.prompt_id]
+
+    result = measured(FakeBackend(seconds), ("a",), BenchPlan(temperatures=(0.0,), rounds=1), code=2)
+    assert [row[-2] for row in report_table(result).rows] == ["wide", "wide"]
+    assert any("raise --per-task" in line for line in remarks(result))
+    assert not any("raise --per-task" in line for line in remarks(measured(FakeBackend(), code=2)))

@@ -72,6 +72,7 @@ def test_a_ratio_has_a_word_unless_its_interval_includes_one() -> None:
     assert compared(1.25, (1.2, 1.3)) == ("1.25 faster", "1.20-1.30")
     assert compared(0.9, (0.8, 0.95)) == ("0.90 slower", "0.80-0.95")
     assert compared(1.02, (0.98, 1.05)) == ("1.02", "0.98-1.05")
+    assert compared(1.3, (0.01, 170.0)) == ("1.30", "wide")
     assert compared(1.25, None) == ("1.25 faster", "-")
     assert compared(None, None, "too short") == ("too short", "-")
 
