@@ -216,8 +216,13 @@ def test_a_terminal_has_a_bar() -> None:
     now = 3.0
     progress(1, 2, "writing")
     progress(2, 2, "done")
-    lines = stream.getvalue().split("\r\x1b[K")[1:]
-    assert lines[1] == f"{'█' * 12}{'░' * 12} [1/2] writing, about 3 s left" and lines[2].endswith("done\n")
+    text = stream.getvalue()
+    lines = text.removeprefix("\x1b[K").split("\r\x1b[K")
+    assert (
+        text.startswith("\x1b[K")
+        and lines[1] == f"{'█' * 12}{'░' * 12} [1/2] writing, about 3 s left"
+        and lines[2].endswith("done\n")
+    )
     assert [len(bar(done, 7)) for done in range(8)] == [WIDTH] * 8 and bar(7, 7) == "█" * WIDTH
 
 
