@@ -354,7 +354,7 @@ def test_a_trace_of_ones_own_loads_a_server(
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"prompt": "The quick brown fox", "max_tokens": 6, "ignore_eos": true, "temperature": 0}\n')
-    words = ["--base-url", server.url, "--concurrency", "1", "--seconds", "0.2", "--turns", "1", "--json"]
+    words = [server.url, "--concurrency", "1", "--seconds", "0.2", "--turns", "1", "--json"]
     code, out, _ = command(capsys, [*words, "--workload", "trace", "--data", str(trace)])
     reported = json.loads(out)
     assert code == 0 and reported["workload"] == "trace" and reported["same_text"] is True
@@ -423,6 +423,8 @@ def test_what_cannot_be_is_refused_before_a_server_is_started(
     monkeypatch.setattr("foretell.bench.server_process.subprocess.Popen", None)
     for words, message in [
         (["--base-url", "ftp://host"], "is not an address"),
+        (["127.0.0.1:1", "--base-url", "http://127.0.0.1:2"], "give one URL"),
+        (["http://127.0.0.1:1"], "; start the server, or correct the address"),
         (["--base-url", "http://127.0.0.1:1"], "; start the server, or correct the address"),
         (["--base-url", "http://127.0.0.1:1", "--model", "m"], "is a server setting"),
         (["--fixed-url", "http://127.0.0.1:1"], "needs --base-url"),
