@@ -299,5 +299,5 @@ def remarks(result: CheckResult) -> list[str]:
     for reason, count in result.reasons.items():
         lines.append(f"ERRORS: {reason} ({count} times).")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines

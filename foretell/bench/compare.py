@@ -284,7 +284,7 @@ def remarks(result: CompareResult) -> list[str]:
         if reasons:
             lines.append(f"ERRORS, {cell.peer}, {cell.task}: {reasons}.")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines
 
 

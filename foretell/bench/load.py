@@ -324,7 +324,7 @@ def remarks(result: LoadResult) -> list[str]:
         if reasons:
             lines.append(f"ERRORS, {cell.load}, {cell.variant}: {reasons}.")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines
 
 

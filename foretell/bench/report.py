@@ -67,7 +67,7 @@ def remarks(result: BenchResult) -> list[str]:
             failed = f"{cell.variant} FAILED in {cell.drafter_failures} steps"
             lines.append(f"{failed}, {temperature_label(cell.temperature)}; see the log.")
     if not result.complete:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines
 
 

@@ -275,7 +275,7 @@ def remarks(result: SyntheticResult) -> list[str]:
         if not cell.same_text:
             lines.append(f"NOT THE SAME TEXT: {where}.")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines
 
 
