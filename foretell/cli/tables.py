@@ -34,11 +34,16 @@ def print_blocks(console: Console, blocks: Sequence[str | ReportTable]) -> None:
     for index, block in enumerate(blocks):
         if index:
             console.print()
-        console.print(block if isinstance(block, str) else terminal_table(block, console.width))
+        if isinstance(block, str):
+            console.print(block)
+            continue
+        if block.title:
+            console.print(block.title, style="bold")
+        console.print(terminal_table(block, console.width))
 
 
 def terminal_table(table: ReportTable, width: int) -> Table:
-    """Return the table for a terminal of that width."""
+    """Return the table without its title for a terminal of that width."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -48,9 +53,6 @@ def terminal_table(table: ReportTable, width: int) -> Table:
         show_edge=False,
         show_header=any(table.head),
         padding=(0, gap - 1, 0, 0),
-        title=table.title or None,
-        title_justify="left",
-        title_style="bold",
     )
     for index, (name, size) in enumerate(zip(table.head, widths, strict=True)):
         found.add_column(name, justify="left" if index < table.words else "right", width=size, overflow="fold")
