@@ -57,12 +57,11 @@ def run(args: argparse.Namespace) -> int:
     with deferred_interrupt(log) as stopped:
         done = run.train(stopped)
         interrupted = stopped()
-    if not done:
+    if interrupted or not done:
         log(f"checkpoint of step {run.trainer.state.step} saved; continue with --resume --out {job.out}")
-        if interrupted:
-            raise KeyboardInterrupt
-        return 0
-    return finish(run)
+    if interrupted:
+        raise KeyboardInterrupt
+    return finish(run) if done else 0
 
 
 @contextmanager
