@@ -2,7 +2,8 @@
 
     python bench/readme_table.py [bench/runs/NAME.json ...] [--check]
 
-writes each run's table into README.md and docs/*.md, between <!-- run bench/runs/NAME.json --> and <!-- end of run -->.
+writes each run's table into README.md and the pages of docs/, between <!-- run bench/runs/NAME.json --> and
+<!-- end of run -->.
 Without names it writes all. --check writes nothing and fails where a page is not what its run gives.
 """
 
@@ -22,7 +23,7 @@ Run = Mapping[str, Any]
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    return [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def line(cells: Sequence[str]) -> str:

@@ -213,7 +213,8 @@ def test_planning_needs_no_torch() -> None:
     assert not loaded_by(f"{statement.replace('main([', 'assert not main([')}; print()") & {"torch", "numpy"}
 
 
-PAGE = [line for line in commands(ROOT / "docs" / "planning.md") if line.startswith("foretell plan")]
+MODEL_PAGE = ROOT / "docs" / "explanation" / "planning-model.md"
+PAGE = [line for line in commands(MODEL_PAGE) if line.startswith("foretell plan")]
 
 
 @pytest.mark.parametrize("line", PAGE)

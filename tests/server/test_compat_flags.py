@@ -20,7 +20,7 @@ from foretell.server.config import ServerConfig
 from foretell.vllm_config import speculation_from_vllm
 from tests.server.process import ServerProcess
 
-DOCS = Path(__file__).parents[2] / "docs" / "server.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 
 
 def read(*words: str) -> Settings:
