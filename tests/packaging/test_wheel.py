@@ -43,7 +43,7 @@ pytestmark = [
 
 
 def run(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run a program to its end, which must be a good one, and return its output."""
+    """Run a program, which must succeed without a warning about kernels, and return its output."""
     done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, (words, done.stdout[-3000:], done.stderr[-3000:])
     assert "no native kernels" not in done.stderr
@@ -105,6 +105,15 @@ def test_packages_are_described_and_carry_the_library_for_every_python(packages:
     assert len(names) == 2 and f"{shared}.sha256" in names
     compiled = build_library().read_bytes()
     assert zipfile.ZipFile(wheel).read(shared) == compiled, "what the same compiler makes of a source tree"
+
+
+def test_a_wheel_that_is_built_without_a_compiler_is_pure_python(tree: Path, bare: dict[str, str]) -> None:
+    words = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tree.parent / "pure", tree)
+    done = subprocess.run(words, env=bare, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0 and "this wheel has no native library: no C++ compiler" in done.stderr
+    (wheel,) = (tree.parent / "pure").iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
 
 
 def test_auditwheel_finds_a_manylinux_tag_for_the_wheel(wheel: Path, tree: Path) -> None:
