@@ -112,16 +112,12 @@ class ServerBackend:
     """A running server with OpenAI's API: foretell serve or another."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
-        """Connect to the server; without `model`, use the first one that it has."""
-        import httpx
-
+        """Without `model`, use the first one that the server lists."""
         check_url(url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise RequestError("api_key", "has characters that an HTTP header cannot have")
         self.url = url.rstrip("/").removesuffix("/v1")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        self._client = httpx.Client(base_url=f"{self.url}/v1", headers=headers, timeout=timeout)
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self.model = model or self._first_model()
 
     def banner(self, sampling: Mapping[str, Any]) -> str:
@@ -171,7 +167,9 @@ class ServerBackend:
         import httpx
 
         try:
-            with self._client.stream(method, path, json=body) as response:
+            timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+            address = f"{self.url}/v1{path}"
+            with httpx.stream(method, address, json=body, headers=self._headers, timeout=timeout) as response:
                 if not response.is_success:
                     raise self._refusal(response)
                 yield response

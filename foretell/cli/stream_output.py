@@ -151,7 +151,7 @@ def print_stream(llm: LLM, prompt: list[int], params: SamplingParams, *, show: b
 def cut_note(finish: str | None, tokens: int, max_tokens: int) -> str:
     """Return why an output of so many tokens is not complete; empty if it is."""
     if finish == "abort":
-        return f"[stopped after {tokens} tokens]"
+        return f"[stopped after {tokens} tokens]" if tokens else "[stopped]"
     if finish != "length":
         return ""
     if tokens < max_tokens:
