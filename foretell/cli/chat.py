@@ -24,9 +24,10 @@ COMMANDS = {
     "/help": "list these commands",
     "/reset": "start a new conversation",
     "/save": "FILE: write the conversation as JSON",
-    "/set": "NAME VALUE: change a number of the sampling, such as temperature 0.7",
+    "/set": "NAME VALUE: change a sampling parameter, such as temperature 0.7",
     "/exit": "leave, as Ctrl-D does",
 }
+LEAVE = ("/exit", "/quit", "/bye")
 HELP = "\n".join(
     [
         *(f"{name:7} {about}" for name, about in COMMANDS.items()),
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         log(f"{backend.banner(sampling)}\n/help lists commands, Ctrl-D leaves")
     read = line_reader(COMMANDS, keep_history=args.history)
-    while (line := read()) is not None and line.strip() not in ("/exit", "/quit"):
+    while (line := read()) is not None and line.rstrip().partition(" ")[0] not in LEAVE:
         conversation.handle(line)
     return 0
 
@@ -116,8 +117,8 @@ class Conversation:
                 self._command(*line.strip().split(maxsplit=1))
             elif line.strip():
                 self._send(line.strip())
-        except (ForetellError, OSError) as error:
-            log(f"foretell: {error}")
+        except ForetellError as error:
+            log(f"foretell: {' '.join(str(error).split())}")
 
     def _send(self, text: str) -> None:
         asked = [*self.messages, {"role": "user", "content": text}]
@@ -151,7 +152,10 @@ class Conversation:
             raise ForetellError(f"/save: {path} exists; name a new file")
         check_writable(path, "/save")
         content = {"model": self.backend.model, "messages": self.messages}
-        write_atomic(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+        try:
+            write_atomic(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+        except (OSError, UnicodeError) as error:  # a full disk, or a message with half a surrogate pair
+            raise ForetellError(f"/save: {path} cannot be written: {error}") from None
         self._saved.add(path.resolve())
         log(f"{len(self.messages)} messages are in {path}")
 

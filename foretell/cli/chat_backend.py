@@ -133,6 +133,9 @@ class ServerBackend:
                 print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
         except KeyboardInterrupt:  # leaving the stream has closed the connection, which ends the request
             answer.finish = "abort"
+        except ForetellError:
+            print(end="\n" if answer.first else "", flush=True)
+            raise
         print(flush=True)
         note = cut_note(answer.finish, answer.tokens, sampling.get("max_tokens", 0))
         for line in (note, answer.summary() if answer.finish != "abort" else ""):

@@ -42,7 +42,7 @@ def chat(
 def test_commands_are_run_and_unknown_ones_refused_with_the_list(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
-    lines = "/help\n/hepl\n/reset\n\n /etc is a folder\n/exit\nnot read\n"
+    lines = "/help\n/hepl\n/reset\n\n /etc is a folder\n/exit now\nnot read\n"
     code, _, err = chat(capsys, monkeypatch, lines, str(model), "--max-tokens", "3")
     assert code == 0
     assert all(f"{name} " in err for name in COMMANDS)

@@ -172,6 +172,15 @@ def test_faults_of_a_server_are_one_line(
     assert code == 0 and message in err and len(err.splitlines()) == 1
 
 
+def test_a_fault_in_an_answer_leaves_the_conversation_as_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stub: Stub
+) -> None:
+    stub.send(delta("Hel"), {"error": {"message": "out of luck"}})
+    code, out, _ = chat(capsys, monkeypatch, "Hi\nAgain\n", "--url", stub.url)
+    assert (code, out) == (0, "Hel\nHel\n")
+    assert [each["content"] for each in stub.bodies[-1]["messages"]] == ["Again"]
+
+
 def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stub: Stub) -> None:
     code, _, err = chat(capsys, monkeypatch, "Hi\n", "--url", "http://127.0.0.1:9")
     assert (code, err) == (
