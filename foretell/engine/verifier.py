@@ -1,7 +1,7 @@
 """Verification: which draft tokens of a step are accepted, and which token follows them.
 
 `Verifier.verify` takes a step whose forward pass is done and returns a `StepResult` for each sequence.
-`SequenceVerifier` applies the verification rule of each request to its logits; the rules are in `foretell/verify`.
+`RuleVerifier` applies the verification rule of each request to its logits; the rules are in `foretell/verify`.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Verifier:
         drafter: SafeDrafter,
         learns_from: Callable[[Sequence], bool],
         vocab: int,
-        sequence_verifier: SequenceVerifier,
+        rule_verifier: RuleVerifier,
     ) -> None:
         """`learns_from` is the controller's: whether drafters learn from a sequence in this step."""
         self.states = states
         self.drafter = drafter
         self.learns_from = learns_from
         self.vocab = vocab
-        self.sequence_verifier = sequence_verifier
+        self.rule_verifier = rule_verifier
 
     def verify(self, step: InFlightStep) -> list[StepResult]:
         """Verify the drafts of a step and return a result for each sequence that is still current.
@@ -86,7 +86,7 @@ class Verifier:
 
     def is_current(self, scheduled: ScheduledSequence) -> bool:
         """Return whether a sequence is where it was when the step was launched: neither gone nor preempted since."""
-        return scheduled.seq.id in self.states and scheduled.seq.cached == scheduled.start
+        return scheduled.seq.id in self.states and scheduled.seq.num_computed_tokens == scheduled.start
 
     def wants_topk(self, scheduled: ScheduledSequence, draft: Draft) -> bool:
         """Return whether a drafter of this sequence learns from the top-k tokens of this step.
@@ -145,7 +145,7 @@ class Verifier:
             if scheduled.wants_prompt_logprobs:
                 logprobs = prompt_logprobs(scheduled, output.logits[first:end])
                 self.states[scheduled.seq.id].prompt_logprobs |= logprobs
-        verified = iter(self.sequence_verifier.verify_cases(cases, output.logits, output.argmax))
+        verified = iter(self.rule_verifier.verify_cases(cases, output.logits, output.argmax))
         step.tokens_at = perf_counter()
         for case in cases:
             if case.error is not None:
@@ -255,7 +255,7 @@ def rule_for(request: Request) -> Rule:
     return find_rule(request.rule, settings)
 
 
-class SequenceVerifier:
+class RuleVerifier:
     """Verifies the drafts of a step, each by the rule of its request."""
 
     def __init__(self, rules: Callable[[Request], Rule] = rule_for) -> None:

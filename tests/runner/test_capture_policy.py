@@ -13,7 +13,7 @@ from foretell.runner.cuda.graph_shapes import ChainShape
 from foretell.runner.cuda.graphs import (
     CAPTURE_AFTER,
     MAX_CAPTURE_TIME,
-    GraphPool,
+    CapturePolicy,
     Paddable,
     TimingGuard,
     capture_now,
@@ -43,7 +43,7 @@ def test_a_covering_shape_costs_more(sizes: list[Paddable]) -> None:
         assert mine.covers(mine)
         for other in sizes:
             if mine != other and mine.covers(other):
-                assert not other.covers(mine) and mine.cost > other.cost
+                assert not other.covers(mine) and mine.padded_size > other.padded_size
 
 
 def test_shapes_of_different_kinds_do_not_cover_each_other() -> None:
@@ -72,7 +72,7 @@ class Length:
         return self.number >= other.number
 
     @property
-    def cost(self) -> tuple[int, ...]:
+    def padded_size(self) -> tuple[int, ...]:
         return (self.number,)
 
 
@@ -83,7 +83,7 @@ class World:
         self.now, self.tape = 1000.0, FakeCapture()
         monkeypatch.setattr("foretell.runner.cuda.graphs.perf_counter", lambda: self.now)
         self.recorder = self.tape.recorder()
-        self.recorder.pool = GraphPool(clock=lambda: self.now)
+        self.recorder.policy = CapturePolicy(clock=lambda: self.now)
         self.recorder._capture = self  # type: ignore[assignment]
 
     def capture(self, run: Callable[[], int]) -> object:
@@ -154,7 +154,7 @@ def test_a_larger_graph_serves_after_a_failed_capture(world: World) -> None:
 
 
 def test_without_sharing_each_shape_is_captured_when_all_ranks_know(world: World) -> None:
-    world.recorder.pool = GraphPool(allow_larger=False)
+    world.recorder.policy = CapturePolicy(allow_larger=False)
     with capture_now():
         world(9)
         assert world.tape.count == 0, "other ranks do not know about the warm-up"
