@@ -68,7 +68,7 @@ def unknown_flags(page: Path) -> list[str]:
 def known_flags() -> frozenset[str]:
     """Return the options of all commands, and everything that looks like one in the scripts and the package."""
     known: set[str] = set()
-    parsers: list[argparse.ArgumentParser] = list(build_parser()[1].values())
+    parsers: list[argparse.ArgumentParser] = [build_parser()[0]]
     while parsers:
         for action in parsers.pop()._actions:
             known |= set(action.option_strings)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from foretell.engine.verifier import rule_for
+from foretell.engine.rule_verifier import rule_for
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.options import nearest

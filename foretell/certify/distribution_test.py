@@ -22,8 +22,8 @@ from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
+from foretell.engine.rule_verifier import RuleVerifier, rule_for
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.verifier import RuleVerifier, rule_for
 from foretell.kv.prefix import PrefixIndex
 from foretell.llm import LLM
 from foretell.models.config import ModelConfig

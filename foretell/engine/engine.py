@@ -24,10 +24,11 @@ from foretell.types import Budget, Delta, Draft, Request, ScheduledSequence, Seq
 from .async_scheduling import AsyncScheduler, InFlightStep, can_draft_on_device
 from .detokenizer import Detokenizer
 from .draft_guard import SafeDrafter, apply_grammar
+from .rule_verifier import RuleVerifier
 from .scheduler import OomBackoff, Scheduler
 from .sequence_state import PendingDelta, SequenceState, flush
 from .stats import SpeculationStats, Stats
-from .verifier import RuleVerifier, Verifier
+from .verifier import Verifier
 
 
 class Engine:

@@ -29,7 +29,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
 from .engine import Engine
-from .verifier import VerifyCase
+from .rule_verifier import VerifyCase
 
 LOG = logging.getLogger("foretell")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.engine.engine import Engine
-from foretell.engine.verifier import RuleVerifier, VerifyCase, rule_for
+from foretell.engine.rule_verifier import RuleVerifier, VerifyCase, rule_for
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, VerifyResult
