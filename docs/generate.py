@@ -110,7 +110,7 @@ def command(name: str, parser: argparse.ArgumentParser, level: int) -> list[str]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             inner = dict(action.choices)
-        elif isinstance(action, argparse._HelpAction) or not action.help or action.help == argparse.SUPPRESS:
+        elif action.dest.startswith("help") or not action.help or action.help == argparse.SUPPRESS:
             continue
         elif (heading := shared_heading(action)) is not None:
             shared.append(heading)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from foretell.cli.main import build_parser
+from foretell.cli.main import build_parser, parse
+from foretell.errors import ForetellError
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("foretell", "tests", "bench", "recipes", "examples", "requirements")
@@ -102,12 +103,10 @@ def command_faults(command: str, targets: set[str]) -> Iterator[str]:
         words = words[2:]
     if words[0] == "foretell":
         try:
-            _, unknown = build_parser()[0].parse_known_args(words[1:])
-        except SystemExit:
-            yield f"{command!r} is refused"
-        else:
-            if unknown:
-                yield f"{command!r}: there is no {unknown[0]}"
+            parse(words[1:])
+        except (SystemExit, ForetellError) as error:
+            if not isinstance(error, SystemExit) or error.code:  # --help and --version exit with 0
+                yield f"{command!r} is refused"
     if words[0] == "python" and words[1].endswith(".py") and not (ROOT / words[1]).exists():
         yield f"{command!r}: no such script"
 
