@@ -16,7 +16,8 @@ from foretell.errors import ForetellError
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("foretell", "tests", "bench", "recipes", "examples", "requirements")
 # Options of other programs that the pages name.
-OTHER_PROGRAMS = {"--index-url", "--no-deps", "--strict", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"}
+OTHER_PROGRAMS = {"--extra-index-url", "--index-url", "--no-deps", "--pip-args", "--strict"}
+OTHER_PROGRAMS |= {"--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"`([^`\n]+)`")  # code within a sentence
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
