@@ -76,7 +76,7 @@ def known_flags() -> frozenset[str]:
             known |= set(action.option_strings)
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
-    scripts = [*ROOT.glob("bench/*.py"), *ROOT.glob("docs/*.py"), ROOT / "foretell/server/compat_flags.py"]
+    scripts = [*ROOT.glob("bench/*.py"), *ROOT.glob("docs/*.py"), *ROOT.glob("foretell/server/*_flags.py")]
     return frozenset(known | {flag for script in scripts for flag in FLAG.findall(script.read_text())} | OTHER_PROGRAMS)
 
 
