@@ -63,6 +63,8 @@ check: $(DEV_STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.docs_check
+	@$(BIN)/python docs/generate.py --check
+	@$(BIN)/zensical build --strict
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site .cache *.egg-info
