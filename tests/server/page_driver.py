@@ -20,6 +20,40 @@ KEY = "a-key-of-the-page"
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 FLAGS = ("--num-speculative-tokens", "4", "--prompt-lookup-min", "1", "--drafter", "ngram,suffix")
 
+# Texts whose contrast with their background is below 4.5.
+FAINT = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const background = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = rgba(getComputedStyle(e).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255, 255];
+  };
+  const faint = new Set();
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.checkVisibility() || element.closest("[disabled]")) continue;
+    const [a, b] = [light(rgba(getComputedStyle(element).color)), light(background(element))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) faint.add(`${element.tagName}.${element.className} ${contrast.toFixed(2)}`);
+  }
+  return [...faint];
+}"""
+# Things to be used that have no name for those who cannot see them.
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, [role=img], [role=region]")]
+  .filter((e) => e.checkVisibility() && !e.labels?.length && !e.getAttribute("aria-label") && !e.textContent.trim())
+  .map((e) => e.id || e.className)"""
+
 
 @pytest.fixture(scope="module")
 def keyed(folder: Path, browser: Browser) -> Iterator[ServerProcess]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser import PHONE, Opened, browser, expect
-from tests.server.page_driver import ask, event_stream, keyed, page_of
+from tests.server.page_driver import FAINT, NAMELESS, ask, event_stream, keyed, page_of
 from tests.server.process import ServerProcess
 
 if TYPE_CHECKING:
@@ -254,12 +254,14 @@ def test_what_is_kept_is_bounded_and_damage_is_ignored(browser: Browser, keyed: 
             expect(page.locator("#welcome")).to_be_visible()
 
 
-def test_wide_code_and_tables_scroll_inside_a_phone(browser: Browser, keyed: ServerProcess) -> None:
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_markdown_fits_a_phone_and_has_enough_contrast(browser: Browser, keyed: ServerProcess, dark: bool) -> None:
     row = "| " + " | ".join(f"column{i}" for i in range(12)) + " |"
-    wide = f"{row}\n|{'---|' * 12}\n{row}\n\n```\n{'x = ' * 60}1\n```\n\n`{'y' * 200}`\n"
-    with page_of(browser, keyed, PHONE) as opened:
-        with generating(opened, wide):
+    wide = f"{DOCUMENT}\n{row}\n|{'---|' * 12}\n{row}\n\n```\n{'x = ' * 60}1\n```\n\n`{'y' * 200}`\n"
+    with page_of(browser, keyed, PHONE, dark) as opened:
+        with generating(opened, *pieces(wide, seed=4)):
             answer = ask(opened)
-        expect(answer.locator("pre")).to_be_visible()
-        opened.screenshot("phone-markdown")
-        assert opened.overflow == 0
+        expect(answer.locator("pre")).to_have_count(2)
+        opened.screenshot(f"phone-markdown-{'dark' if dark else 'light'}")
+        assert opened.overflow == 0, "wide code and tables scroll by themselves"
+        assert opened.page.evaluate(FAINT) == [] and opened.page.evaluate(NAMELESS) == []

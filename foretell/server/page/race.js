@@ -149,9 +149,9 @@ export class Race {
     for (const name of MODES) this.lanes[name].load(this.lap[name]);
     const slower = Number(part("race-slower").value) || slowMotion(lanes);
     const speed = slower === 1 ? "Replayed in real time" : `Replayed ${slower} times slower; the clocks show measured time`;
-    part("race-result").hidden = true;
-    this.setState(`${speed}.`);
     const animated = asked || !prefersReducedMotion();
+    part("race-result").hidden = true;
+    this.setState(animated ? `${speed}.` : "");
     await replay(lanes, slower, () => animated && isCurrent() && !part("view-race").hidden);
     if (!isCurrent()) return;
     part("race-result").hidden = false;

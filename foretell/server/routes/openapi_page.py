@@ -24,7 +24,8 @@ STYLE = (
     "pre{background:#8881;border-radius:6px;padding:.7rem .9rem;overflow-x:auto}"
     "table{border-collapse:collapse;width:100%}td{vertical-align:top;padding:.25rem .8rem .25rem 0}"
     "tr+tr>td{border-top:1px solid #8883}td:first-child,code{overflow-wrap:anywhere}"
-    "td:first-child{width:15rem;max-width:34vw}td:nth-child(2):not(:last-child){width:13rem;max-width:26vw}"
+    "td:first-child{width:15rem}td:nth-child(2):not(:last-child){width:13rem}h2 code,h3 code{font-size:1.05rem}"
+    "@media(max-width:45rem){tr,td{display:block;width:auto!important;border:0!important;padding:0}tr{margin:.8rem 0}}"
     "nav ul{columns:20rem;padding-left:1.2rem}a{color:LinkText}.required{font-weight:600}"
 )
 POLICY = (
@@ -40,6 +41,7 @@ INTRO = (
     'The <a href="/">page</a> has a chat; <a href="/openapi.json"><code>/openapi.json</code></a> is this schema for '
     "programs. If the server has API keys, send one: <code>Authorization: Bearer KEY</code>."
 )
+MAX_SHOWN_LIMIT = 2**31  # larger limits are those of the integer type
 BACKTICKS = re.compile(r"`([^`]+)`")
 
 
@@ -136,12 +138,15 @@ def _rows(api: Schema, schema: Schema) -> Iterator[str]:
 
 
 def _limits(field: Schema) -> str:
-    """Return the range and the default of a field, if it has them."""
+    """Return the range and the default of a field, if it has them and its description does not say so."""
     low, high = field.get("minimum"), field.get("maximum")
-    notes = [] if low is None else [f"{low} to {high}" if high is not None else f"{low} or more"]
+    notes = []
+    if low is not None and abs(low) < MAX_SHOWN_LIMIT:
+        notes.append(f"{low:g} to {high:g}" if high is not None else f"{low:g} or more")
     if field.get("default") is not None:
         notes.append(f"default {json.dumps(field['default'])}")
-    return f" ({escape(', '.join(notes))})" if notes else ""
+    shown = [note for note in notes if note not in field.get("description", "")]
+    return f" ({escape(', '.join(shown))})" if shown else ""
 
 
 def _text(text: str) -> str:
