@@ -12,7 +12,6 @@ from foretell.server.memory_report import process_memory
 from foretell.server.openai.responses import HealthStatus, ModelCard, ModelList, VersionInfo
 from foretell.server.openai.server_info import ServerInfo
 from foretell.server.routes.generate import error_responses
-from foretell.server.service import Service
 from foretell.version import VERSION
 
 if TYPE_CHECKING:
