@@ -14,7 +14,7 @@ export class AnswerText {
     this.frame = null;
   }
 
-  /** Add spans of text, each with its token. Raw text is appended; Markdown is drawn at most once per frame. */
+  /** Add spans of text, each with its token. Raw text is appended; Markdown is rendered at most once per frame. */
   add(spans) {
     for (const { text, token } of spans) {
       this.content += text;
@@ -24,7 +24,7 @@ export class AnswerText {
     else paint(this.element, spans, this.drafters);
   }
 
-  /** Draw what has not been drawn yet. A focused token keeps the focus. */
+  /** Render what has been added since. A focused token keeps the focus. */
   flush() {
     if (this.frame === null) return;
     cancelAnimationFrame(this.frame);

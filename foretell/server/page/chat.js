@@ -145,7 +145,7 @@ export class Chat {
         for (const choice of chunk.choices) answer.add(choice);
         if (chunk.speculation) answer.close(chunk.speculation);
         this.figures.show(answer.stats);
-        if (close) requestAnimationFrame(() => this.follow()); // after the text is drawn
+        if (close) requestAnimationFrame(() => this.follow()); // after the text is rendered
       }
       answer.end();
       const { tokens, perStep } = answer.stats;

@@ -130,7 +130,7 @@ function parseList(lines, first, depth) {
   return [{ kind: "list", ordered: !Number.isNaN(number), number, items }, end];
 }
 
-/** Collect the lines of an item after its first. Two spaces suffice: models seldom indent as far as the marker. */
+/** Collect the lines of an item after its first. Two spaces suffice: models rarely indent as far as the marker. */
 function takeItem(lines, next, width, inner) {
   while (next < lines.length) {
     const line = lines[next];
