@@ -6,7 +6,7 @@ import { TokenSpans } from "./token_spans.js";
 import { Strip } from "./strip.js";
 import { RoundStats } from "./round_stats.js";
 import { roam } from "./tokens.js";
-import { fixed, times, whole } from "./format.js";
+import { count, fixed, times } from "./format.js";
 
 const isRendered = () => part("markdown").checked;
 
@@ -107,7 +107,7 @@ export class Answer {
 
   footText() {
     const { tokens, rounds, perStep, speed, ratio } = this.stats;
-    const counts = `${whole(tokens)} tokens in ${whole(rounds.length)} steps, ${fixed(perStep, 2)} tokens/step`;
+    const counts = `${count(tokens, "token")} in ${count(rounds.length, "step")}, ${fixed(perStep, 2)} tokens/step`;
     const rate = Number.isFinite(speed) ? ` · ${fixed(speed)} tokens/s` : "";
     return `${counts}${rate}${Number.isFinite(ratio) ? ` · estimated speedup ${times(ratio)}` : ""}`;
   }

@@ -5,7 +5,7 @@ import { loadTurns, saveTurns } from "./conversation_store.js";
 import { announce, make, part } from "./dom.js";
 import { exampleButtons } from "./examples.js";
 import { RoundStats } from "./round_stats.js";
-import { fixed } from "./format.js";
+import { count, fixed } from "./format.js";
 
 const NEAR = 80; // pixels from the end within which the view follows new text
 
@@ -149,7 +149,7 @@ export class Chat {
       }
       answer.end();
       const { tokens, perStep } = answer.stats;
-      announce(`The response is finished: ${tokens} tokens, ${fixed(perStep, 2)} per step`);
+      announce(`The response is finished: ${count(tokens, "token")}, ${fixed(perStep, 2)} per step`);
     } catch (error) {
       this.failed(error, answer);
     } finally {

@@ -39,6 +39,7 @@ export const ruleText = (rule) => RULES[rule] ?? "";
 
 export const fixed = (value, digits = 1) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 export const whole = (value) => (Number.isFinite(value) ? Math.round(value).toLocaleString("en") : "–");
+export const count = (value, noun) => `${whole(value)} ${noun}${value === 1 ? "" : "s"}`;
 export const percent = (share) => (Number.isFinite(share) ? `${Math.round(share * 100)}%` : "–");
 export const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
 export const times = (ratio) => (Number.isFinite(ratio) ? `${ratio.toFixed(2)}×` : "–");

@@ -1,6 +1,6 @@
 // Replays two measured runs.
 import { paint, roam } from "./tokens.js";
-import { fixed, seconds } from "./format.js";
+import { count, fixed, seconds } from "./format.js";
 
 const REPLAY_MS = 4000; // of the slower lane: a measured run is often over before the eye sees it
 
@@ -44,7 +44,7 @@ export class Lane {
   finish() {
     const { tokens, perStep, speed } = this.run.stats;
     const first = this.run.stats.rounds[0]?.at_ms ?? 0;
-    this.parts.figures.textContent = `${tokens} tokens · ${fixed(speed)}/s · ${fixed(perStep, 2)} tokens/step · TTFT ${fixed(first, 0)} ms`;
+    this.parts.figures.textContent = `${count(tokens, "token")} · ${fixed(speed)}/s · ${fixed(perStep, 2)} tokens/step · TTFT ${fixed(first, 0)} ms`;
   }
 
   find(element) {
