@@ -170,7 +170,7 @@ def test_a_deadline_counts_from_admission(prefill_seconds: float, is_late: bool)
     seq.tokens.append(1)
     seq.num_computed_tokens = 50
     controller.wants_free_drafts([seq])
-    assert bool(controller._late) == is_late, "99 steps of 0.1 s remain"
+    assert bool(controller._behind_slo) == is_late, "99 steps of 0.1 s remain"
 
 
 @pytest.mark.parametrize("name", ["deadline", "min_tokens_per_second"])
