@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("replicas"), ClusterConfig)
     add_engine_arguments(parser)
     group = parser.add_argument_group("flags of other engines")
-    add_options(group, CompatFlags)
+    add_options(group, CompatFlags, rare=True)
     add_ignored_flags(group)
 
 

@@ -22,16 +22,23 @@ MAX_STOP_CHARS = 256  # characters of one stop string
 class ServerConfig:
     """The options of `foretell serve` that concern the HTTP server."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 accepts connections from other machines")
-    port: int = option(8000, "port to listen on; 0 picks a free one")
+    host: str = option(
+        "127.0.0.1", "address to listen on; 0.0.0.0 accepts connections from other machines", common=True
+    )
+    port: int = option(8000, "port to listen on; 0 picks a free one", common=True)
     api_key: tuple[str, ...] = option(
-        (), "API key that clients must send; may be repeated. Requests with different keys share no prefix cache"
+        (),
+        "API key that clients must send; may be repeated. Requests with different keys share no prefix cache",
+        common=True,
+        metavar="KEY",
     )
     served_model_name: tuple[str, ...] = option(
         (),
         "name of the model in the API (default: the model as given); may be several",
         aliases=("--alias", "-a"),
         several=True,
+        common=True,
+        metavar="NAME",
     )
     seed: int | None = option(
         None, "base seed for requests without a seed; combined with the request number and the prompt index"
@@ -73,12 +80,14 @@ class ServerConfig:
         "speculative decoding metrics in each response; detailed lists every step",
         choices=SPEC_METRICS_LEVELS,
     )
-    log_requests: str | None = option(None, "file to append each request and its response to, as JSON lines")
+    log_requests: str | None = option(
+        None, "file to append each request and its response to, as JSON lines", common=True, metavar="FILE"
+    )
     watch_draft: str | None = option(
         None, "folder to watch for a draft head; a new head replaces the current one if it is accepted more often"
     )
     log_interval: float = option(10.0, "seconds between two log lines under load")
-    log_format: str = option("text", "format of log lines", choices=("text", "json"))
+    log_format: str = option("text", "format of log lines", choices=("text", "json"), common=True)
     access_log: bool = option(False, "log a line for each HTTP request")
 
     def __post_init__(self) -> None:

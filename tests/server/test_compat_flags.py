@@ -325,7 +325,7 @@ def test_the_docs_table_of_flags_is_the_declaration() -> None:
 
 def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["serve", "--help"])
+        parse(["serve", "--help-all"])
     shown = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in shown for name in ServerConfig.__dataclass_fields__)
     assert isinstance(parse(["serve"]), argparse.Namespace)
