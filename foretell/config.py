@@ -33,16 +33,27 @@ class EngineConfig:
         common=True,
     )
     revision: str | None = option(None, "branch, tag or commit of the model's Hugging Face repository (default: main)")
+    chat_template: str | None = option(
+        None, "Jinja file of a chat template, or the template itself (default: the model's own)", metavar="FILE"
+    )
+    generation_config: str = option(
+        "auto", "sampling defaults: auto (the model's own), vllm (none), or a folder with generation_config.json"
+    )
+    override_generation_config: str | None = option(
+        None, """sampling defaults on top of those, as JSON such as '{"temperature": 0.6}'""", metavar="JSON"
+    )
     dtype: str = option(
         "auto",
         "data type of float weights and activations",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
+        metavar="{auto,float32,bfloat16,float16}",
     )
     quantization: str = option(
         "auto",
         "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 on a CPU if the file is "
         "quantized",
-        choices=QUANTIZATIONS,
+        aliases=("-q",),
+        metavar=f"{{{','.join(QUANTIZATIONS)}}}",
         common=True,
     )
     device: str = option("auto", "device of the target: auto, cpu or cuda", common=True)
@@ -65,7 +76,9 @@ class EngineConfig:
     prefix_cache: bool = option(
         True, "reuse the KV cache of shared prompt prefixes", aliases=("--enable-prefix-caching",)
     )
-    threads: int | None = option(None, "CPU threads (default: physical cores), shared by all ranks", common=True)
+    threads: int | None = option(
+        None, "CPU threads (default: physical cores), shared by all ranks", aliases=("-t",), common=True
+    )
     tensor_parallel_size: int = option(
         1,
         "number of tensor-parallel ranks: processes with a shard of every layer, on CUDA one device each",
@@ -82,7 +95,12 @@ class EngineConfig:
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(name, f"must be above 0, not {value}")
         if self.quantization not in QUANTIZATIONS:
-            raise RequestError("quantization", f"must be {', '.join(QUANTIZATIONS)}; not {self.quantization!r}")
+            *most, last = QUANTIZATIONS
+            raise RequestError(
+                "quantization",
+                f"{self.quantization!r} is not supported here; use {', '.join(most)} or {last} with a GGUF file or "
+                "with weights that are not quantized (AWQ, GPTQ and bitsandbytes weights are not read)",
+            )
         if not 0 <= self.swap_space < math.inf:
             raise RequestError("swap_space", f"must be 0 or more, not {self.swap_space}")
         if not 0 < self.gpu_memory_utilization <= 1:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import RequestError
-from .options import option, strict
+from .options import nearest, option, strict
 from .structured_output import GrammarSpec
 
 LogitsProcessor = Callable[[list[int], Any], Any]  # (output tokens so far, logits [vocab]) -> logits
@@ -34,6 +35,8 @@ DECIDING = (
     "logit_bias",
     "allowed_token_ids",
 )
+# Fields that a server or a model's generation config may set for requests that leave them out.
+DEFAULTABLE = DECIDING[: DECIDING.index("min_tokens")]
 
 
 @strict
@@ -145,6 +148,21 @@ class SamplingParams:
                 )
         if not all(callable(each) for each in self.logits_processors):
             raise RequestError("logits_processors", "must be functions of (tokens, logits)")
+
+
+def generation_overrides(text: str | None) -> dict[str, Any]:
+    """Parse default sampling parameters, given as JSON, and check them."""
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise RequestError("override_generation_config", f"is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestError("override_generation_config", """must be an object such as {"temperature": 0.6}""")
+    for name in found:
+        if name not in DEFAULTABLE:
+            raise RequestError("override_generation_config", f"has no {name!r}; {nearest(name, DEFAULTABLE)}")
+    SamplingParams(**found)
+    return found
 
 
 def _int_keys(bias: Mapping[Any, float]) -> dict[int, float]:

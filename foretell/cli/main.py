@@ -90,7 +90,7 @@ def explain_command(argv: list[str]) -> NoReturn:
 
 def unknown_flag(parser: Parser, flag: str) -> str:
     """Return the message for a flag that the parser lacks: of another engine, or mistyped."""
-    from .unsupported_flags import UNSUPPORTED
+    from foretell.server.foreign_flags import UNSUPPORTED
 
     if flag in UNSUPPORTED:
         return f"{flag} is not supported here: {UNSUPPORTED[flag]}"

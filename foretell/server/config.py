@@ -41,7 +41,9 @@ class ServerConfig:
         metavar="NAME",
     )
     seed: int | None = option(
-        None, "base seed for requests without a seed; combined with the request number and the prompt index"
+        None,
+        "base seed for requests without a seed; combined with the request number and the prompt index",
+        aliases=("--random-seed", "-s"),
     )
     max_queue: int = option(
         256, "most waiting sequences; further requests get 429", aliases=("--max-queued-requests", "--max-waiting")
