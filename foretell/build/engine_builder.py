@@ -17,7 +17,14 @@ from foretell.build.controller_factory import build_controller, costs_file, defa
 from foretell.build.draft_compat import check_draft_compat
 from foretell.build.draft_heads import DraftHeadSet, open_distilled, with_shipped_heads
 from foretell.build.generation_config import default_sampling
-from foretell.build.model_source import CacheSize, ModelSource, choose_device, no_progress, open_model
+from foretell.build.model_source import (
+    CacheSize,
+    ModelSource,
+    choose_device,
+    describe_quantization,
+    no_progress,
+    open_model,
+)
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
@@ -145,6 +152,8 @@ def _resolve(
     draft_names = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, progress, config.tensor_parallel_size)
     default_sampling(config, target.checkpoint)  # to refuse a wrong generation config now
+    if line := describe_quantization(config, target):
+        progress(line)
     check_ranks(target.config, target.device, speculation, config.tensor_parallel_size)
     if drafter is not None:
         context = _max_context(config, target.config)

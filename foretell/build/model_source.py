@@ -188,8 +188,6 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
     quantization = choose_quantization(config, checkpoint, device)
-    if quantization is not None:
-        say(f"{name}: {describe_quantization(config, quantization, device)}")
     shard = None if ranks == 1 else Shard(0, ranks)
     tokenizer = read_tokenizer(checkpoint, template)
     return ModelSource(checkpoint, model_config, tokenizer, dtype, device, quantization, shard, config.keep_packed)
@@ -212,13 +210,16 @@ def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: to
     return formats.get(wanted)
 
 
-def describe_quantization(config: EngineConfig, quantization: QuantFormat, device: torch.device) -> str:
-    """Return a line for the user on how weights are quantized."""
+def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
+    """Return a line for the user on how the weights are quantized; empty if they are not."""
+    if source.quantization is None:
+        return ""
+    start = f"{config.model}: quantization: {source.quantization}"
     if config.quantization == "auto":
-        return f"quantization: {quantization} (from the GGUF file); use --quantization none for float32"
-    if device.type != "cpu":
-        return f"quantization: {quantization}, weights and activations, one scale per row"
-    return f"quantization: {quantization}" + ("" if native_for(device) else ", run in floats: no native kernels")
+        return f"{start} (from the GGUF file); use --quantization none for float32"
+    if source.device.type != "cpu":
+        return f"{start}, weights and activations, one scale per row"
+    return start + ("" if native_for(source.device) else ", run in floats: no native kernels")
 
 
 def choose_device(name: str, field: str = "device") -> torch.device:

@@ -16,7 +16,7 @@ from foretell.options import nearest, nearest_flag
 
 from .command_table import COMMANDS
 from .common import Command
-from .help import PROGRAM, Overview, Parser
+from .help import PROGRAM, USAGE_ERROR, Overview, Parser
 
 INTERRUPTED = 130  # exit code
 DEBUG = "FORETELL_DEBUG"
@@ -68,7 +68,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     inner: Parser = getattr(args, "parser", parser)  # a command may have subcommands
     for word in unknown:
         if word.startswith("-"):
-            inner.error(unknown_flag(inner, word.split("=")[0]))
+            refuse_flag(inner, word.split("=")[0])
     if unknown:
         has_url = "--base-url" in inner._option_string_actions and "://" in unknown[0]
         hint = "name a server with --base-url" if has_url else "quote arguments with spaces"
@@ -88,13 +88,13 @@ def explain_command(argv: list[str]) -> NoReturn:
     parser.exit()
 
 
-def unknown_flag(parser: Parser, flag: str) -> str:
-    """Return the message for a flag that the parser lacks: of another engine, or mistyped."""
+def refuse_flag(parser: Parser, flag: str) -> NoReturn:
+    """Exit for a flag that the parser lacks: one of another engine, or a mistyped one."""
     from foretell.server.foreign_flags import UNSUPPORTED
 
     if flag in UNSUPPORTED:
-        return f"{flag} is not supported here: {UNSUPPORTED[flag]}"
-    return f"there is no option {flag}{nearest_flag(flag, parser._option_string_actions)}"
+        parser.exit(USAGE_ERROR, f"{PROGRAM}: {flag} is not supported here: {UNSUPPORTED[flag]}\n")
+    parser.error(f"there is no option {flag}{nearest_flag(flag, parser._option_string_actions)}")
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
