@@ -53,9 +53,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
-def nearest_flag(flag: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown flag to append to a message; empty if none is very similar."""
-    names = {each.lstrip("-"): each for each in known}
+def nearest_flag(flag: str, parser: argparse.ArgumentParser) -> str:
+    """Return a hint for an unknown flag to append to a message; empty if no flag of the help is very similar."""
+    known = parser._option_string_actions.items()
+    names = {name.lstrip("-"): name for name, action in known if action.help != argparse.SUPPRESS}
     close = difflib.get_close_matches(flag.lstrip("-"), names, n=1, cutoff=VERY_CLOSE)
     return f"; did you mean '{names[close[0]]}'?" if close else ""
 

@@ -29,6 +29,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(group, SpeculationConfig)
     group.add_argument(
         "--speculative-config",
+        "-sc",
         metavar="JSON",
         default=argparse.SUPPRESS,
         help="""speculation settings in vLLM's format, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",

@@ -16,7 +16,7 @@ from foretell.options import nearest, nearest_flag
 
 from .command_table import COMMANDS
 from .common import Command
-from .help import PROGRAM, USAGE_ERROR, Overview, Parser
+from .help import PROGRAM, Overview, Parser
 
 INTERRUPTED = 130  # exit code
 DEBUG = "FORETELL_DEBUG"
@@ -89,12 +89,11 @@ def explain_command(argv: list[str]) -> NoReturn:
 
 
 def refuse_flag(parser: Parser, flag: str) -> NoReturn:
-    """Exit for a flag that the parser lacks: one of another engine, or a mistyped one."""
-    from foretell.server.foreign_flags import UNSUPPORTED
+    """Refuse a flag that the parser lacks: one of another engine, or a mistyped one."""
+    from foretell.server.foreign_flags import refuse_unsupported
 
-    if flag in UNSUPPORTED:
-        parser.exit(USAGE_ERROR, f"{PROGRAM}: {flag} is not supported here: {UNSUPPORTED[flag]}\n")
-    parser.error(f"there is no option {flag}{nearest_flag(flag, parser._option_string_actions)}")
+    refuse_unsupported(flag)
+    parser.error(f"there is no option {flag}{nearest_flag(flag, parser)}")
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:

@@ -15,7 +15,7 @@ from foretell.options import add_options, given_options, nearest_flag
 from foretell.sampling_params import generation_overrides
 from foretell.server.compat_flags import CompatFlags, check_speculation, merge_options
 from foretell.server.config import ServerConfig
-from foretell.server.foreign_flags import add_ignored_flags
+from foretell.server.foreign_flags import add_foreign_flags
 from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     group = parser.add_argument_group("flags of other engines")
     add_options(group, CompatFlags, rare=True)
-    add_ignored_flags(group)
+    add_foreign_flags(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,10 +64,9 @@ def settings(args: argparse.Namespace) -> Settings:
     args = with_file(args)
     theirs = CompatFlags(**given_options(args, CompatFlags))
     engine = merge_options(given_options(args, EngineConfig), theirs.engine_options())
-    if defaults := theirs.sampling_defaults():
-        engine["override_generation_config"] = json.dumps(
-            defaults | generation_overrides(engine.get("override_generation_config"))
-        )
+    defaults = theirs.sampling_defaults() | generation_overrides(engine.get("override_generation_config"))
+    if defaults:
+        engine["override_generation_config"] = json.dumps(defaults)
     speculative = merge_options(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
     speculation = SpeculationConfig(**speculative) if config is None else speculation_from_vllm(config, **speculative)
@@ -142,7 +141,7 @@ def _flags(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
     flag = "--" + str(name).replace("_", "-")
     known = parser._option_string_actions
     if flag not in known or flag in ("--config", "--help"):
-        raise RequestError("config", f"{path} has no setting {name!r}{nearest_flag(flag, known).replace('--', '')}")
+        raise RequestError("config", f"{path} has no setting {name!r}{nearest_flag(flag, parser).replace('--', '')}")
     action = known[flag]
     if value is None:
         return []

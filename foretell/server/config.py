@@ -11,6 +11,9 @@ from foretell.structured_output import GrammarSpec
 
 TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "none")
 REASONING_PARSERS = ("auto", "think", "none")
+# vLLM's and SGLang's names of the formats that our parsers read.
+OTHER_TOOL_PARSERS = {"llama3_json": "llama3", "qwen": "hermes", "qwen25": "hermes"}
+OTHER_REASONING_PARSERS = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
 METRIC_NAMES = ("foretell", "vllm", "both")
 SPEC_METRICS_LEVELS = ("none", "summary", "detailed")
 MAX_SCHEMA_BYTES = 64 * 1024  # limit of the grammar compiler
@@ -69,12 +72,14 @@ class ServerConfig:
     )
     cors_origin: tuple[str, ...] = option((), "web origin allowed to call the server (CORS); may be repeated")
     tool_call_parser: str = option(
-        "auto", "tool call format of the model (auto: from its chat template)", choices=TOOL_PARSERS
+        "auto",
+        "tool call format of the model (auto: from its chat template)",
+        choices=(*TOOL_PARSERS, *OTHER_TOOL_PARSERS),
     )
     reasoning_parser: str = option(
         "auto",
         "return <think> blocks as reasoning_content (auto: if the chat template has them)",
-        choices=REASONING_PARSERS,
+        choices=(*REASONING_PARSERS, *OTHER_REASONING_PARSERS),
     )
     metrics_names: str = option("foretell", "prefix of the metric names in /metrics", choices=METRIC_NAMES)
     per_request_spec_decode_metrics: str = option(
@@ -110,6 +115,16 @@ class ServerConfig:
             raise RequestError("max_schema_bytes", f"must be {MAX_SCHEMA_BYTES} or fewer")
         if not all(self.api_key):
             raise RequestError("api_key", "is empty; leave it out for a server without keys")
+
+    @property
+    def tool_parser(self) -> str:
+        """Return our name of the tool call format."""
+        return OTHER_TOOL_PARSERS.get(self.tool_call_parser, self.tool_call_parser)
+
+    @property
+    def reasoning_format(self) -> str:
+        """Return our name of the reasoning format."""
+        return OTHER_REASONING_PARSERS.get(self.reasoning_parser, self.reasoning_parser)
 
     def check_grammar(self, spec: GrammarSpec) -> None:
         """Raise RequestError if a grammar is larger than allowed."""

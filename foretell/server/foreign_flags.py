@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from foretell.errors import RequestError
+
 # Flags that have no effect here: there is nothing to switch, or it is always on.
 SWITCHES = (
     "--async-scheduling",
@@ -308,15 +310,30 @@ class _OnlyFlag(_IgnoredFlag):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
         accepted, reason = ONLY[flag or ""]
         if values not in accepted:
-            parser.error(f"{flag} {values} is not supported here: {reason}")
+            raise RequestError(f"{flag} {values}", f"is not supported here: {reason}")
         super().__call__(parser, namespace, values, flag)
 
 
-def add_ignored_flags(parser: argparse._ActionsContainer) -> None:
-    """Accept the flags; `namespace.ignored_flags` lists those that were given."""
+class _RefusedFlag(argparse.Action):
+    """Refuses a flag with the reason."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        refuse_unsupported(flag or "")
+
+
+def refuse_unsupported(flag: str) -> None:
+    """Raise RequestError if a flag of another engine is known and not supported."""
+    if flag in UNSUPPORTED:
+        raise RequestError(flag, f"is not supported here: {UNSUPPORTED[flag]}")
+
+
+def add_foreign_flags(parser: argparse._ActionsContainer) -> None:
+    """Accept or refuse the flags; `namespace.ignored_flags` lists those that were given and have no effect."""
     settings: dict[str, Any] = {"dest": "ignored_flags", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for flags, nargs in ((SWITCHES, 0), (WITH_VALUES, None), (OPTIONAL_VALUE, "?")):
         for flag in flags:
             parser.add_argument(flag, nargs=nargs, action=_IgnoredFlag, **settings)
     for flag in ONLY:
         parser.add_argument(flag, action=_OnlyFlag, **settings)
+    for flag in UNSUPPORTED.keys() - set(SWITCHES):
+        parser.add_argument(flag, nargs="?", action=_RefusedFlag, **settings)

@@ -148,7 +148,7 @@ def test_a_repository_of_gguf_files_lists_them(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path / "empty"))
     monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: ["b.gguf", "README.md", "a.gguf"])
-    assert refusal("own/x") == "own/x: has GGUF files; name one, as own/x/FILE: a.gguf, b.gguf"
+    assert refusal("own/x") == "own/x: has GGUF files; name one, as own/x:Q4_K_M or own/x/FILE: a.gguf, b.gguf"
 
 
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"

@@ -15,8 +15,9 @@ from foretell.cli.main import main, parse
 from foretell.cli.serve import Settings, settings
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.server.compat_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES, CompatFlags
+from foretell.server.compat_flags import CompatFlags
 from foretell.server.config import ServerConfig
+from foretell.server.foreign_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES
 from foretell.vllm_config import speculation_from_vllm
 from tests.server.process import ServerProcess
 
