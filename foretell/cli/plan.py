@@ -87,7 +87,7 @@ def run_steps(args: argparse.Namespace) -> int:
         config.count,
         config.acceptance,
         batches(DEFAULT_BATCHES) if args.batch is None else args.batch,
-        contexts(DEFAULT_CONTEXT) if args.context is None else args.context,
+        default_contexts(parts.target.shape.context) if args.context is None else args.context,
         config.max_draft,
         config.length,
     )
@@ -130,6 +130,11 @@ def batches(text: str) -> tuple[int, ...]:
             raise argparse.ArgumentTypeError(f"{part!r} is not a batch size such as 8, 1,8,32 or 1..64")
         found += [low, *(size for size in (1 << i for i in range(17)) if low < size < high), high]
     return tuple(sorted(set(found)))
+
+
+def default_contexts(longest: int) -> tuple[int, ...]:
+    """Return the context lengths of a plan that names none, within the model's context."""
+    return tuple(min(tokens, longest) for tokens in contexts(DEFAULT_CONTEXT))
 
 
 def contexts(text: str) -> tuple[int, ...]:
