@@ -162,7 +162,7 @@ def open_distilled(name: str, target: Model, model: str) -> Model | None:
     kind, _, folder = name.partition(":")
     if kind != "distilled":
         return None
-    checkpoint = open_checkpoint(resolve(folder) if folder else shipped_head(model, kind))
+    checkpoint = open_checkpoint(_head_folder(folder) if folder else shipped_head(model, kind))
     return replace(target, checkpoint=checkpoint, config=read_config(checkpoint))  # type: ignore[type-var]
 
 

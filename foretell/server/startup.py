@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .service import Service
 
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses of all interfaces, and how to reach them from here
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses of all interfaces, and how to reach them from here
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Startup:
     @property
     def url(self) -> str:
         """Return the address it listens on."""
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        return _url(self.host, self.port)
 
     @property
     def line(self) -> str:
@@ -55,7 +55,7 @@ class Startup:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of the banner."""
-        reachable = self.url.replace(f"//{self.host}:", f"//{WILDCARDS.get(self.host, self.host)}:")
+        reachable = _url(WILDCARDS.get(self.host, self.host), self.port)
         found = [
             ("page", f"{reachable}/"),
             ("API", f"{reachable}/v1"),
@@ -67,6 +67,10 @@ class Startup:
             found.insert(0, ("listens on", f"all interfaces, port {self.port}"))
         parts = [f"{name} {size / GIB:.2f}" for name, size in self.memory.parts().items() if size]
         return [*found, ("memory", f"at most {self.memory.total / GIB:.2f} GiB: {', '.join(parts)}")]
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def announce(startup: Startup, log_format: str) -> None:
