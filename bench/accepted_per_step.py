@@ -1,8 +1,8 @@
 """Accepted per step of drafters over the first prompts of each task, batched: what a head is worth, without a clock.
 
-    python bench/accepted.py --data SPEC_BENCH --per-task 10 --tokens 256 eagle@5 distilled@5 block@7 medusa@3
-    python bench/accepted.py --data SPEC_BENCH --per-task 10 --tokens 256 --temperature 1 eagle@5 distilled@5
-    python bench/accepted.py --data SPEC_BENCH --per-task 4 --tokens 96 --context 4096 eagle@5
+    python bench/accepted_per_step.py --data SPEC_BENCH --per-task 10 --tokens 256 eagle@5 distilled@5 block@7 medusa@3
+    python bench/accepted_per_step.py --data SPEC_BENCH --per-task 10 --tokens 256 --temperature 1 eagle@5 distilled@5
+    python bench/accepted_per_step.py --data SPEC_BENCH --per-task 4 --tokens 96 --context 4096 eagle@5
 
 Tokens of a task over its steps, and the mean of the tasks. Without --data the bench's own prompts are taken. With
 --context each question follows so many tokens of other ones.

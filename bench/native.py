@@ -125,7 +125,7 @@ def text_of(runner: ModelRunner) -> Sequence:
     seq = Sequence(0, Request("bench", (), SamplingParams(), 0, 0), [1] * CONTEXT)
     assert runner.reserve(seq, MOST)
     runner.forward([ScheduledSequence.of(seq, CONTEXT)], [Draft()])
-    seq.cached = CONTEXT - 1
+    seq.num_computed_tokens = CONTEXT - 1
     return seq
 
 

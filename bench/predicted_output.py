@@ -1,6 +1,6 @@
-"""What `prediction` gains where nine tenths of the text are foretold: python bench/foretold.py
+"""Measure the speedup of a `prediction` that is 90% right: python bench/predicted_output.py
 
-The model's own answers, every tenth word exchanged, are the prediction; plain and foretold runs alternate.
+The model's own answers, every tenth word exchanged, are the prediction; runs with and without it alternate.
 """
 
 from __future__ import annotations

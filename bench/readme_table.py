@@ -2,7 +2,8 @@
 
     python bench/readme_table.py [bench/runs/NAME.json ...] [--check]
 
-writes each run's table into README.md and docs/*.md, between <!-- run bench/runs/NAME.json --> and <!-- end of run -->.
+writes each run's table into README.md and the pages of docs/, between <!-- run bench/runs/NAME.json --> and
+<!-- end of run -->. <!-- run bench/runs/NAME.json short --> is a table of fewer rows and columns, for the README.
 Without names it writes all. --check writes nothing and fails where a page is not what its run gives.
 """
 
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(?P<head><!-- run (?P<run>\S+) -->\n)(?P<table>.*?)(?P<foot><!-- end of run -->)", re.S)
+PLACE = re.compile(
+    r"(?P<head><!-- run (?P<run>\S+)(?P<short> short)? -->\n)(?P<table>.*?)(?P<foot><!-- end of run -->)", re.S
+)
 Run = Mapping[str, Any]
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    return [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def line(cells: Sequence[str]) -> str:
@@ -99,15 +102,40 @@ def synthetic_table(run: Run) -> list[str]:
     return lines
 
 
+def short_offline_table(run: Run) -> list[str]:
+    """Rows for the task that gains least, the one that gains most, and the mean."""
+    cells = sorted(run["cells"], key=lambda row: row["speedup"])
+    named = [(f"{cells[0]['task']} (least)", cells[0]), (f"{cells[-1]['task']} (most)", cells[-1])]
+    named += [(f"mean of {row['tasks']} tasks", row) for row in run["overall"]]
+    lines = [line(["task", "tokens/s plain", "with speculation", "speedup (95% interval)"])]
+    lines.append(line(["---"] + ["---:"] * 3))
+    for name, row in named:
+        speeds = [figure(row[each], 0) for each in ("plain_tokens_per_second", "tokens_per_second")]
+        lines.append(line([name, *speeds, ratio(row)]))
+    return lines
+
+
+def short_compare_table(run: Run) -> list[str]:
+    """A row for each peer with its mean over the tasks."""
+    lines = [line(["engine", "tokens/s", f"times {run['baseline']}", "first token, ms", "tokens per step"])]
+    lines.append(line(["---"] + ["---:"] * 4))
+    for row in run["overall"]:
+        first = "-" if row["first_token"] is None else f"{1000 * row['first_token']['p50']:.0f}"
+        figures = [figure(row["tokens_per_second"], 0), figure(row["speedup"], 2), first]
+        lines.append(line([row["arm"], *figures, figure(row["accepted_per_step"], 2)]))
+    return lines
+
+
 TABLES: dict[str, Callable[[Run], list[str]]] = {
     "offline": offline_table,
     "drafters": offline_table,
     "compare": compare_table,
     "synthetic": synthetic_table,
 }
+SHORT: dict[str, Callable[[Run], list[str]]] = {"offline": short_offline_table, "compare": short_compare_table}
 
 
-def table(name: str) -> str:
+def table(name: str, short: bool = False) -> str:
     """The table of a stored run, and what a reader must know of it."""
     path = ROOT / name
     if not path.exists():
@@ -115,7 +143,8 @@ def table(name: str) -> str:
     run = json.loads(path.read_text(encoding="utf-8"))
     if run.get("bench") not in TABLES:
         raise SystemExit(f"{name} is no run of bench {', '.join(TABLES)}")
-    return "\n".join([*TABLES[run["bench"]](run), "", conditions(run), ""])
+    tables = SHORT if short else TABLES
+    return "\n".join([*tables[run["bench"]](run), "", conditions(run), ""])
 
 
 def rewritten(text: str, names: Sequence[str]) -> str:
@@ -124,7 +153,7 @@ def rewritten(text: str, names: Sequence[str]) -> str:
     def replace(found: re.Match[str]) -> str:
         if names and found["run"] not in names:
             return found[0]
-        return f"{found['head']}{table(found['run'])}{found['foot']}"
+        return f"{found['head']}{table(found['run'], bool(found['short']))}{found['foot']}"
 
     return PLACE.sub(replace, text)
 

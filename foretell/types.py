@@ -103,7 +103,7 @@ class Sequence:
     id: int
     request: Request
     tokens: list[int]
-    cached: int = 0  # the KV cache of the target holds tokens[:cached]
+    num_computed_tokens: int = 0  # the KV cache of the target holds tokens[:num_computed_tokens]
     pages: list[int] = field(default_factory=list)
     published: int = 0  # leading pages that are in the prefix cache
     finish_reason: FinishReason | None = None
@@ -111,7 +111,7 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Return how many tokens the target has still to run."""
-        return len(self.tokens) - self.cached
+        return len(self.tokens) - self.num_computed_tokens
 
     @property
     def is_decoding(self) -> bool:
@@ -119,7 +119,7 @@ class Sequence:
 
         False for the last token of a prompt: the first output token does not wait for a draft.
         """
-        return len(self.tokens) - self.cached == 1 and len(self.tokens) > len(self.request.prompt)
+        return len(self.tokens) - self.num_computed_tokens == 1 and len(self.tokens) > len(self.request.prompt)
 
     @property
     def num_output_tokens(self) -> int:
@@ -166,7 +166,7 @@ class ScheduledSequence:
     @classmethod
     def of(cls, seq: Sequence, num_new_tokens: int, budget: Budget = Budget()) -> ScheduledSequence:
         """Schedule a sequence as it is now."""
-        return cls(seq, num_new_tokens, budget, seq.cached, len(seq.tokens))
+        return cls(seq, num_new_tokens, budget, seq.num_computed_tokens, len(seq.tokens))
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from foretell.models.draft_heads.io import pack_state
+from foretell.models.draft_heads.io import quantize_state
 from foretell.train.token_dataset import ANSWERS_FILE, Document, load_documents, save_documents
 
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
@@ -99,7 +99,7 @@ def pack_head(args: argparse.Namespace, kind: str) -> None:
     if args.back is None or not (folder / WEIGHTS).is_file():
         return
     packed, part = args.out / f"{kind}.packed", args.out / f"{kind}.part"
-    save_file(pack_state(load_file(folder / WEIGHTS)), packed)
+    save_file(quantize_state(load_file(folder / WEIGHTS)), packed)
     with tarfile.open(part, "w") as tar:
         tar.add(packed, WEIGHTS)
         for name in ("config.json", "run.json"):

@@ -22,29 +22,31 @@ LOCKED = ((3, 11), "Linux", "x86_64")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("set", choices=["runtime", "dev"])
-    name = parser.parse_args().set
+    parser.add_argument("--copy", action="store_true", help="install a copy of the package instead of a link to it")
+    options = parser.parse_args()
+    how = [] if options.copy else ["--quiet", "--editable"]  # quieter: setuptools warns of every editable install
     here = (sys.version_info[:2], platform.system(), platform.machine())
     try:
-        locked(name) if here == LOCKED else unlocked(name)
+        locked(options.set, how) if here == LOCKED else unlocked(options.set, how)
     except subprocess.CalledProcessError as error:
         return error.returncode
     return 0
 
 
-def locked(name: str) -> None:
+def locked(name: str, how: list[str]) -> None:
     """Install exactly the files that were tested."""
     pip("--require-hashes", "--no-deps", "--only-binary", ":all:", "--requirement", str(HERE / f"{name}.txt"))
     pip("--requirement", str(HERE / "torch.txt"))
-    pip("--no-deps", "--no-build-isolation", "--editable", str(PROJECT))
+    pip("--no-deps", "--no-build-isolation", *how, str(PROJECT))
 
 
-def unlocked(name: str) -> None:
+def unlocked(name: str, how: list[str]) -> None:
     """Install the newest versions that pyproject allows."""
     version = platform.python_version()
     print(f"there is no lock for Python {version} on {platform.system()} {platform.machine()}: taking newest versions")
     dependencies = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
     pip(next(each for each in dependencies if each.startswith("torch")))
-    pip("--editable", str(PROJECT) if name == "runtime" else f"{PROJECT}[{name}]")
+    pip(*how, str(PROJECT) if name == "runtime" else f"{PROJECT}[{name}]")
 
 
 def pip(*words: str) -> None:

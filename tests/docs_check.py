@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from foretell.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("foretell", "tests", "bench", "recipes", "examples", "requirements")
+# Options of other programs that the pages name.
+OTHER_PROGRAMS = {"--no-deps", "--strict", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+SPAN = re.compile(r"`([^`\n]+)`")  # code within a sentence
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+ASSIGNMENT = re.compile(r"[A-Z_]+=\S* ")  # of an environment variable, before a command
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 SOURCE = re.compile(r"`((?:\w+/)*\w+\.(?:py|cpp|h))`")
 
@@ -29,7 +36,8 @@ def snippets(page: Path, language: str) -> list[str]:
 def commands(page: Path) -> list[str]:
     """Return the shell commands of a page without comments."""
     lines = [line for code in snippets(page, "bash") for line in code.splitlines()]
-    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    commands = [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [ASSIGNMENT.sub("", line) if ASSIGNMENT.match(line) else line for line in commands]
 
 
 def faults() -> Iterator[str]:
@@ -44,8 +52,30 @@ def faults() -> Iterator[str]:
             yield from (
                 f"{name}: there is no {file}" for file in SOURCE.findall(page.read_text()) if not is_source(file)
             )
+            yield from (f"{name}: there is no option {flag}" for flag in unknown_flags(page))
         for code in snippets(page, "python"):
             compile(code, str(name), "exec")
+
+
+def unknown_flags(page: Path) -> list[str]:
+    """Return the options that a page names within sentences and neither a command nor a script has."""
+    prose = FENCE.sub("", page.read_text())
+    named = {flag for span in SPAN.findall(prose) for flag in FLAG.findall(span)}
+    return sorted(named - known_flags())
+
+
+@cache
+def known_flags() -> frozenset[str]:
+    """Return the options of all commands, and everything that looks like one in the scripts and the package."""
+    known: set[str] = set()
+    parsers: list[argparse.ArgumentParser] = [build_parser()[0]]
+    while parsers:
+        for action in parsers.pop()._actions:
+            known |= set(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    scripts = [*ROOT.glob("bench/*.py"), *ROOT.glob("docs/*.py"), ROOT / "foretell/server/compat_flags.py"]
+    return frozenset(known | {flag for script in scripts for flag in FLAG.findall(script.read_text())} | OTHER_PROGRAMS)
 
 
 def leads_somewhere(page: Path, link: str) -> bool:

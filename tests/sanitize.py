@@ -30,7 +30,7 @@ SHARED = (  # whose work is large enough for several threads
     "tests/kernels/test_quant.py",
     "tests/runner/test_native.py",
     "tests/heads/test_native.py",
-    "tests/heads/test_odds.py",
+    "tests/heads/test_race_topk.py",
     "tests/sampling/test_native_sampler.py",
 )
 TESTS = (*SHARED, "tests/kernels", "tests/runner", "tests/sampling/test_extreme_values.py")

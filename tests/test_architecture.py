@@ -1,4 +1,4 @@
-"""The tables of docs/architecture.md and the source tree of CONTRIBUTING.md agree with the code."""
+"""The tables of docs/explanation/architecture.md and the source tree of CONTRIBUTING.md agree with the code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "foretell"
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 QUESTIONS = re.findall(r"^\| ([A-Z][^|]*\?) \| ([^|]*) \| `([^`]*)` \| `([^`]*)` \|$", PAGE, re.M)
 HOPS = re.findall(r"^\d+\. `([\w/]+\.py)`: `([\w.]+)`", PAGE, re.M)
 

@@ -100,7 +100,7 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.weights
-@pytest.mark.parametrize("page", [README, *sorted(ROOT.glob("docs/*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda page: page.name)
 def test_the_docs_certificates_pass(page: Path) -> None:
     for command in (line for line in commands(page) if line.startswith("foretell certify")):
         words = [sys.executable, "-m", *shlex.split(command)]

@@ -97,35 +97,35 @@ class ModelSource:
         captured = graph_workspace(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
         return step_workspace(width, tokens, vocab, itemsize) + captured
 
-    def load(self, team: TensorParallelGroup | None = None) -> Decoder:
+    def load(self, workers: TensorParallelGroup | None = None) -> Decoder:
         """Load the weights, or the first rank's shard, and join it to the other ranks."""
         model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
-        if team is not None and self.shard is not None:
-            model.join_ranks(team.group)
+        if workers is not None and self.shard is not None:
+            model.join_ranks(workers.group)
         return model
 
-    def load_packed(self, team: TensorParallelGroup | None = None) -> Decoder:
+    def load_packed(self, workers: TensorParallelGroup | None = None) -> Decoder:
         """Load packed weights from the disk cache, or as `load` if it has none; for callers without need of floats."""
-        kept = self._kept
-        return (None if kept is None else kept.load()) or self.load(team)
+        cache = self._packed_cache
+        return (None if cache is None else cache.load()) or self.load(workers)
 
     @property
-    def _kept(self) -> PackedWeightsCache | None:
+    def _packed_cache(self) -> PackedWeightsCache | None:
         """Return the disk cache of its packed weights, if it has one."""
-        whole = self.shard is None and self.dtype == torch.float32
-        if not self.keep_packed or not whole or native_for(self.device) is None:
+        is_packable = self.shard is None and self.dtype == torch.float32
+        if not self.keep_packed or not is_packable or native_for(self.device) is None:
             return None
         return PackedWeightsCache(self.checkpoint, self.config, self.quantization)
 
-    def shard_spec(self, room: CacheSize, heads: tuple[Path | None, ...] = ()) -> ModelShardSpec:
+    def shard_spec(self, cache_size: CacheSize, heads: tuple[Path | None, ...] = ()) -> ModelShardSpec:
         """Return what the other ranks load: their shards of the model and its heads, and the size of the KV cache."""
-        context = min(room.context, self.config.context)
+        context = min(cache_size.context, self.config.context)
         return ModelShardSpec(
-            self.checkpoint.path, self.dtype, self.quantization, room.pages, room.page_size, context, heads
+            self.checkpoint.path, self.dtype, self.quantization, cache_size.pages, cache_size.page_size, context, heads
         )
 
     def quantize(self, model: Decoder) -> Decoder:
-        """The loaded model with its weights as they will run; a copy in integers is made before this."""
+        """Return the loaded model with its weights as they will run. A quantized draft copy is made before this."""
         if model.is_packed:
             return model
         return model if self.quantization is None else quantize_weights(model, self.quantization)
@@ -133,36 +133,41 @@ class ModelSource:
     def make_runner(
         self,
         model: Decoder,
-        room: CacheSize,
+        cache_size: CacheSize,
         hidden_layers: tuple[int, ...] = (),
         extra_layers: tuple[LayerShape, ...] = (),
     ) -> ModelRunner:
         """Return a runner for the loaded model; `extra_layers` are further layers of its KV cache."""
-        context, made_now = min(room.context, self.config.context), not model.is_packed
-        runner = ModelRunner(self.quantize(model), room.pages, room.page_size, context, hidden_layers, extra_layers)
-        if made_now and (kept := self._kept) is not None:
-            kept.write(runner.model)
+        context, is_new = min(cache_size.context, self.config.context), not model.is_packed
+        runner = ModelRunner(
+            self.quantize(model), cache_size.pages, cache_size.page_size, context, hidden_layers, extra_layers
+        )
+        if is_new and (cache := self._packed_cache) is not None:
+            cache.write(runner.model)
         return runner
 
     def background_warmup(
-        self, room: CacheSize, free: int, has_drafts: bool, heads: HeadWarmup | None = None
+        self, cache_size: CacheSize, free: int, has_drafts: bool, heads: HeadWarmup | None = None
     ) -> AbstractContextManager[object]:
         """Compile kernels in the background while weights load, on a CUDA device whose `free` bytes allow it."""
-        few, context = one_layer_per_kind(self.local_config), min(room.context, self.config.context)
-        needed = prepared_bytes(few, self.dtype, "meta") + room.context * self.token_bytes // self.config.layers
+        dummy_config, context = one_layer_per_kind(self.local_config), min(cache_size.context, self.config.context)
+        needed = (
+            prepared_bytes(dummy_config, self.dtype, "meta")
+            + cache_size.context * self.token_bytes // self.config.layers
+        )
         if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
             return nullcontext()
 
         def make() -> ModelRunner:
-            model = materialize(meta_model(few, self.dtype), self.device)
+            model = materialize(meta_model(dummy_config, self.dtype), self.device)
             for weight in model.parameters():
                 weight.fill_(DUMMY_WEIGHT)
             if heads is not None:
                 heads.share_weights(model, context)
             model = model if self.quantization is None else quantize_weights(model, self.quantization)
-            pages = -(-context // room.page_size)  # page tables as wide as the real ones
-            ways = ((), ()) if heads is None else ((0, model.config.layers), heads.extra_layers)
-            return ModelRunner(model, pages, room.page_size, context, *ways)
+            pages = -(-context // cache_size.page_size)  # page tables as wide as the real ones
+            hidden_layers, extra_layers = ((), ()) if heads is None else ((0, model.config.layers), heads.extra_layers)
+            return ModelRunner(model, pages, cache_size.page_size, context, hidden_layers, extra_layers)
 
         return BackgroundWarmup(make, self.device, has_drafts, heads)
 

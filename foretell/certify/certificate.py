@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from foretell.engine.verifier import rule_for
+from foretell.engine.rule_verifier import rule_for
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.options import nearest
@@ -208,7 +208,7 @@ def _check_outputs(certificate: Certificate, load: Callable[[], LLM], log: Log) 
     job = certificate.job
     llm = load()
     if job.is_custom:
-        llm.engine.verifier.sequence_verifier.rules = _rules(job, KnownBug())
+        llm.engine.verifier.rule_verifier.rules = _rules(job, KnownBug())
     log(f"3. output equality: {len(job.prompts)} prompts, speculation on and off, drafter {llm.engine.drafter.name}")
     settings = [SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos)]
     if job.num_settings > 1:

@@ -22,8 +22,8 @@ from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
+from foretell.engine.rule_verifier import RuleVerifier, rule_for
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.verifier import SequenceVerifier, rule_for
 from foretell.kv.prefix import PrefixIndex
 from foretell.llm import LLM
 from foretell.models.config import ModelConfig
@@ -168,7 +168,7 @@ def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_for, d
     """Build the engine that serves, around a model of a few hundred weights."""
     runner = ModelRunner(tiny_model(seed=7), 4096, 4, CONFIG.context)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), 256, 4096)
-    return Engine(runner, drafter, FixedController(draft_length), scheduler, sequence_verifier=SequenceVerifier(rules))
+    return Engine(runner, drafter, FixedController(draft_length), scheduler, rule_verifier=RuleVerifier(rules))
 
 
 def samples_needed(distance: float, settings: int) -> int:

@@ -24,7 +24,7 @@ ONE_MACHINE = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # responses are streamed without Ray's object store; see docs/log/
     "RAY_AUTH_MODE": "token",  # other users need the token in this user's home folder
 }
-MISSING = "replicas need Ray, which is not installed: pip install 'foretell[cluster]'"
+MISSING = "replicas need Ray, which is not installed: pip install 'ray[serve]>=2.60,<3'"
 
 
 @dataclass(frozen=True)

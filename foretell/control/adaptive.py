@@ -79,7 +79,7 @@ class AdaptiveController(Controller):
         self._num_drafts: Counter[str] = Counter()  # by timed drafter
         self._skip_reasons: dict[int, str] = {}  # by sequence, of this step
         self._polled: list[Sequence] = []  # in this step
-        self._late: frozenset[int] = frozenset()  # polled sequences that are late on their SLO
+        self._behind_slo: frozenset[int] = frozenset()  # polled sequences that are behind their SLO
         self._saved_seconds: dict[int, float] = {}  # by sequence: time that the drafts of this step should save
         self._poll_length = float(tuning.length.new_drafter_tokens)  # tokens that free drafters are asked for
 
@@ -88,11 +88,11 @@ class AdaptiveController(Controller):
         self._skip_reasons.clear()
         plain_seconds = self.costs.single_row_seconds
         decoding = [seq for seq in seqs if seq.request.drafters and seq.is_decoding]
-        late = self.slo.late(seqs, plain_seconds)
+        behind_slo = self.slo.late(seqs, plain_seconds)
         self._polled = self.poll_limiter.select(decoding, plain_seconds) if decoding else []
-        self._late = frozenset()
-        if late:
-            self._poll_late(late)
+        self._behind_slo = frozenset()
+        if behind_slo:
+            self._poll_behind_slo(behind_slo)
         if self._polled:
             self._polled = [seq for seq in self._polled if self.settings.max_length(seq)]
         if len(self._polled) < len(decoding):
@@ -107,11 +107,11 @@ class AdaptiveController(Controller):
         length = self._poll_length if self.settings.fixed_length is None else limit
         return with_free, min(limit, int(length))
 
-    def _poll_late(self, late: list[Sequence]) -> None:
-        """Poll the sequences that are late on their SLO whatever their credit."""
-        late = [seq for seq in late if seq.request.drafters and seq.is_decoding]
-        self._late = frozenset(seq.id for seq in late)
-        for seq in late:
+    def _poll_behind_slo(self, seqs: list[Sequence]) -> None:
+        """Poll the sequences that are behind their SLO whatever their credit."""
+        seqs = [seq for seq in seqs if seq.request.drafters and seq.is_decoding]
+        self._behind_slo = frozenset(seq.id for seq in seqs)
+        for seq in seqs:
             if self.poll_limiter.was_skipped(seq.id):
                 self.poll_limiter.force(seq)
                 self._polled.append(seq)
@@ -147,13 +147,13 @@ class AdaptiveController(Controller):
         return [budgets.get(seq.id, NO_BUDGET) for seq in seqs]
 
     def _optimize(
-        self, seqs: list[Sequence], polled: list[Sequence], free_drafts: FreeDrafts, late: bool = False
+        self, seqs: list[Sequence], polled: list[Sequence], free_drafts: FreeDrafts, in_flight: bool = False
     ) -> dict[int, Budget]:
-        """Return the budgets that maximise expected tokens per second. `late`: the step is already in flight."""
-        if self._all_free and not self._late and not any(free_drafts.values()):
+        """Return the budgets that maximise expected tokens per second. `in_flight`: the step is already in flight."""
+        if self._all_free and not self._behind_slo and not any(free_drafts.values()):
             budgets = self._no_drafts(seqs, polled)
         else:
-            budgets = self._adapt(self._cost_view(seqs), polled, free_drafts, late)
+            budgets = self._adapt(self._cost_view(seqs), polled, free_drafts, in_flight)
         self.host_gap.observe_savings(sum(self._saved_seconds.values()))
         return budgets
 
@@ -169,34 +169,34 @@ class AdaptiveController(Controller):
         return {}
 
     def _adapt(
-        self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts, late: bool
+        self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts, in_flight: bool
     ) -> dict[int, Budget]:
         """Plan each sequence, allocate lengths over the batch, then add a baseline step or probes."""
-        with_priority = self._plan_late(view, polled, free_drafts) if self._late else {}
+        with_priority = self._plan_behind_slo(view, polled, free_drafts) if self._behind_slo else {}
         plans = [with_priority.get(seq.id) or self._plan(view, seq, free_drafts.get(seq.id, {})) for seq in polled]
         lengths = self.optimizer.lengths(view, plans, [seq.id in with_priority for seq in polled])
-        budgets = self._budgets(view, polled, plans, lengths, late)
+        budgets = self._budgets(view, polled, plans, lengths, in_flight)
         tuning = self.tuning.length
         poll_lengths = (2 * budget.depth + 1 for budget in budgets.values())
         self._poll_length = max(tuning.poll_length_decay * self._poll_length, tuning.new_drafter_tokens, *poll_lengths)
         speedup = max(plan.speedup for plan in plans)
         compared: set[int] = set()
-        if budgets and not self._late and not late and self.baseline.is_due(self.costs.steps, speedup):
+        if budgets and not self._behind_slo and not in_flight and self.baseline.is_due(self.costs.steps, speedup):
             compared = set(budgets)
             budgets.clear()
-        probed = set() if compared else self._probe(view, polled, budgets, late)
+        probed = set() if compared else self._probe(view, polled, budgets, in_flight)
         for seq in polled:
             if seq.id in compared:
                 reason = BASELINE
-            elif late and seq.id in budgets:
+            elif in_flight and seq.id in budgets:
                 reason = LATE
             elif seq.id in probed:
                 reason = PROBE
             else:
-                reason = SLO if seq.id in self._late else PAYS
-            drafter = "" if late else budgets.get(seq.id, NO_BUDGET).drafter
+                reason = SLO if seq.id in self._behind_slo else PAYS
+            drafter = "" if in_flight else budgets.get(seq.id, NO_BUDGET).drafter
             self._record_decision(seq, free_drafts, drafter, reason)
-        self.baseline.record_step(bool(budgets) and not late)
+        self.baseline.record_step(bool(budgets) and not in_flight)
         self.decisions.record_step(bool(budgets or compared), lambda: self._explain(view, polled))
         return budgets
 
@@ -218,24 +218,28 @@ class AdaptiveController(Controller):
             timed_plan = best_plan(view, optimizer.timed_options(view, seq, away), margin, optimizer.tuning)
         return timed_plan if timed_plan.speedup > free_plan.speedup else free_plan
 
-    def _plan_late(self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts) -> dict[int, DraftPlan]:
-        """Plan sequences that are late on their SLO as if no other one drafted.
+    def _plan_behind_slo(
+        self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts
+    ) -> dict[int, DraftPlan]:
+        """Plan sequences that are behind their SLO as if no other one drafted.
 
         Those that will miss it even so lose their priority.
         """
         alone = replace(view, num_decoding=1)
-        plans = {seq.id: self._plan(alone, seq, free_drafts.get(seq.id, {})) for seq in polled if seq.id in self._late}
+        plans = {
+            seq.id: self._plan(alone, seq, free_drafts.get(seq.id, {})) for seq in polled if seq.id in self._behind_slo
+        }
         for seq in polled:
             plan = plans.get(seq.id)
             if plan is not None:
                 best = plan.speedup / alone.plain_seconds  # tokens per second
                 if not self.slo.can_catch_up(seq, self.costs.single_row_seconds, best):
                     del plans[seq.id]
-        self._late = frozenset(plans)
+        self._behind_slo = frozenset(plans)
         return plans
 
     def _budgets(
-        self, view: StepCostView, polled: list[Sequence], plans: list[DraftPlan], lengths: list[int], late: bool
+        self, view: StepCostView, polled: list[Sequence], plans: list[DraftPlan], lengths: list[int], in_flight: bool
     ) -> dict[int, Budget]:
         """Return the budgets of the sequences that draft, and note what their drafts should save."""
         budgets: dict[int, Budget] = {}
@@ -244,7 +248,7 @@ class AdaptiveController(Controller):
             if nodes and nodes >= self.settings.min_draft_tokens:
                 gain = planned_speedup(view, plan, nodes) - 1
                 self._saved_seconds[seq.id] = gain * view.plain_seconds / view.num_decoding
-                longer = 0 if late else self._extra_level(seq, plan, min(nodes, plan.depth))
+                longer = 0 if in_flight else self._extra_level(seq, plan, min(nodes, plan.depth))
                 budgets[seq.id] = self.optimizer.budget(view, seq, plan, nodes, longer)
                 self.tracker.expect(seq, plan.accept_probs)
         return budgets
@@ -257,7 +261,9 @@ class AdaptiveController(Controller):
         is_due = self._num_drafts[plan.drafter] % self.tuning.length.longer_every == 0
         return min(1 if is_due else 0, self.settings.max_length(seq) - depth)
 
-    def _probe(self, view: StepCostView, polled: list[Sequence], budgets: dict[int, Budget], late: bool) -> set[int]:
+    def _probe(
+        self, view: StepCostView, polled: list[Sequence], budgets: dict[int, Budget], in_flight: bool
+    ) -> set[int]:
         """Add short drafts by timed drafters that were not used for long, each for one sequence."""
         probed: set[int] = set()
         used, step = {budget.drafter for budget in budgets.values()}, self.poll_limiter.step
@@ -272,7 +278,7 @@ class AdaptiveController(Controller):
             if not self.exploration.is_due(drafter, step, seconds, view.plain_seconds):
                 continue
             unloaded = drafter in self.loader.unavailable
-            if unloaded or not late:
+            if unloaded or not in_flight:
                 self.exploration.begin(drafter, step, seconds, view.plain_seconds)
             if unloaded:
                 self._request_load(drafter)
@@ -305,10 +311,10 @@ class AdaptiveController(Controller):
         num_decoding = rows = cached = 0
         max_prompt_rows = self.tuning.length.max_prompt_rows
         for seq in seqs:
-            pending = len(seq.tokens) - seq.cached
+            pending = len(seq.tokens) - seq.num_computed_tokens
             num_decoding += pending == 1
             rows += min(pending, max_prompt_rows)
-            cached += seq.cached
+            cached += seq.num_computed_tokens
         most = self.settings.max_draft_tokens
         if self._makes_trees:
             most = max(most, min(self.settings.max_tree_nodes, MAX_TREE_ROWS // max(1, num_decoding)))
@@ -327,7 +333,7 @@ class AdaptiveController(Controller):
         """Return whether an async step, which saves the host gap but has no drafts, is worth more than drafts."""
         if super().expects_plain_step(seqs):
             return True
-        adapts = self.settings.fixed_length is None and self.costs.is_known and not self._late
+        adapts = self.settings.fixed_length is None and self.costs.is_known and not self._behind_slo
         return adapts and self.host_gap.outweighs_drafts(len(seqs))
 
     def keeps_plain(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> bool:
@@ -337,7 +343,7 @@ class AdaptiveController(Controller):
             return True
         if self.settings.fixed_length is not None or not self.costs.is_known:
             return False
-        budgets = self._optimize(seqs, polled, free_drafts, late=True)
+        budgets = self._optimize(seqs, polled, free_drafts, in_flight=True)
         for seq in polled:
             self.poll_limiter.record_payoff(seq.id, 0.0, late=True)
         for seq_id in budgets:

@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
         while sum(each.pending for each in draft_seqs) > self.max_rows and (chunk := self._next_chunk(draft_seqs)):
             self.runner.forward(chunk, [NO_DRAFT] * len(chunk))
             for scheduled in chunk:
-                scheduled.seq.cached += scheduled.num_new_tokens
+                scheduled.seq.num_computed_tokens += scheduled.num_new_tokens
 
     def _next_chunk(self, draft_seqs: list[Sequence]) -> list[ScheduledSequence]:
         """Return the next forward of a prefill; the last token of a sequence runs with its first draft token."""
@@ -97,7 +97,7 @@ class ModelDrafter(Drafter):
         while same < min(len(copy.tokens), len(seq.tokens)) and copy.tokens[same] == seq.tokens[same]:
             same += 1
         copy.tokens[same:] = seq.tokens[same:]
-        copy.cached = min(copy.cached, same, len(seq.tokens) - 1)
+        copy.num_computed_tokens = min(copy.num_computed_tokens, same, len(seq.tokens) - 1)
         own.verified = len(seq.tokens)
         return copy
 
@@ -115,7 +115,7 @@ class ModelDrafter(Drafter):
             victim = next((seq for seq in others if seq.pages and seq.id not in keep), None)
             if victim is None:
                 return False
-            victim.cached = 0
+            victim.num_computed_tokens = 0
             self.runner.trim(victim, 0)
         return True
 
@@ -137,7 +137,7 @@ class ModelDrafter(Drafter):
 
     def _append_to_copy(self, seq: Sequence, token: int) -> None:
         copy = self._draft_seqs[seq.id].seq
-        copy.cached = len(copy.tokens)
+        copy.num_computed_tokens = len(copy.tokens)
         copy.tokens.append(token)
 
     def _draft(self, seq: Sequence, chain: ChainBuilder) -> Draft:
@@ -160,7 +160,7 @@ class SelfDrafter(ModelDrafter):
 
     def _catch_up(self, seq: Sequence) -> Sequence:
         copy = self._draft_sequence(seq).seq
-        copy.tokens, copy.cached, copy.pages = list(seq.tokens), seq.cached, seq.pages
+        copy.tokens, copy.num_computed_tokens, copy.pages = list(seq.tokens), seq.num_computed_tokens, seq.pages
         return copy
 
     def _reserve(self, draft_seq: Sequence, tokens: int, keep: set[int]) -> bool:

@@ -77,7 +77,7 @@ class GraphModelDrafter(ModelDrafter):
             scheduled = [ScheduledSequence.of(copy, copy.pending - 1) for copy in new]
             self.runner.forward(scheduled, [NO_DRAFT] * len(new))
             for copy in new:
-                copy.cached = len(copy.tokens) - 1
+                copy.num_computed_tokens = len(copy.tokens) - 1
 
     def _runs_step_by_step(self, seq: Sequence) -> bool:
         """Return whether a draft needs its distributions, or a temperature that depends on their entropy."""

@@ -77,12 +77,12 @@ class SafeDrafter:
 
     @property
     def failures(self) -> int:
-        """Failed calls of all drafters since the start."""
+        """Return the failed calls of all drafters since the start."""
         return self.supervisor.failures.total()
 
     @property
     def health(self) -> dict[str, tuple[int, bool]]:
-        """By drafter: failures since the start, and whether it is disabled now."""
+        """Return for each drafter its failures since the start, and whether it is disabled now."""
         failures, disabled = self.supervisor.failures.copy(), self.supervisor.disabled
         return {name: (failures[name], name in disabled) for name in (*self.drafter.drafters, *failures)}
 

@@ -24,10 +24,11 @@ from foretell.types import Budget, Delta, Draft, Request, ScheduledSequence, Seq
 from .async_scheduling import AsyncScheduler, InFlightStep, can_draft_on_device
 from .detokenizer import Detokenizer
 from .draft_guard import SafeDrafter, apply_grammar
+from .rule_verifier import RuleVerifier
 from .scheduler import OomBackoff, Scheduler
 from .sequence_state import PendingDelta, SequenceState, flush
 from .stats import SpeculationStats, Stats
-from .verifier import SequenceVerifier, Verifier
+from .verifier import Verifier
 
 
 class Engine:
@@ -40,7 +41,7 @@ class Engine:
         controller: Controller,
         scheduler: Scheduler,
         tokenizer: Tokenizer | None = None,
-        sequence_verifier: SequenceVerifier | None = None,
+        rule_verifier: RuleVerifier | None = None,
     ) -> None:
         vocab = runner.model.config.vocab
         self.runner = runner
@@ -55,7 +56,7 @@ class Engine:
             drafter=self.safe_drafter,
             learns_from=lambda seq: self.controller.learns_from(seq),  # the controller can be replaced
             vocab=vocab,
-            sequence_verifier=sequence_verifier or SequenceVerifier(),
+            rule_verifier=rule_verifier or RuleVerifier(),
         )
         self.async_scheduler = AsyncScheduler(runner, scheduler)
         self.oom_backoff = OomBackoff(scheduler)
@@ -142,16 +143,16 @@ class Engine:
         scheduled, verified = result.scheduled, result.verify_result
         seq = scheduled.seq
         if verified is None:  # a prefill chunk that does not reach the end of the prompt
-            seq.cached += scheduled.num_new_tokens
+            seq.num_computed_tokens += scheduled.num_new_tokens
             return result
         # The KV of an accepted path through a tree is moved to consecutive slots after the last token's.
         self.runner.compact_kv(seq, scheduled.length - 1, verified.accepted_path)
         state, draft = self.states[seq.id], result.draft
         new_tokens = state.append([*(draft.tokens[node] for node in verified.accepted_path), verified.next_token])
         seq.tokens += new_tokens
-        # KV past `cached` belongs to rejected draft tokens; the next step overwrites it, so rollback is this one
-        # assignment. The last token has no KV yet: the next step runs it.
-        seq.cached = min(scheduled.length + len(verified.accepted_path), len(seq.tokens) - 1)
+        # KV past `num_computed_tokens` belongs to rejected draft tokens; the next step overwrites it, so rollback is
+        # this one assignment. The last token has no KV yet: the next step runs it.
+        seq.num_computed_tokens = min(scheduled.length + len(verified.accepted_path), len(seq.tokens) - 1)
         result = result.with_new_tokens(new_tokens)
         state.has_pending_delta = True
         pending.append(PendingDelta(state, result, "" if len(draft) else self.controller.skip_reason(seq)))

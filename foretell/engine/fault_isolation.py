@@ -33,14 +33,14 @@ class NoDraftController(Controller):
     def __init__(self, inner: Controller) -> None:
         self.inner = inner
 
-    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
         return [Budget()] * len(seqs)
 
     def expects_plain_step(self, seqs: list[Sequence]) -> bool:
         return False
 
-    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        self.inner.observe(outcomes, times)
+    def observe(self, results: list[StepResult], times: StepTimes) -> None:
+        self.inner.observe(results, times)
 
     def learns_from(self, seq: Sequence) -> bool:
         return self.inner.learns_from(seq)
@@ -77,8 +77,8 @@ def recover(engine: Engine, states: Iterable[SequenceState], error: Exception) -
     """Run every sequence of a failed step alone; `states` are those whose callers wait.
 
     What was committed before the failure stays, and its deltas wait in the outboxes. The other sequences have not
-    changed: their KV past `cached` is overwritten by the next step. If no sequence runs, the oldest waiting one could
-    not be admitted, and fails with `error`.
+    changed: their KV past `num_computed_tokens` is overwritten by the next step. If no sequence runs, the oldest
+    waiting one could not be admitted, and fails with `error`.
     """
     states = list(states)
     recovery = Recovery([delta for state in states for delta in state.outbox])

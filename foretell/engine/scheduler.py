@@ -73,8 +73,8 @@ class Scheduler:
         page_size = self.runner.pool.page_size
         decoding = [seq for seq in self.running if seq.pending == 1]
         for seq in decoding:
-            if seq.cached >= page_size * len(seq.pages) and seq in self.running:
-                self._reserve_or_preempt(seq, seq.cached + 1)
+            if seq.num_computed_tokens >= page_size * len(seq.pages) and seq in self.running:
+                self._reserve_or_preempt(seq, seq.num_computed_tokens + 1)
         if self.preemptions != preemptions:
             decoding = [seq for seq in decoding if seq in self.running]
         prefilling: list[Sequence] = []
@@ -100,7 +100,7 @@ class Scheduler:
         scheduled = []
         context, page_size = self.runner.context, self.runner.pool.page_size
         for seq in decoding:
-            budget, end = budgets[seq.id], seq.cached + 1
+            budget, end = budgets[seq.id], seq.num_computed_tokens + 1
             nodes = min(budget.nodes, draft_tokens, max(0, context - end)) if budget.nodes else 0
             if end + nodes > len(seq.pages) * page_size:
                 nodes = min(nodes, (len(seq.pages) + self.runner.pool.num_available) * page_size - end)
@@ -121,7 +121,7 @@ class Scheduler:
             if tokens_left <= 0:
                 break
             if must_progress and not scheduled:
-                self._reserve_or_preempt(seq, seq.cached + 1)
+                self._reserve_or_preempt(seq, seq.num_computed_tokens + 1)
             if seq in self.running and (num_tokens := self._reserve_chunk(seq, tokens_left)) > 0:
                 scheduled.append(ScheduledSequence.of(seq, num_tokens))
                 tokens_left -= num_tokens
@@ -129,11 +129,12 @@ class Scheduler:
 
     def _reserve_chunk(self, seq: Sequence, tokens_left: int) -> int:
         """Reserve pages for as many pending tokens as fit, and return their number."""
-        free_slots = (len(seq.pages) + self.runner.pool.num_available) * self.runner.pool.page_size - seq.cached
+        pool = self.runner.pool
+        free_slots = (len(seq.pages) + pool.num_available) * pool.page_size - seq.num_computed_tokens
         if seq.request.params.prompt_logprobs is not None:
             tokens_left = min(tokens_left, MAX_PROMPT_LOGIT_ROWS)
         num_tokens = min(seq.pending, tokens_left, free_slots)
-        return num_tokens if num_tokens > 0 and self.runner.reserve(seq, seq.cached + num_tokens) else 0
+        return num_tokens if num_tokens > 0 and self.runner.reserve(seq, seq.num_computed_tokens + num_tokens) else 0
 
     def _admit(self, tokens_left: int, must_progress: bool) -> list[ScheduledSequence]:
         """Admit waiting sequences in order, each with its first prefill chunk, until one does not fit."""
@@ -162,7 +163,7 @@ class Scheduler:
     def _fills_page_of(self, leader: Sequence, seq: Sequence) -> bool:
         """Return whether the next page `leader` fills is a prefix of `seq`; the last token of `seq` is never shared."""
         page_size = self.runner.pool.page_size
-        end = (leader.cached // page_size + 1) * page_size
+        end = (leader.num_computed_tokens // page_size + 1) * page_size
         return (
             leader.pending > 1
             and end <= len(leader.tokens)
@@ -177,7 +178,7 @@ class Scheduler:
         if self.prefix is not None and seq.request.params.prompt_logprobs is None:
             seq.pages = self.prefix.match(seq.tokens, seq.request.tenant)
             seq.published = len(seq.pages)
-            seq.cached = len(seq.pages) * self.runner.pool.page_size
+            seq.num_computed_tokens = len(seq.pages) * self.runner.pool.page_size
         needed = 1 if force else self.runner.pool.pages_for(len(seq.tokens) + 1) - len(seq.pages)
         if needed > self.runner.pool.num_available:
             self._free_pages(seq)
@@ -190,7 +191,7 @@ class Scheduler:
 
     def _swap_in(self, seq: Sequence, swap: Swap) -> None:
         """Copy KV from the host if it has more than the prefix cache and the pages fit; drop the host copy."""
-        if swap.num_tokens(seq) > seq.cached and self.runner.reserve(seq, swap.num_tokens(seq)):
+        if swap.num_tokens(seq) > seq.num_computed_tokens and self.runner.reserve(seq, swap.num_tokens(seq)):
             swap.swap_in(seq)
         else:
             swap.forget(seq)
@@ -237,7 +238,7 @@ class Scheduler:
     def release_unused(self, seq: Sequence) -> None:
         """After a step: free the pages of rejected draft tokens and publish full pages to the prefix cache."""
         self.runner.trim(seq, len(seq.tokens))
-        full = seq.cached // self.runner.pool.page_size
+        full = seq.num_computed_tokens // self.runner.pool.page_size
         if self.prefix is not None and full > seq.published:
             tokens, tenant = seq.tokens, seq.request.tenant
             seq.published = self.prefix.insert(tokens, seq.pages[:full], tenant, seq.published)
@@ -245,7 +246,7 @@ class Scheduler:
     def _free_pages(self, seq: Sequence) -> None:
         self.runner.pool.release(seq.pages)
         seq.pages = []
-        seq.cached = 0
+        seq.num_computed_tokens = 0
         seq.published = 0
 
 

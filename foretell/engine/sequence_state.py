@@ -18,7 +18,7 @@ from .stats import SpeculationStats, token_origins
 
 @dataclass
 class SequenceTimestamps:
-    """When a sequence was added, first scheduled, got its first token and finished; `perf_counter` seconds."""
+    """Times at which a sequence was added, scheduled, got its first token and finished; `perf_counter` seconds."""
 
     added: float
     started: float | None = None

@@ -35,7 +35,7 @@ class StepFailed(ForetellError):
 
 @dataclass(frozen=True)
 class StepTiming:
-    """When a step ended, where its seconds went, and how much it ran."""
+    """The end of a step, the time of its parts, and the number of its sequences and tokens."""
 
     ended_at: float  # by perf_counter
     seconds: float

@@ -12,7 +12,7 @@ from foretell.sampling.sampling import probabilities, process_logits, token_logp
 from foretell.types import Draft, RejectedToken, ScheduledSequence, TokenDetail, TokenLogprob, VerifyResult
 
 if TYPE_CHECKING:
-    from .verifier import VerifyCase
+    from .rule_verifier import VerifyCase
 
 ROOT = -1  # parent of a draft's first tokens
 

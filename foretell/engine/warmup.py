@@ -29,7 +29,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
 from .engine import Engine
-from .verifier import VerifyCase
+from .rule_verifier import VerifyCase
 
 LOG = logging.getLogger("foretell")
 
@@ -109,7 +109,7 @@ class Warmup:
         for sampled in (False, True):
             rows = [_sampled(each) if sampled else each for each in scheduled]
             cases = [VerifyCase(each, draft, output.logits, i * (1 + len(draft))) for i, each in enumerate(rows)]
-            self.engine.verifier.sequence_verifier.verify_cases(cases, output.logits, output.argmax)
+            self.engine.verifier.rule_verifier.verify_cases(cases, output.logits, output.argmax)
         if self.engine.safe_drafter.top_k:
             topk(output.logits, self.engine.safe_drafter.top_k)
 
@@ -124,7 +124,7 @@ def _sampled(scheduled: ScheduledSequence) -> ScheduledSequence:
     """Return a copy whose request samples at temperature 1."""
     seq = scheduled.seq
     request = replace(seq.request, params=SamplingParams(temperature=1.0))
-    return replace(scheduled, seq=Sequence(seq.id, request, seq.tokens, seq.cached, seq.pages))
+    return replace(scheduled, seq=Sequence(seq.id, request, seq.tokens, seq.num_computed_tokens, seq.pages))
 
 
 def warmup_tasks(warmup: Warmup, names: Container[str], max_draft: int, max_tree: int) -> Iterator[Callable[[], None]]:

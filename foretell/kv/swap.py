@@ -57,14 +57,16 @@ class Swap:
 
     def swap_out(self, seq: Sequence) -> None:
         """Copy the pages of `seq` to the host before they are released, if that pays and there is space."""
-        pages = -(-seq.cached // self.cache.page_size)
+        pages = -(-seq.num_computed_tokens // self.cache.page_size)
         if not pages or not self.is_faster or seq.request.params.prompt_logprobs is not None:
             return
         if self.used + pages * self._page_bytes > self.capacity:
             return
         began = perf_counter()
         try:
-            swapped = SwappedPages(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
+            swapped = SwappedPages(
+                seq.num_computed_tokens, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors]
+            )
         except Exception as error:  # usually out of memory, on the device or on the host
             LOG.warning("could not copy the pages of a preempted sequence; it is prefilled again: %s", error)
             return
@@ -74,7 +76,7 @@ class Swap:
         self.swapped_out += 1
         if len(self._copy_seconds) < COPY_SAMPLES:
             _synchronize(self._tensors[0])
-            self._copy_seconds.append(2 * (perf_counter() - began) / seq.cached)
+            self._copy_seconds.append(2 * (perf_counter() - began) / seq.num_computed_tokens)
 
     def num_tokens(self, seq: Sequence) -> int:
         """Return the number of tokens of `seq` in swap space."""
@@ -82,10 +84,10 @@ class Swap:
         return 0 if swapped is None else swapped.num_tokens
 
     def swap_in(self, seq: Sequence) -> None:
-        """Copy the swapped pages to the pages `seq` holds now; its first `seq.cached` tokens may be there already."""
+        """Copy the swapped pages to the pages `seq` holds now; those of its computed tokens may be there already."""
         swapped = self._swapped[seq.id]
         pages = -(-swapped.num_tokens // self.cache.page_size)
-        first = seq.cached // self.cache.page_size
+        first = seq.num_computed_tokens // self.cache.page_size
         self.forget(seq)
         try:
             for tensor, kept in zip(self._tensors, swapped.tensors, strict=True):
@@ -93,7 +95,7 @@ class Swap:
         except Exception as error:  # the copy allocates memory
             LOG.warning("could not copy pages back to the device; the sequence is prefilled again: %s", error)
             return
-        seq.cached = swapped.num_tokens
+        seq.num_computed_tokens = swapped.num_tokens
         self.swapped_in += 1
 
     def forget(self, seq: Sequence) -> None:

@@ -90,13 +90,13 @@ class LocalEngine(ProgramBackend):
         requests = assembly.requests.make(f"program-{next(self._ids)}", prompt, params, choice)
         grammar = None if wanted is None else await asyncio.to_thread(assembly.grammars.compile, wanted)
         stream = self._engine.submit(requests, grammar, wants_deltas=on_text is not None)
-        async with aclosing(stream.items()) as pieces:
-            async for piece in pieces:
-                if on_text is not None and piece.delta.text:
-                    on_text(piece.delta.text)
-        if piece.delta.finish_reason == "error":
-            raise ForetellError(f"the generation failed: {piece.state.error}")
-        return piece.state
+        async with aclosing(stream.items()) as items:
+            async for item in items:
+                if on_text is not None and item.delta.text:
+                    on_text(item.delta.text)
+        if item.delta.finish_reason == "error":
+            raise ForetellError(f"the generation failed: {item.state.error}")
+        return item.state
 
 
 def _force(tokens: list[int]) -> LogitsProcessor:

@@ -59,10 +59,10 @@ class Speedup:
         return self.plain_decode_seconds / self.decode_seconds if self.decode_seconds > 0 else None
 
 
-def plain_step_seconds(plain_seconds: PlainSeconds, clock: StepTiming) -> float | None:
+def plain_step_seconds(plain_seconds: PlainSeconds, timing: StepTiming) -> float | None:
     """Return the step's estimated time without drafts; None if it is not known or the step had prefill."""
-    target_seconds = plain_seconds(clock.num_sequences, clock.context_tokens) if clock.is_decode_only else None
-    return None if target_seconds is None else target_seconds + clock.host_seconds
+    target_seconds = plain_seconds(timing.num_sequences, timing.context_tokens) if timing.is_decode_only else None
+    return None if target_seconds is None else target_seconds + timing.host_seconds
 
 
 def no_estimate(batch: int, context: int) -> float | None:
@@ -274,18 +274,18 @@ class Metrics:
         reports, self._pending = self._pending, []
         for report in reports:
             self.prometheus.step_seconds.observe(report.timing.seconds)
-            self._observe_clock(report.timing)
+            self._observe_timing(report.timing)
             for item in report.items:
                 self._observe_item(item)
             self._speedup.observe(report)
         if reports:
             self._totals.drafters = reports[-1].drafters  # sums since the start
 
-    def _observe_clock(self, clock: StepTiming) -> None:
+    def _observe_timing(self, timing: StepTiming) -> None:
         totals = self._totals
-        totals.step_seconds += clock.seconds
-        totals.draft_seconds += clock.times.draft_seconds
-        totals.target_seconds += clock.times.target_seconds
+        totals.step_seconds += timing.seconds
+        totals.draft_seconds += timing.times.draft_seconds
+        totals.target_seconds += timing.times.target_seconds
 
     def _observe_item(self, item: StreamItem) -> None:
         delta, totals = item.delta, self._totals

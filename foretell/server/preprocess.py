@@ -1,4 +1,6 @@
-"""Turns an HTTP request into engine requests: chat template, tokenization, sampling parameters, grammar.
+"""Parses an HTTP request into engine requests: chat template, tokenization, sampling parameters, grammar.
+
+The JSON body is parsed in `json_body.py` and its fields are checked by the models in `openai/`, before this.
 
 Everything here is CPU work without awaits; the service runs it in a worker thread. Invalid fields raise RequestError.
 """

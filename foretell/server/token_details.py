@@ -143,17 +143,17 @@ class TokenDetailFormatter:
             **({} if item.timing is None else self._times(item, item.timing)),
         }
 
-    def _times(self, item: StreamItem, clock: StepTiming) -> dict[str, Any]:
+    def _times(self, item: StreamItem, timing: StepTiming) -> dict[str, Any]:
         """Return the step's times in milliseconds; `at_ms` counts from the start of the sequence's prefill."""
-        started = item.state.timings.started or clock.ended_at
-        plain = plain_step_seconds(self.plain_seconds, clock)
+        started = item.state.timings.started or timing.ended_at
+        plain = plain_step_seconds(self.plain_seconds, timing)
         return {
-            "at_ms": _ms(clock.ended_at - started),
-            "step_ms": _ms(clock.seconds),
-            "drafting_ms": _ms(clock.times.draft_seconds),
-            "target_ms": _ms(clock.times.target_seconds),
+            "at_ms": _ms(timing.ended_at - started),
+            "step_ms": _ms(timing.seconds),
+            "drafting_ms": _ms(timing.times.draft_seconds),
+            "target_ms": _ms(timing.times.target_seconds),
             "plain_ms": None if plain is None else _ms(plain),
-            "texts": clock.num_sequences,
+            "texts": timing.num_sequences,
         }
 
 

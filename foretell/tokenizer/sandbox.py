@@ -124,7 +124,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def check_nothing(budget: RenderBudget, left: Any, right: Any) -> None:
-    """For operators whose results are no larger than their operands."""
+    """Allow the result: this operator gives none larger than its operands."""
 
 
 def check_sum(budget: RenderBudget, left: Any, right: Any) -> None:

@@ -223,7 +223,7 @@ class Vandal(Scripted):
         seq.tokens.append(3)
         seq.tokens[0] = 9
         seq.pages.clear()
-        seq.cached = 0
+        seq.num_computed_tokens = 0
 
     def observe(self, results: list[StepResult]) -> None:
         for result in results:

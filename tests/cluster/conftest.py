@@ -9,9 +9,7 @@ import pytest
 
 from tests.server.process import ServerProcess, write_server_folder
 
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'foretell[cluster]'"
-)
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install '.[cluster]'")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.server.config import ServerConfig
 
+ROOT = Path(__file__).parents[2]
 SERVED = ReplicaSpec(ServerConfig(served_model_name=("tiny",)), EngineConfig(), SpeculationConfig())
 
 
@@ -45,7 +47,8 @@ def test_without_ray_the_error_says_what_to_install(
     monkeypatch.chdir(tmp_path)
     Path("app.yaml").write_text("replicas: 2\n")
     assert main(words) == 1
-    assert capsys.readouterr().err.strip().endswith("not installed: pip install 'foretell[cluster]'")
+    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cluster"]
+    assert capsys.readouterr().err.strip().endswith(f"not installed: pip install '{extra}'")
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ class Simulator:
         count = min(len(path) + 1, seq.remaining_tokens)
         new_tokens = tuple(self.output_token(seq, len(seq.tokens) + i) for i in range(count))
         seq.tokens += new_tokens
-        seq.cached = len(seq.tokens) - 1
+        seq.num_computed_tokens = len(seq.tokens) - 1
         self.result.tokens += len(new_tokens)
         return StepResult(scheduled, draft, VerifyResult(tuple(path), new_tokens[-1]), new_tokens=new_tokens)
 

@@ -132,7 +132,7 @@ class Clock:
             drafters=tuple(self.controller.traits),
             speculation=SpeculationChoice(**choice),  # type: ignore[arg-type]
         )
-        return Sequence(self.ids, request, [1, 2], cached=1)
+        return Sequence(self.ids, request, [1, 2], num_computed_tokens=1)
 
     def step(self, seqs: list[Sequence], free_drafts: dict[str, Draft], row: float, accepted: int) -> list[Budget]:
         polled, _ = self.controller.wants_free_drafts(seqs)
@@ -150,7 +150,7 @@ class Clock:
         if accepted and not path:
             new_tokens = next(iter(free_drafts.values())).tokens[:1]
         seq.tokens += new_tokens
-        seq.cached = len(seq.tokens) - 1
+        seq.num_computed_tokens = len(seq.tokens) - 1
         return StepResult(scheduled, draft, VerifyResult(path, new_tokens[-1]), new_tokens=new_tokens)
 
 
@@ -303,7 +303,7 @@ def test_a_long_prompt_is_not_prefilled_for_a_new_drafter() -> None:
     clock = Clock({"timed": DrafterTraits(needs_prefill=True)})
     short, long = clock.sequence(500), clock.sequence(500)
     clock.step([short], {"timed": Draft.chain([5] * 16, "timed")}, 0.001, accepted=0)
-    long.tokens, long.cached = [1] * 20_000, 19_999
+    long.tokens, long.num_computed_tokens = [1] * 20_000, 19_999
     long.request = replace(long.request, prompt=(1,) * 19_000, max_tokens=1500)
     lengths = [
         clock.controller.wants_free_drafts([seq]) and clock.controller.choose_draft_lengths([seq], {})[0].nodes

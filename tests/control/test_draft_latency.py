@@ -47,7 +47,9 @@ def test_the_best_length_is_found_whatever_the_start_costs(rate: float, row: flo
 
 def sequence(temperature: float, rule: str = "rejection") -> Sequence:
     params = SamplingParams(temperature=temperature)
-    return Sequence(0, Request("0", (1,), params, 0, 100, rule=rule, drafters=("model",)), [1, 2], cached=1)
+    return Sequence(
+        0, Request("0", (1,), params, 0, 100, rule=rule, drafters=("model",)), [1, 2], num_computed_tokens=1
+    )
 
 
 @pytest.mark.parametrize("row", [0.0, 0.001, 0.03])

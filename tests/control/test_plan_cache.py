@@ -26,7 +26,7 @@ class PlanCounter:
             {"timed": DrafterTraits(relative_cost=0.05), "free": DrafterTraits(is_free=True)}
         )
         request = Request("0", (1,), SamplingParams(), 0, remaining + 1, drafters=("timed", "free"))
-        self.seq, self.plans, self.view = Sequence(0, request, [1, 2], cached=1), 0, VIEW
+        self.seq, self.plans, self.view = Sequence(0, request, [1, 2], num_computed_tokens=1), 0, VIEW
         acceptance = self.controller.tracker.request(self.seq)
         for _ in range(trials):
             self.controller.acceptance.rates(acceptance, "timed").count(cell(None, 1), True)

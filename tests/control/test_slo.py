@@ -113,7 +113,7 @@ def sequence(num_output: int, **choice: float) -> Sequence:
     """Return a sequence of up to 100 output tokens with an SLO."""
     asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
     request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked, drafters=("free",))
-    return Sequence(0, request, [1] * (1 + num_output), cached=num_output)
+    return Sequence(0, request, [1] * (1 + num_output), num_computed_tokens=num_output)
 
 
 def test_priority_ends_with_the_deadline() -> None:
@@ -168,9 +168,9 @@ def test_a_deadline_counts_from_admission(prefill_seconds: float, is_late: bool)
     controller.wants_free_drafts([seq])
     now[0] = prefill_seconds
     seq.tokens.append(1)
-    seq.cached = 50
+    seq.num_computed_tokens = 50
     controller.wants_free_drafts([seq])
-    assert bool(controller._late) == is_late, "99 steps of 0.1 s remain"
+    assert bool(controller._behind_slo) == is_late, "99 steps of 0.1 s remain"
 
 
 @pytest.mark.parametrize("name", ["deadline", "min_tokens_per_second"])

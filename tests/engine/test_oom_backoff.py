@@ -83,15 +83,15 @@ def test_an_out_of_memory_error_of_this_machine_is_recognized() -> None:
 @pytest.mark.parametrize("error", OOM_ERRORS, ids=str)
 def test_a_step_is_run_again_if_verification_runs_out_of_memory(error: Exception) -> None:
     engine = World().engine(model_drafter(seed=5))
-    sequence_verifier, failing = engine.verifier.sequence_verifier, iter([False, False, True, False, True])
-    verify_cases = sequence_verifier.verify_cases
+    rule_verifier, failing = engine.verifier.rule_verifier, iter([False, False, True, False, True])
+    verify_cases = rule_verifier.verify_cases
 
     def failing_verify(*args):  # type: ignore[no-untyped-def]
         if next(failing, False):
             raise error
         return verify_cases(*args)
 
-    sequence_verifier.verify_cases = failing_verify  # type: ignore[method-assign]
+    rule_verifier.verify_cases = failing_verify  # type: ignore[method-assign]
     states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt, temperature=1.0)]
     run(engine)
     assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == generate(temperature=1.0)

@@ -53,12 +53,12 @@ def test_a_second_swap_out_replaces_the_first_one() -> None:
 def test_a_host_copy_that_the_prefix_cache_covers_is_freed_on_admission() -> None:
     engine, swap = swapping(World(page_size=PAGE))
     seq = running(engine, "0", prompt(2 * PAGE))
-    assert seq.cached == 2 * PAGE, "only full pages, which stay in the prefix cache"
+    assert seq.num_computed_tokens == 2 * PAGE, "only full pages, which stay in the prefix cache"
     for _ in range(3):
         engine.scheduler.preempt(seq)
         assert swap.used == swapped_bytes(swap)
         engine.scheduler.schedule([])
-        assert seq.cached == 2 * PAGE and swap.used == 0
+        assert seq.num_computed_tokens == 2 * PAGE and swap.used == 0
     assert swap.swapped_in == 0
 
 

@@ -65,7 +65,7 @@ def restores_kv(make: Callable[[str], Drafter], device: str) -> None:
         engine.step()
     seqs = [state.seq for state in states if state.seq.finish_reason is None]
     assert len(seqs) > 2
-    before = [(seq.cached, stored_kv(engine, seq, seq.cached)) for seq in seqs]
+    before = [(seq.num_computed_tokens, stored_kv(engine, seq, seq.num_computed_tokens)) for seq in seqs]
     for seq in engine.scheduler.running[::-1]:
         engine.scheduler.preempt(seq)
     for tensor in engine.runner.cache.tensors:
@@ -73,7 +73,7 @@ def restores_kv(make: Callable[[str], Drafter], device: str) -> None:
     engine.scheduler.schedule([])
     assert swap.swapped_in == len(seqs)
     for seq, (cached, tensors) in zip(seqs, before, strict=True):
-        assert seq.cached == cached
+        assert seq.num_computed_tokens == cached
         assert all(map(torch.equal, stored_kv(engine, seq, cached), tensors))
     run(engine)
     assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth

@@ -76,7 +76,10 @@ def test_prefill_is_captured_and_stores_what_the_reference_stores(config: HeadCo
     (drafter, mine), (defined, theirs) = (waiting(config, single, 0.0) for single in (True, False))
     assert any(each is not None for each in drafter._graph_prefill.graphs.graphs.values())
     for seq, other in zip(mine, theirs, strict=True):
-        own, slots = (drafter.pages.slots(seq, 1, seq.cached - 1), defined.pages.slots(other, 1, other.cached - 1))
+        own, slots = (
+            drafter.pages.slots(seq, 1, seq.num_computed_tokens - 1),
+            defined.pages.slots(other, 1, other.num_computed_tokens - 1),
+        )
         for kept, truth in zip(tensors(drafter), tensors(defined), strict=True):
             torch.testing.assert_close(kept.flatten(0, 1)[own], truth.flatten(0, 1)[slots], rtol=1e-3, atol=1e-3)
 

@@ -20,7 +20,7 @@ def judged(seq: Sequence, draft: Draft, accepted: int, next_token: int) -> StepR
     """Append some of the draft's tokens and one of the target's to a sequence."""
     share = ScheduledSequence.of(seq, 1, Budget(DEPTH))
     seq.tokens += [*draft.tokens[:accepted], next_token]
-    seq.cached = len(seq.tokens) - 1
+    seq.num_computed_tokens = len(seq.tokens) - 1
     verdict = VerifyResult(tuple(range(accepted)), next_token)
     return StepResult(share, draft, verdict, hidden_states=torch.zeros(1 + len(draft), 32))
 

@@ -101,7 +101,7 @@ class Scratch:
         assert self.runner.reserve(mine, len(mine.tokens) + 8)
         share = ScheduledSequence.of(mine, len(mine.tokens) - 1)
         output = self.runner.forward([share], [Draft()])
-        mine.cached = share.num_new_tokens
+        mine.num_computed_tokens = share.num_new_tokens
         self.drafter.update_kv([StepResult(share, hidden_states=output.hidden_states)])
         return mine
 
@@ -119,7 +119,9 @@ def remembered(drafter: HeadDrafter, seq: Sequence) -> list[torch.Tensor]:
     pages = drafter.pages
     slots = pages.slots(seq, 1, len(seq.tokens) - 1)
     found = [t.flatten(0, 1)[slots].clone() for t in (*pages.keys, *pages.values)]
-    return found if pages.state_cache is None else [*found, pages.state_cache.flatten(0, 1)[slots].clone()]
+    return (
+        found if pages.hidden_state_cache is None else [*found, pages.hidden_state_cache.flatten(0, 1)[slots].clone()]
+    )
 
 
 class Compared(OwnHead):

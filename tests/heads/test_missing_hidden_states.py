@@ -42,7 +42,7 @@ def test_a_preempted_sequence_with_a_longer_prefix_hit_gets_drafts_again(kind: s
     engine = world.engine(OwnHead(HEADS[kind], packed=packed))
     (first,) = add(engine, "0", PROMPT, temperature=1.0, ignore_eos=True)
     engine.step()
-    assert first.seq.cached == 8
+    assert first.seq.num_computed_tokens == 8
     engine.scheduler.preempt(first.seq)
     engine.scheduler.waiting.clear()  # the other one runs first
     (second,) = add(engine, "1", PROMPT, temperature=1.0, ignore_eos=True)

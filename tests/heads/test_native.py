@@ -88,7 +88,7 @@ def test_native_prefill_equals_the_reference(config: HeadConfig) -> None:
         states = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
         for _ in range(9):
             engine.step()
-        seqs = [state.seq for state in states if state.seq.cached]
+        seqs = [state.seq for state in states if state.seq.num_computed_tokens]
         for seq in seqs:
             engine.runner.reserve(seq, len(seq.tokens) + 1)
         drafter.inner.propose(seqs, [Budget(1)] * len(seqs))

@@ -311,7 +311,7 @@ def test_a_padded_draft_is_the_same(config: HeadConfig, temperature: float) -> N
             [Budget(8 + i, max_depth=max(2, deepest - 2), min_probability=0.001 * i) for i in range(6)],
             some,
         )
-    assert tape.count == recorded and sum(whole._graph.graphs.pool.requests.values()) >= 2
+    assert tape.count == recorded and sum(whole._graph.graphs.policy.requests.values()) >= 2
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)

@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.engine.engine import Engine
-from foretell.engine.verifier import SequenceVerifier, VerifyCase, rule_for
+from foretell.engine.rule_verifier import RuleVerifier, VerifyCase, rule_for
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, VerifyResult
@@ -158,17 +158,17 @@ def test_every_rule_verifies_trees(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_chains_and_trees_in_one_batch_are_verified_as_if_alone(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[Draft] = []
-    verify_one = SequenceVerifier._verify_one
+    verify_one = RuleVerifier._verify_one
 
-    def counted(self: SequenceVerifier, case: VerifyCase, probs: Tensor) -> VerifyResult:
+    def counted(self: RuleVerifier, case: VerifyCase, probs: Tensor) -> VerifyResult:
         alone.append(case.draft)
         return verify_one(self, case, probs)
 
-    monkeypatch.setattr(SequenceVerifier, "_verify_one", counted)
+    monkeypatch.setattr(RuleVerifier, "_verify_one", counted)
     found = []
-    for sequence_verifier in (SequenceVerifier(), SequenceVerifier(lambda request: rule_for(request))):
+    for rule_verifier in (RuleVerifier(), RuleVerifier(lambda request: rule_for(request))):
         engine = TREES["page 4"].engine(OwnHead(HEADS["eagle"], packed=True))
-        engine.verifier.sequence_verifier = sequence_verifier
+        engine.verifier.rule_verifier = rule_verifier
         choices = [SpeculationChoice(rule=rule, max_draft=2 if i % 2 else None) for i in range(len(PROMPTS))]
         states = [add(engine, str(i), PROMPTS[i], choice, temperature=0.8)[0] for i, choice in enumerate(choices)]
         run(engine)

@@ -66,7 +66,7 @@ def step(faulty: FaultyLibrary) -> Case:
 
     def run() -> list[int]:
         for seq, _, _ in parts:
-            seq.cached = 0
+            seq.num_computed_tokens = 0
         return bits(torch.cat(made.run(*parts)))
 
     return run
@@ -105,7 +105,10 @@ def read(faulty: FaultyLibrary) -> Case:
     reader, config = drafter._native_prefill, drafter.head.config
     width = int(max(reader._columns)) + config.target_width
     rng = torch.Generator().manual_seed(0)
-    readings = [PrefillRange(seq, 0, seq.cached, [torch.randn(seq.cached, width, generator=rng)]) for seq in seqs]
+    readings = [
+        PrefillRange(seq, 0, seq.num_computed_tokens, [torch.randn(seq.num_computed_tokens, width, generator=rng)])
+        for seq in seqs
+    ]
 
     def run() -> Any:
         reader.prefill(readings)

@@ -52,7 +52,7 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
             pack([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE), ()
         ).logits[:, :vocab]
         for i, seq in enumerate(seqs):
-            seq.cached = len(seq.tokens)
+            seq.num_computed_tokens = len(seq.tokens)
             seq.tokens.append(int(logits[i].argmax()))
             sure[i].append(float(logits[i].softmax(-1).max()))
     return [seq.tokens[n:] for seq, n in zip(seqs, before, strict=True)], sure
@@ -103,7 +103,7 @@ def test_a_sequence_without_pages_stops_and_leaves_others_alone() -> None:
     assert found[1:] == expected[1:]
     assert found[0][0] == expected[0][0]
     changed = (cache.keys[0] != before.keys[0]).flatten(2).any(-1).nonzero().tolist()
-    written = {seq.id: range(seq.cached, len(seq.tokens) + STEPS - 1) for seq in seqs} | {0: range(9, 10)}
+    written = {seq.id: range(seq.num_computed_tokens, len(seq.tokens) + STEPS - 1) for seq in seqs} | {0: range(9, 10)}
     own = {(seq.pages[place // PAGE], place % PAGE) for seq in seqs for place in written[seq.id]}
     assert {tuple(place) for place in changed} == own
 

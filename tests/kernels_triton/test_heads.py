@@ -245,7 +245,7 @@ def test_a_sampled_draft_matches_too() -> None:
 def test_other_heads_are_not_served() -> None:
     for name in ("eagle 1", "mtp", "distilled"):
         drafter: Any = waiting(HEADS[name])[0][1]
-        assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.state_cache)
+        assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.hidden_state_cache)
 
 
 def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: DraftHead[Any]) -> None:

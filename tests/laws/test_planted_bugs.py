@@ -10,7 +10,7 @@ import torch
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.engine import verifier
-from foretell.engine.verifier import VerifyCase
+from foretell.engine.rule_verifier import VerifyCase
 from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex

@@ -213,11 +213,14 @@ def test_planning_needs_no_torch() -> None:
     assert not loaded_by(f"{statement.replace('main([', 'assert not main([')}; print()") & {"torch", "numpy"}
 
 
-PAGE = [line for line in commands(ROOT / "docs" / "planning.md") if line.startswith("foretell plan")]
+PAGES = [ROOT / "docs" / "how-to" / "plan-capacity.md", ROOT / "docs" / "explanation" / "planning-model.md"]
+PAGE = [line for page in PAGES for line in commands(page) if line.startswith("foretell plan")]
+LONG = [pytest.param(line, marks=pytest.mark.slow) for line in PAGE if "--rate 1000" in line]  # of minutes each
+SHORT = [line for line in PAGE if "--rate 1000" not in line]
 
 
-@pytest.mark.parametrize("line", PAGE)
-def test_the_commands_of_the_docs_page_run(
+@pytest.mark.parametrize("line", [*SHORT, *LONG])
+def test_the_commands_of_the_docs_run(
     capsys: pytest.CaptureFixture[str], line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,5 +229,5 @@ def test_the_commands_of_the_docs_page_run(
     assert code == 0 and out.strip(), err
 
 
-def test_the_docs_page_has_commands() -> None:
+def test_the_docs_have_commands() -> None:
     assert len(PAGE) >= 4, "or the test above tests nothing"

@@ -52,7 +52,7 @@ def article(engine: fp.Engine) -> Any:
 
 @fp.function
 def forked(s: fp.ProgramState, prompts: list[str]) -> list[str]:
-    """The form of docs/programs.md."""
+    """The form of docs/how-to/programs.md."""
     forks = s.fork(len(prompts))
     for branch, prompt in zip(forks, prompts, strict=True):
         branch += f"\nPrompt: {prompt}" + fp.gen("response", max_new_tokens=128)

@@ -16,7 +16,7 @@ from foretell.program.backend import DEFAULT
 from tests.docs_check import ROOT, snippets
 
 EXAMPLES = ROOT / "examples" / "programs"
-PAGE = ROOT / "docs" / "programs.md"
+PAGE = ROOT / "docs" / "how-to" / "programs.md"
 
 
 def example(name: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class RunnerHarness:
         shares = [ScheduledSequence.of(seq, take) for seq, take, _ in parts]
         output = self.runner.forward(shares, [draft for _, _, draft in parts])
         for seq, take, _ in parts:
-            seq.cached += take
+            seq.num_computed_tokens += take
         return list(torch.split(output.logits, [take + len(draft) for _, take, draft in parts]))
 
     def read(self, tokens: list[int], piece: int | None = None) -> Tensor:

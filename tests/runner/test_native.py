@@ -148,7 +148,7 @@ def test_a_row_has_the_same_bits_in_any_batch(config: ModelConfig, bits: int | N
         some = rng.sample(waiting, rng.randint(1, len(waiting)))
         takes = [min(rng.choice((1, 1, 2, 5, 30)), seq.pending) for seq in some]
         trees = [random_tree(rng, rng.randrange(4), config.vocab) for _ in some]
-        starts = [seq.cached for seq in some]
+        starts = [seq.num_computed_tokens for seq in some]
         found = made.run(*zip(some, takes, trees, strict=True))
         for seq, start, take, rows in zip(some, starts, takes, found, strict=True):
             assert same_bits(rows[:take], alone[seqs.index(seq)][start : start + take])
@@ -178,7 +178,7 @@ def test_a_tree_node_has_the_bits_of_plain_decoding(
         nodes = rows[start:]
         assert same_bits(nodes[list(path)], alone[start : start + 9])
         made.runner.compact_kv(seq, start - 1, tuple(path))
-        seq.cached += 9
+        seq.num_computed_tokens += 9
         assert same_bits(made.run((seq, 1, Draft()))[0], alone[start + 9 : start + 10]), "after KV compaction"
         made.close(seq)
 

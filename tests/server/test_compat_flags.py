@@ -15,13 +15,10 @@ from foretell.cli.main import main, parse
 from foretell.cli.serve import Settings, settings
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.server.compat_flags import CompatFlags
 from foretell.server.config import ServerConfig
 from foretell.server.foreign_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES
 from foretell.vllm_config import speculation_from_vllm
 from tests.server.process import ServerProcess
-
-DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
 
 def read(*words: str) -> Settings:
@@ -310,18 +307,6 @@ def test_an_invalid_config_file_is_rejected(tmp_path: Path, text: str, expected:
     file.write_text(text)
     with pytest.raises(RequestError, match=re.escape(expected)):
         read("--config", str(file))
-
-
-def test_the_docs_table_of_flags_is_the_declaration() -> None:
-    """The docs list exactly the server's flags, with their defaults."""
-    rows = re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \| (.*?) \|$", DOCS.read_text(), re.M)
-    found = {flag: (default, words) for flag, default, words in rows}
-    declared = {}
-    for cls in (ServerConfig, CompatFlags):
-        for field in cls.__dataclass_fields__.values():
-            shown = "" if field.default in (None, ()) else f"`{json.dumps(field.default).strip(chr(34))}`"
-            declared["--" + field.name.replace("_", "-")] = (shown, field.metadata["help"])
-    assert found == declared
 
 
 def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

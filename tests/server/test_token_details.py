@@ -56,6 +56,15 @@ def test_rounds_are_returned_without_token_details(server: ServerProcess) -> Non
     assert not any("token_texts" in choice or "token_details" in choice for choice in some)
 
 
+def test_the_schema_has_every_field_of_a_choice(server: ServerProcess) -> None:
+    asked = {"return_rounds": True, "return_token_origin": True, "return_token_details": True}
+    found = server.post("/v1/completions", **ASKED, **asked)["choices"][0]
+    schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
+    assert set(found) <= set(schemas["TextChoice"]["properties"])
+    assert set(found["rounds"][0]) <= set(schemas["SpeculationRound"]["properties"])
+    assert set(found["token_details"][0]) <= set(schemas["TokenDetails"]["properties"])
+
+
 def target_details(token: dict[str, Any]) -> tuple[Any, ...]:
     """Return the fields that do not depend on the drafter."""
     return token["id"], token["text"], round(token["probability"], 3)

@@ -49,7 +49,7 @@ def run(model: Decoder, make: Callable[[ModelRunner], Executor] | None) -> tuple
     seq = Sequence(0, request, text())
     assert runner.reserve(seq, 40)
     runner.executor.forward(pack([ScheduledSequence.of(seq, 12)], [Draft()], 4), taps)
-    seq.cached = 12
+    seq.num_computed_tokens = 12
     output = runner.executor.forward(pack([ScheduledSequence.of(seq, 8)], [TREE], 4), taps)
     assert output.hidden_states is not None
     return output.logits, output.hidden_states
@@ -134,7 +134,7 @@ def test_a_quantized_row_with_shards_has_the_same_bits_in_any_batch() -> None:
         ).logits[0]
         for _ in range(20):
             alone = runner.executor.forward(pack([ScheduledSequence.of(seq, 1)], [Draft()], 4), ()).logits
-            seq.cached += 1
+            seq.num_computed_tokens += 1
         return together, alone[0]
 
     together, alone = run_ranks(2, one)[0]

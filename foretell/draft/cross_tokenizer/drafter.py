@@ -189,7 +189,7 @@ class CrossTokenizerDrafter(ModelDrafter):
         copy, new = own.seq, aligned.tokens_from(own.verified)
         same = own.verified + common_prefix_length(copy.tokens[own.verified :], new)
         copy.tokens[own.verified :] = new
-        copy.cached = max(min(copy.cached, same, len(copy.tokens) - 1), 0)
+        copy.num_computed_tokens = max(min(copy.num_computed_tokens, same, len(copy.tokens) - 1), 0)
         own.verified = len(aligned.stable_tokens)
         return copy
 

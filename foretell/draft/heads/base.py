@@ -121,7 +121,7 @@ class HeadDrafter(HiddenStateDrafter):
         for result in results:
             seq = result.scheduled.seq
             pending = self._add_hidden_states(result)
-            if seq.cached // self.pages.page_size * self.pages.page_size > pending.start:
+            if seq.num_computed_tokens // self.pages.page_size * self.pages.page_size > pending.start:
                 full.append(seq)  # its full pages enter the prefix cache after this
         if full:
             self.read_hidden_states([taken for seq in full if (taken := self._take_pending(seq)) is not None])
@@ -139,8 +139,8 @@ class HeadDrafter(HiddenStateDrafter):
         self._pending.mark_rewritten(seq, start)
         known = self.num_known_positions(result) if pending.start == start else 0
         pending.start += known
-        pending.rows += accepted_hidden_states(result, known, seq.cached - start)
-        pending.stop = seq.cached
+        pending.rows += accepted_hidden_states(result, known, seq.num_computed_tokens - start)
+        pending.stop = seq.num_computed_tokens
         return pending
 
     def num_known_positions(self, result: StepResult) -> int:
@@ -214,7 +214,11 @@ class HeadDrafter(HiddenStateDrafter):
 
     def _can_draft(self, seq: Sequence, budget: Budget) -> bool:
         """Return whether the head has the KV of all positions but the last, and context for the draft."""
-        known = seq.pending == 1 and len(seq.tokens) > 1 and not self._pending.continued(seq, seq.cached).has_gap
+        known = (
+            seq.pending == 1
+            and len(seq.tokens) > 1
+            and not self._pending.continued(seq, seq.num_computed_tokens).has_gap
+        )
         return known and 0 < budget.depth <= self.context - len(seq.tokens)
 
     @abstractmethod
@@ -255,7 +259,7 @@ class HeadDrafter(HiddenStateDrafter):
     def use_native_prefill(self, native: NativeHead, available: tuple[int, ...]) -> None:
         """Let the native library read hidden states; `available` are the layers that the target returns."""
         offsets = layer_offsets(available, self.head.config)
-        self._native_prefill = NativePrefill(native, self.pages.state_cache, offsets)
+        self._native_prefill = NativePrefill(native, self.pages.hidden_state_cache, offsets)
 
     def new_chains(self, budgets: list[Budget]) -> list[ChainBuilder]:
         """Return empty chains for these budgets."""

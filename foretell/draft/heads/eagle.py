@@ -230,7 +230,7 @@ class EagleDrafter(HeadDrafter):
         """Draft whole chains in one native call."""
         sampling = pack_draft_sampling(seqs, max(chain.budget.depth for chain in chains))
         wants_probs = any(map(needs_draft_probs, seqs))
-        features = None if self.pages.state_cache is None else self.last_features(seqs)
+        features = None if self.pages.hidden_state_cache is None else self.last_features(seqs)
         options = DraftOptions(draws=sampling, returns_probs=wants_probs, prefill=self.prefill_along())
         fill_chains(chains, native.draft(self.native_request(seqs, chains), features, options))
 
@@ -241,7 +241,7 @@ class EagleDrafter(HeadDrafter):
     def last_features(self, seqs: list[Sequence]) -> Tensor:
         """Return the head's hidden states of the position before the last, [sequences, width]."""
         assert isinstance(self.ops, EagleOps), "the native library has no split heads"
-        if self.pages.state_cache is None:
+        if self.pages.hidden_state_cache is None:
             return self.ops.hidden_states(torch.tensor(self.last_cached_slots(seqs)))
         return self.pages.hidden_states_cpu(self.last_cached_slots(seqs))
 
@@ -339,4 +339,4 @@ class DistilledDrafter(EagleDrafter):
         if draft.source != self.name or list(draft.tokens) != drafted[: len(draft)]:
             return 0
         # The head ran the sequence's last token and all draft tokens but the last.
-        return min(len(drafted), result.scheduled.seq.cached - result.scheduled.start)
+        return min(len(drafted), result.scheduled.seq.num_computed_tokens - result.scheduled.start)

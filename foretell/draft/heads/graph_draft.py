@@ -24,7 +24,7 @@ from foretell.types import Sequence
 
 def graph_draft(head: AutoregressiveHead, pages: HeadPages) -> GraphDraft:
     """Return the graph of an autoregressive head, with fused kernels where they support it."""
-    features = pages.state_cache
+    features = pages.hidden_state_cache
     if has_kernels(features):
         from foretell.runner.heads.fused_draft import FusedDraft, is_fused
 
@@ -35,7 +35,7 @@ def graph_draft(head: AutoregressiveHead, pages: HeadPages) -> GraphDraft:
 
 def graph_prefill(head: DraftHead[Any], pages: HeadPages) -> GraphPrefill:
     """Return the graph in which a head of any kind reads hidden states."""
-    features = pages.state_cache
+    features = pages.hidden_state_cache
     if has_kernels(features):
         from foretell.runner.heads.fused_draft import is_fused
         from foretell.runner.heads.fused_prefill import FusedPrefill

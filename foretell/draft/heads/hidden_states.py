@@ -75,15 +75,19 @@ class HiddenStateTracker(dict[int, PendingHiddenStates]):
     def mark_rewritten(self, seq: Sequence, start: int) -> None:
         """Note that a step has written all positions of the pages after `start`."""
         if self.unread_pages:
-            self.unread_pages.difference_update(seq.pages[self._pages_for(start) : self._pages_for(seq.cached)])
+            self.unread_pages.difference_update(
+                seq.pages[self._pages_for(start) : self._pages_for(seq.num_computed_tokens)]
+            )
 
     def mark_unread(self, results: list[StepResult]) -> None:
         """Note that the head could not read the positions of a step; drafts without them would be noise."""
         for result in results:
             seq = result.scheduled.seq
             first_page = result.scheduled.start // self.page_size
-            self.unread_pages.update(seq.pages[first_page : self._pages_for(seq.cached)])
-            self[seq.id] = PendingHiddenStates(seq.cached, stop=seq.cached, has_gap=True, pages=seq.pages)
+            self.unread_pages.update(seq.pages[first_page : self._pages_for(seq.num_computed_tokens)])
+            self[seq.id] = PendingHiddenStates(
+                seq.num_computed_tokens, stop=seq.num_computed_tokens, has_gap=True, pages=seq.pages
+            )
             if seq.finish_reason is not None:
                 del self[seq.id]
 

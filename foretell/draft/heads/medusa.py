@@ -38,8 +38,8 @@ class MedusaDrafter(HeadDrafter):
         super().__init__(runner, head, pages, *settings)
         native = None if self.is_split else native_for_head(head)
         self._native = None if native is None else NativeMedusa(native, head)
-        assert pages.state_cache is not None, "Medusa heads store hidden states"
-        self._graph = GraphMedusaDraft(head, pages.state_cache, MAX_WIDTH) if self.traits.single_graph else None
+        assert pages.hidden_state_cache is not None, "Medusa heads store hidden states"
+        self._graph = GraphMedusaDraft(head, pages.hidden_state_cache, MAX_WIDTH) if self.traits.single_graph else None
 
     def prefill(self, ranges: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
         self.ops.store_hidden_states(slots, states)

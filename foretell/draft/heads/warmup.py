@@ -95,7 +95,7 @@ def _dummy_result(seq: Sequence, count: int, runner: ModelRunner) -> StepResult:
     """Return the result of a step that ran the last `count` positions of a sequence."""
     width = len(runner.hidden_layers) * runner.model.config.width
     states = torch.zeros(count, width, dtype=runner.model.dtype, device=runner.device)
-    scheduled = ScheduledSequence(seq, count, start=seq.cached - count, length=seq.cached)
+    scheduled = ScheduledSequence(seq, count, start=seq.num_computed_tokens - count, length=seq.num_computed_tokens)
     return StepResult(scheduled, hidden_states=states)
 
 

@@ -119,7 +119,7 @@ def generate_samples(runner: ModelRunner, prompts: list[list[int]]) -> list[Gene
             scheduled = [ScheduledSequence.of(seq, seq.pending) for seq in seqs]
             output = runner.forward(scheduled, [NO_DRAFT] * len(seqs))
             for seq, token in zip(seqs, output.logits.argmax(-1).tolist(), strict=True):
-                seq.cached = len(seq.tokens)
+                seq.num_computed_tokens = len(seq.tokens)
                 seq.tokens.append(token)
         return [_with_hidden_states(runner, seq, layers, len(start)) for seq, start in zip(seqs, prompts, strict=True)]
     finally:
@@ -129,7 +129,7 @@ def generate_samples(runner: ModelRunner, prompts: list[list[int]]) -> list[Gene
 
 def _with_hidden_states(runner: ModelRunner, seq: Sequence, layers: tuple[int, ...], first: int) -> GeneratedSample:
     """Run a whole sequence once more and return it with the hidden states of all layers."""
-    seq.cached = 0
+    seq.num_computed_tokens = 0
     scheduled = ScheduledSequence.of(seq, len(seq.tokens))
     layout = pack([scheduled], [NO_DRAFT], runner.layout.page_size)
     states = runner.executor.forward(layout, layers).hidden_states

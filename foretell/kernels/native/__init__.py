@@ -1,1 +1,1 @@
-"""C++ kernels for CPUs, compiled on first use. `foretell.kernels` defines what they compute."""
+"""C++ kernels for CPUs: in the wheel, or compiled on first use. `foretell.kernels` defines what they compute."""

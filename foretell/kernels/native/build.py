@@ -1,4 +1,4 @@
-"""Builds the native library, once per machine and compiler, and checks the cached file before it is loaded.
+"""Compiles the native library, once per machine and compiler, and checks the cached file before it is loaded.
 
 Loading a library runs its code, and a truncated library ends the process with SIGBUS. So each has its SHA-256 next to
 it, in the format of `sha256sum`, and neither file nor folder may be writable by other users.
@@ -46,6 +46,14 @@ def is_intact(path: Path) -> bool:
             found = file.lstat()
             if not stat.S_ISREG(found.st_mode) or not _is_trusted_owner(found) or found.st_mode & OTHERS_WRITE:
                 return False
+        return has_checksum(path)
+    except OSError:
+        return False
+
+
+def has_checksum(path: Path) -> bool:
+    """Return whether the library is there and has the checksum that was written with it."""
+    try:
         return checksum_file(path).read_text() == _checksum(path, path.name)
     except (OSError, UnicodeDecodeError):
         return False
@@ -99,7 +107,7 @@ def build_library() -> Path:
         if not is_intact(path):
             with folder_lock(path.parent):
                 if not is_intact(path):  # another process may have built it meanwhile
-                    _compile(compiler, path)
+                    compile_library(compiler, flags(), path)
     except OSError as error:
         raise BuildError(f"{error.filename or compiler}: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
@@ -123,19 +131,24 @@ def flags() -> tuple[str, ...]:
 def _build_key(compiler: str) -> str:
     """Return a digest of sources, flags, compiler version and platform."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_TIMEOUT).stdout
-    digest = hashlib.sha256(repr((flags(), platform.system(), platform.machine())).encode() + version)
+    return source_key(flags(), version)
+
+
+def source_key(flags: tuple[str, ...], compiler: bytes = b"") -> str:
+    """Return a digest of sources, flags, platform and what identifies a compiler."""
+    digest = hashlib.sha256(repr((flags, platform.system(), platform.machine())).encode() + compiler)
     for source in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _compile(compiler: str, path: Path) -> None:
+def compile_library(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     """Compile in a temporary folder and rename, so that other processes never see a partial library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
         done = subprocess.run(
-            [compiler, *flags(), *sources, "-o", str(built)], capture_output=True, timeout=COMPILE_TIMEOUT
+            [compiler, *flags, *sources, "-o", str(built)], capture_output=True, timeout=COMPILE_TIMEOUT
         )
         if done.returncode:
             raise BuildError(f"{compiler} failed: {_first_error(done.stderr)}")

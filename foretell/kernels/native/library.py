@@ -7,6 +7,7 @@ import logging
 import os
 from array import array
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..bounds import require
 from .build import BuildError, build_library
+from .prebuilt import find_prebuilt
 from .records import (
     BlockDraftRecord,
     BlockHeadRecord,
@@ -33,12 +35,14 @@ SAMPLING_ROW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8")
 NATIVE_VARIABLE = "FORETELL_NATIVE"  # environment variable; 0 turns the library off
 OUT_OF_MEMORY = -1  # `foretell::kNoMemory`: result of an entry point after a failed allocation
 MAX_TOPK = 64  # `kMaxTopK` in topk.cpp
+LEVELS = ("baseline", "AVX2", "AVX-512 VNNI")  # names of the results of `foretell_best_level`
 
 
 class Library:
     """The entry points of the library. Calls release the GIL and use as many threads as torch does."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         loaded = ctypes.CDLL(path)
         self.best_level: int = loaded.foretell_best_level()  # 2: AVX-512 VNNI, 1: AVX2, 0: neither
         pointer, number, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -152,11 +156,28 @@ def native_error(status: int, what: str) -> Exception:
 
 @cache
 def library() -> Library | None:
-    """Return the library, compiled if needed; None if it is turned off or cannot be built, which is logged once."""
+    """Return the library, from the package or compiled; None if it is off or cannot be built, which is logged once."""
     if os.environ.get(NATIVE_VARIABLE) == "0":
         return None
     try:
-        return Library(str(build_library()))
+        return _load_prebuilt() or _load("compiled on this machine", build_library())
     except (BuildError, OSError) as error:
         LOG.warning("no native kernels, so steps are slower: %s (%s=0 silences this warning)", error, NATIVE_VARIABLE)
         return None
+
+
+def _load_prebuilt() -> Library | None:
+    path = find_prebuilt()
+    if path is None:
+        return None
+    try:
+        return _load("from the package", path)
+    except OSError as error:  # it needs a newer C library than this system has
+        LOG.info("the native library of the package cannot be loaded, so it is compiled here: %s", error)
+        return None
+
+
+def _load(origin: str, path: Path) -> Library:
+    found = Library(str(path))
+    LOG.info("native kernels: %s, %s", LEVELS[found.best_level], origin)
+    return found

@@ -69,7 +69,7 @@ class StepShape:
         return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
 
     @property
-    def cost(self) -> tuple[int, ...]:
+    def padded_size(self) -> tuple[int, ...]:
         """Return a sort key: the smaller of two shapes is cheaper to run."""
         return self.rows, self.nodes, self.splits, self.tiles, self.tile_height, self.path_length
 

@@ -217,13 +217,6 @@ class DraftHead(nn.Module, Generic[Settings]):
         rows: Tensor = self.output(normed.reshape(-1, normed.shape[-1]))
         return rows.float().view(*normed.shape[:-1], -1)
 
-    def expand_to_vocab(self, logits: Tensor) -> Tensor:
-        """Expand logits to the target's vocabulary, -inf for tokens outside of the draft vocabulary."""
-        if self.config.draft_vocab is None:
-            return logits
-        expanded = logits.new_full((*logits.shape[:-1], self.config.vocab), float("-inf"))
-        return expanded.index_copy_(-1, self.draft_ids, logits)
-
 
 def norm_each(x: Tensor, norms: nn.ModuleList, eps: float) -> Tensor:
     """Apply a separate RMS norm to each part of rows [..., parts * width]."""

@@ -87,15 +87,15 @@ class HeadConfig:
         return {"format": FORMAT, "version": VERSION, "kind": self.kind, **values}
 
     @classmethod
-    def from_json(cls: type[Config], said: dict[str, Any]) -> Config:
+    def from_json(cls: type[Config], raw: dict[str, Any]) -> Config:
         """Return the config from the content of `config.json`."""
         known = {JSON_NAMES.get(field.name, field.name): field.name for field in fields(cls)}
-        unknown = set(said) - set(known) - {"format", "version", "kind"}
-        if unknown or said.get("kind") != cls.kind:
-            what = f"unknown fields: {', '.join(sorted(unknown))}" if unknown else f"kind {said.get('kind')!r}"
+        unknown = set(raw) - set(known) - {"format", "version", "kind"}
+        if unknown or raw.get("kind") != cls.kind:
+            what = f"unknown fields: {', '.join(sorted(unknown))}" if unknown else f"kind {raw.get('kind')!r}"
             raise ModelError(f"the config of a {cls.kind} head has {what}")
-        values = {known[name]: _frozen(value) for name, value in said.items() if name in known}
-        return cls(**{**values, "layer": _layer(said["layer"])})
+        values = {known[name]: _frozen(value) for name, value in raw.items() if name in known}
+        return cls(**{**values, "layer": _layer(raw["layer"])})
 
 
 @dataclass(frozen=True)
@@ -185,19 +185,19 @@ KINDS: dict[str, type[HeadConfig]] = {
 }
 
 
-def read_head_config(said: dict[str, Any]) -> HeadConfig:
+def read_head_config(raw: dict[str, Any]) -> HeadConfig:
     """Return the config of a head in our own format, of any kind."""
-    if said.get("format") != FORMAT or said.get("version") != VERSION:
+    if raw.get("format") != FORMAT or raw.get("version") != VERSION:
         raise ModelError(f"not a {FORMAT} config of version {VERSION}")
-    if said.get("kind") not in KINDS:
-        raise ModelError(f"unknown kind of head {said.get('kind')!r}; there are {', '.join(KINDS)}")
-    return KINDS[said["kind"]].from_json(said)
+    if raw.get("kind") not in KINDS:
+        raise ModelError(f"unknown kind of head {raw.get('kind')!r}; there are {', '.join(KINDS)}")
+    return KINDS[raw["kind"]].from_json(raw)
 
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _layer(said: dict[str, Any]) -> LayerConfig:
-    rope: dict[str, Any] = {name: _frozen(value) for name, value in said["rope"].items()}
-    return LayerConfig(**{**said, "rope": Rope(**rope)})
+def _layer(raw: dict[str, Any]) -> LayerConfig:
+    rope: dict[str, Any] = {name: _frozen(value) for name, value in raw["rope"].items()}
+    return LayerConfig(**{**raw, "rope": Rope(**rope)})

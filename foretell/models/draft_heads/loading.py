@@ -161,7 +161,7 @@ def _head_packer(head: DraftHead[Any], arena: HugePageArena) -> Callable[[Linear
     if device.type == "cuda" and head.is_fusible and find_spec("triton") is not None:
         return partial(
             _quantize_for_cuda, head=head, arena=arena
-        )  # by our own kernels alone; torch takes longer to round rows
+        )  # by our own kernels alone; torch takes longer to quantize rows
     return partial(_packed, arena=arena)
 
 

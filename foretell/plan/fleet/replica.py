@@ -15,7 +15,7 @@ TOLERANCE = 1e-6  # tokens that floating-point rounding may leave over
 
 @dataclass
 class ServedRequest:
-    """When and where a request was served."""
+    """The times and the replica at which a request was served."""
 
     request: SimulatedRequest
     replica: int

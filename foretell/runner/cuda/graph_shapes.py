@@ -51,9 +51,9 @@ class ChainShape:
         return fits and same_kind and other.steps <= self.steps <= MAX_STEP_PADDING * other.steps
 
     @property
-    def cost(self) -> tuple[int, ...]:
+    def padded_size(self) -> tuple[int, ...]:
         """Return a key that orders shapes by the time they take."""
-        return self.steps, *self.first.cost, self.sequences, self.splits
+        return self.steps, *self.first.padded_size, self.sequences, self.splits
 
 
 def is_plain_decode(packed: BatchLayout) -> bool:

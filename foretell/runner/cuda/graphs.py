@@ -30,7 +30,7 @@ class Paddable(Hashable, Protocol):
         """Return whether work of the other shape can be padded to this one without costing many times as much."""
 
     @property
-    def cost(self) -> tuple[int, ...]:
+    def padded_size(self) -> tuple[int, ...]:
         """Return a key that orders shapes by the time they take, the most important size first."""
 
 
@@ -84,7 +84,7 @@ def mark_outlier() -> None:
         guard.is_outlier = True
 
 
-class GraphPool(Generic[Shape, Graph]):
+class CapturePolicy(Generic[Shape, Graph]):
     """The captured graphs of one kind of work, and the policy for capturing more.
 
     Which graph runs depends on the shapes requested before, never on draft or sampled tokens, and changes only the
@@ -115,7 +115,7 @@ class GraphPool(Generic[Shape, Graph]):
             covering = [shape for shape, graph in self.graphs.items() if graph is not None and shape.covers(requested)]
             if not covering:
                 return requested
-            found = self._serves[requested] = min(covering, key=lambda shape: shape.cost)
+            found = self._serves[requested] = min(covering, key=lambda shape: shape.padded_size)
         self.requests[requested] += 1
         is_due = self.requests[requested] >= CAPTURE_AFTER and self._clock() >= self._next_capture
         return requested if is_due else found
@@ -198,27 +198,27 @@ class GraphCache(Generic[Shape, Result]):
     """
 
     def __init__(self, device: torch.device, capture: GraphCapture | None = None, allow_larger: bool = True) -> None:
-        """`capture` may be shared by several caches; `allow_larger`: see `GraphPool`."""
+        """`capture` may be shared by several caches; `allow_larger`: see `CapturePolicy`."""
         self.device = device
-        self.pool: GraphPool[Shape, tuple[torch.cuda.CUDAGraph, Result]] = GraphPool(allow_larger)
+        self.policy: CapturePolicy[Shape, tuple[torch.cuda.CUDAGraph, Result]] = CapturePolicy(allow_larger)
         self._own = GraphCapture(device) if capture is None and device.type == "cuda" else None
         self._capture = capture or self._own
 
     @property
     def graphs(self) -> dict[Shape, tuple[torch.cuda.CUDAGraph, Result] | None]:
         """Return the captured graphs by shape; None for a shape that ran once, eagerly."""
-        return self.pool.graphs
+        return self.policy.graphs
 
     def select(self, requested: Shape) -> Shape:
         """Return the shape that work of the requested shape has to be padded to."""
-        return self.pool.select(requested)
+        return self.policy.select(requested)
 
     def __call__(self, shape: Shape, run: Callable[[], Result], keep: bool = True) -> Result:
         """Return the result of `run`, which may depend only on `shape` and on what is in memory.
 
         `keep`: the work may be captured; a graph holds on to the memory it works with.
         """
-        known = self.pool.graphs.get(shape)
+        known = self.policy.graphs.get(shape)
         if known is not None:
             known[0].replay()
             return known[1]
@@ -228,9 +228,9 @@ class GraphCache(Generic[Shape, Result]):
             return result
         if self._own is not None and not any(self.graphs.values()):
             self._own.renew_pool()
-        is_due = self.pool.should_capture(shape)
+        is_due = self.policy.should_capture(shape)
         captured = self._capture.capture(run) if is_due else None
         if captured is not None or not is_due:  # after a capture that failed the next run takes as long as this one
             mark_outlier()
-        self.pool.add(shape, captured, began)
+        self.policy.add(shape, captured, began)
         return result

@@ -26,11 +26,11 @@ from foretell.runner.heads.sampler import EXPANDED, DraftOutput
 from foretell.runner.heads.tables import POSITION, PREVIOUS_SLOT, TOKEN, WIDTH, DraftShape, DraftTable
 
 
-def is_fused(head: DraftHead[Any], keys: list[Tensor], state_cache: Tensor | None) -> TypeGuard[EagleHead]:
+def is_fused(head: DraftHead[Any], keys: list[Tensor], hidden_state_cache: Tensor | None) -> TypeGuard[EagleHead]:
     """Return whether the kernels support this head: EAGLE-3, with KV and hidden states in its own dtype."""
-    if state_cache is None:
+    if hidden_state_cache is None:
         return False
-    kinds = {head.like.dtype, state_cache.dtype, *(each.dtype for each in keys)}
+    kinds = {head.like.dtype, hidden_state_cache.dtype, *(each.dtype for each in keys)}
     return isinstance(head, EagleHead) and head.is_fusible and len(kinds) == 1
 
 
@@ -65,10 +65,10 @@ class FusedDraft(GraphDraft):
     head: EagleHead
 
     def __init__(
-        self, head: EagleHead, keys: list[Tensor], values: list[Tensor], state_cache: Tensor, max_children: int
+        self, head: EagleHead, keys: list[Tensor], values: list[Tensor], hidden_state_cache: Tensor, max_children: int
     ) -> None:
-        super().__init__(head, keys, values, state_cache, max_children)
-        self.state_rows = state_cache.view(-1, state_cache.shape[-1])
+        super().__init__(head, keys, values, hidden_state_cache, max_children)
+        self.hidden_state_rows = hidden_state_cache.view(-1, hidden_state_cache.shape[-1])
         self.levels: dict[DraftShape, Levels] = {}
 
     def _table(self, shape: DraftShape) -> DraftTable:
@@ -82,7 +82,7 @@ class FusedDraft(GraphDraft):
         output = DraftOutput(torch.empty(2, shape.depth, shape.sequences, device=table.device), probs)
         layers = FusedLayers(self, table)
         temperatures = table.temperatures if shape.sampled else None
-        tokens, hidden = table.field(TOKEN), LevelStates(self.state_rows, table.field(PREVIOUS_SLOT))
+        tokens, hidden = table.field(TOKEN), LevelStates(self.hidden_state_rows, table.field(PREVIOUS_SLOT))
         for offset in range(shape.depth):
             level = layers(offset, tokens, hidden, None)
             draw = None
@@ -99,7 +99,8 @@ class FusedDraft(GraphDraft):
         readback = torch.zeros(
             shape.depth, EXPANDED + 1, shape.sequences, shape.width, self.max_children, device=table.device
         )
-        tokens, hidden, branches = table.field(TOKEN), LevelStates(self.state_rows, table.field(PREVIOUS_SLOT)), None
+        hidden, branches = LevelStates(self.hidden_state_rows, table.field(PREVIOUS_SLOT)), None
+        tokens = table.field(TOKEN)
         for depth in range(shape.depth):
             level = layers(depth, tokens, hidden, branches)
             noise = None if temperatures is None else DraftNoise(temperatures, table.noise_keys[:, depth])

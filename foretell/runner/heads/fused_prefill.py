@@ -43,10 +43,15 @@ class FusedPrefill(GraphPrefill):
     head: EagleHead
 
     def __init__(
-        self, head: EagleHead, keys: Several[Tensor], values: Several[Tensor], state_cache: Tensor, page_size: int
+        self,
+        head: EagleHead,
+        keys: Several[Tensor],
+        values: Several[Tensor],
+        hidden_state_cache: Tensor,
+        page_size: int,
     ) -> None:
-        super().__init__(head, keys, values, state_cache, page_size)
-        self.state_rows = state_cache.view(-1, state_cache.shape[-1])
+        super().__init__(head, keys, values, hidden_state_cache, page_size)
+        self.hidden_state_rows = hidden_state_cache.view(-1, hidden_state_cache.shape[-1])
         self.linear, self.norms = LinearDispatch(head.like.dtype), _input_norms(head)
 
     def run(self, table: PrefillTable) -> None:
@@ -67,7 +72,7 @@ class FusedPrefill(GraphPrefill):
         for norm in self.norms:
             states = norm_parts(states, norm.weights, norm.eps)
         projected = linear_rows(self.linear, head.fc, states)
-        stored = NewHiddenStates(projected, self.state_rows, table.field(SLOT), table.field(PREVIOUS_SLOT))
+        stored = NewHiddenStates(projected, self.hidden_state_rows, table.field(SLOT), table.field(PREVIOUS_SLOT))
         scale, eps = head.config.embed_scale, head.config.layer.norm_eps
         return store_eagle_inputs(embedded, stored, head.feature_norm.weight, scale, eps)
 
@@ -80,7 +85,7 @@ class FusedPrefill(GraphPrefill):
         head, config = self.head, self.head.config
         assert head.feature_norm is not None and last.attention_norm is not None, "it is not the first layer"
         before, eps = (
-            NormedTable(self.state_rows, table.field(PREVIOUS_SLOT), head.feature_norm.weight),
+            NormedTable(self.hidden_state_rows, table.field(PREVIOUS_SLOT), head.feature_norm.weight),
             config.layer.norm_eps,
         )
         x: Rows

@@ -61,12 +61,14 @@ class GraphDraft:
         head: AutoregressiveHead,
         keys: list[Tensor],
         values: list[Tensor],
-        state_cache: Tensor | None,
+        hidden_state_cache: Tensor | None,
         max_children: int,
     ) -> None:
-        """`state_cache` [pages, page_size, 1, width] holds the hidden states of each position; None: tokens only."""
+        """`hidden_state_cache` [pages, page_size, 1, width] is None if the head conditions on tokens only."""
         self.head, self.keys, self.values, self.device = head, keys, values, keys[0].device
-        self.state_cache = None if state_cache is None else state_cache.view(-1, state_cache.shape[-1])
+        self.hidden_state_cache = (
+            None if hidden_state_cache is None else hidden_state_cache.view(-1, hidden_state_cache.shape[-1])
+        )
         self.max_children = min(max_children, head.config.outputs)
         self.page_size = keys[0].shape[1]
         self.tables: dict[DraftShape, DraftTable] = {}
@@ -97,7 +99,7 @@ class GraphDraft:
         table = self.tables[shape]
         kv, race = self._gather_kv(table), ExponentialRace(table, self.head.draft_ids)
         bias = kv.mask_bias(self._chain_mask(kv, table))
-        tokens, hidden = table.field(TOKEN), self._previous_states(table)
+        tokens, hidden = table.field(TOKEN), self._previous_hidden_states(table)
         output = DraftOutput(torch.empty(2, shape.depth, shape.sequences, device=table.device), probs)
         for offset in range(shape.depth):
             attention = GraphAttention(kv, bias[:, offset : offset + 1], table.columns + offset)
@@ -111,7 +113,7 @@ class GraphDraft:
         top_k = TreeTopK(table, self.head.draft_ids, self.max_children)
         tree = TreeMask(self._gather_kv(table), table)
         states = self.head.step(
-            table.field(TOKEN), self._previous_states(table), self._rope(table, 0), tree.attention()
+            table.field(TOKEN), self._previous_hidden_states(table), self._rope(table, 0), tree.attention()
         )
         top_k.add_level(self.head.logits(states))
         for depth in range(1, shape.depth):
@@ -124,11 +126,11 @@ class GraphDraft:
             top_k.add_level(self.head.logits(states))
         return DraftOutput(top_k.output)
 
-    def _previous_states(self, table: DraftTable) -> Tensor:
+    def _previous_hidden_states(self, table: DraftTable) -> Tensor:
         """Return the hidden states of the positions before the last, [sequences, width]."""
-        if self.state_cache is None:
+        if self.hidden_state_cache is None:
             return self.head.like.new_zeros(table.shape.sequences, self.head.config.layer.width)
-        return self.state_cache.index_select(0, table.field(PREVIOUS_SLOT))
+        return self.hidden_state_cache.index_select(0, table.field(PREVIOUS_SLOT))
 
     def _gather_kv(self, table: DraftTable) -> GraphKV:
         return GraphKV(self.keys, self.values, self.head.config.layer, table.pages)
@@ -290,11 +292,11 @@ class GraphBlockDraft(GraphForward[BlockHead]):
 class GraphMedusaDraft(GraphForward[MedusaHead]):
     """Drafts with Medusa heads, from the last hidden states only."""
 
-    def __init__(self, head: MedusaHead, state_cache: Tensor, max_children: int) -> None:
-        """`state_cache` [pages, page_size, 1, width]."""
-        super().__init__(head, state_cache.shape[1], state_cache.device, max_children)
-        self.state_cache = state_cache.view(-1, state_cache.shape[-1])
+    def __init__(self, head: MedusaHead, hidden_state_cache: Tensor, max_children: int) -> None:
+        """`hidden_state_cache` [pages, page_size, 1, width]."""
+        super().__init__(head, hidden_state_cache.shape[1], hidden_state_cache.device, max_children)
+        self.hidden_state_cache = hidden_state_cache.view(-1, hidden_state_cache.shape[-1])
 
     def forward(self, table: DraftTable) -> tuple[Tensor, Tensor]:
-        states = self.head(self.state_cache.index_select(0, table.field(PREVIOUS_SLOT)), table.shape.depth)
+        states = self.head(self.hidden_state_cache.index_select(0, table.field(PREVIOUS_SLOT)), table.shape.depth)
         return states, self.head.logits(states)

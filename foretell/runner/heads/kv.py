@@ -134,7 +134,7 @@ class HeadPages:
         self.first = first
         self.page_size, self.device = cache.page_size, cache.keys[first].device
         self.keys, self.values = cache.keys[first : first + layers], cache.values[first : first + layers]
-        self.state_cache = cache.keys[first + layers] if keeps_states else None
+        self.hidden_state_cache = cache.keys[first + layers] if keeps_states else None
 
     @classmethod
     def of(cls, head: DraftHead[Any], cache: KVCache, first: int) -> HeadPages:
@@ -143,7 +143,7 @@ class HeadPages:
     @property
     def caches(self) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """Return keys and values of each layer, and the cache of hidden states."""
-        return self.keys, self.values, self.state_cache
+        return self.keys, self.values, self.hidden_state_cache
 
     def slots(self, seq: Sequence, start: int, stop: int) -> list[int]:
         """Return the slots of positions `start` to `stop`."""
@@ -156,13 +156,13 @@ class HeadPages:
 
     def store_hidden_states(self, slots: Tensor, states: Tensor) -> None:
         """Store hidden states [n, width]."""
-        assert self.state_cache is not None, "this head stores hidden states"
-        store_rows(states[:, None], self.state_cache, slots)
+        assert self.hidden_state_cache is not None, "this head stores hidden states"
+        store_rows(states[:, None], self.hidden_state_cache, slots)
 
     def hidden_states(self, slots: Tensor) -> Tensor:
         """Return the stored hidden states [n, width]."""
-        assert self.state_cache is not None, "this head stores hidden states"
-        return self.state_cache.view(-1, self.state_cache.shape[-1]).index_select(0, slots)
+        assert self.hidden_state_cache is not None, "this head stores hidden states"
+        return self.hidden_state_cache.view(-1, self.hidden_state_cache.shape[-1]).index_select(0, slots)
 
     def hidden_states_cpu(self, slots: list[int]) -> Tensor:
         """Return the stored hidden states of a few slots on a CPU, where numpy is faster than torch.
@@ -173,13 +173,13 @@ class HeadPages:
             row, target, source, size = self._single_row
             ctypes.memmove(target, source + slots[0] * size, size)
             return row
-        assert self.state_cache is not None, "this head stores hidden states"
-        return torch.from_numpy(self.state_cache.numpy().reshape(-1, self.state_cache.shape[-1])[slots])
+        assert self.hidden_state_cache is not None, "this head stores hidden states"
+        return torch.from_numpy(self.hidden_state_cache.numpy().reshape(-1, self.hidden_state_cache.shape[-1])[slots])
 
     @cached_property
     def _single_row(self) -> tuple[Tensor, int, int, int]:
         """Return a buffer for one row, its address, the address of all rows, and the bytes of a row."""
-        cache = self.state_cache
+        cache = self.hidden_state_cache
         assert cache is not None and cache.is_contiguous(), "a cache is contiguous"
         row = torch.empty(1, cache.shape[-1], dtype=cache.dtype)
         return row, row.data_ptr(), cache.data_ptr(), row.nbytes

@@ -123,7 +123,7 @@ class TorchHeadOps(ABC):
 
     def store_hidden_states(self, slots: Tensor, states: Tensor) -> None:
         """Store the head's part of the target's hidden states [positions, width], if it needs any."""
-        if self.pages.state_cache is not None:
+        if self.pages.hidden_state_cache is not None:
             self.pages.store_hidden_states(slots, self.head.local_hidden(states))
 
     @abstractmethod
@@ -136,7 +136,7 @@ class TorchHeadOps(ABC):
 
     def hidden_states(self, slots: Tensor) -> Tensor:
         """Return the stored hidden states of all ranks [positions, width]; zeros if none are stored."""
-        if self.pages.state_cache is None:
+        if self.pages.hidden_state_cache is None:
             zeros: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
             return zeros
         states: Tensor = self.head.gather_columns(self.pages.hidden_states(slots))

@@ -40,7 +40,7 @@ class PrefillShape:
         return (self.sequences > 0) == (other.sequences > 0) and all(mine >= its for mine, its in pairs)
 
     @property
-    def cost(self) -> tuple[int, ...]:
+    def padded_size(self) -> tuple[int, ...]:
         """Return a key that orders shapes by the time they take."""
         return self.rows, self.sequences, self.rows_per_sequence, self.columns
 
@@ -135,10 +135,16 @@ class GraphPrefill:
         head: DraftHead[Any],
         keys: Several[Tensor],
         values: Several[Tensor],
-        state_cache: Tensor | None,
+        hidden_state_cache: Tensor | None,
         page_size: int,
     ) -> None:
-        self.head, self.keys, self.values, self.state_cache, self.page_size = head, keys, values, state_cache, page_size
+        self.head, self.keys, self.values, self.hidden_state_cache, self.page_size = (
+            head,
+            keys,
+            values,
+            hidden_state_cache,
+            page_size,
+        )
         self.tables: dict[PrefillShape, PrefillTable] = {}
         self._attends = len(keys) > 1 and not isinstance(head, BlockHead)  # lower layers attend to earlier positions
         self._inputs: Tensor | None = None
@@ -192,15 +198,17 @@ class GraphPrefill:
                 self._store_kv(layer, slots, *both)
             return
         if isinstance(self.head, MedusaHead):
-            assert self.state_cache is not None, "this head stores hidden states"
-            store_rows(table.inputs[:, None], self.state_cache, slots)
+            assert self.hidden_state_cache is not None, "this head stores hidden states"
+            store_rows(table.inputs[:, None], self.hidden_state_cache, slots)
             return
         head: Any = self.head
         previous = head.fuse(table.inputs)
-        if self.state_cache is not None:  # otherwise the head conditions on tokens only and ignores hidden states
-            store_rows(previous[:, None], self.state_cache, slots)
+        if self.hidden_state_cache is not None:  # else the head conditions on tokens only
+            store_rows(previous[:, None], self.hidden_state_cache, slots)
             # The first position of a sequence gets arbitrary hidden states; no row ever attends to it.
-            previous = self.state_cache.view(-1, self.state_cache.shape[-1]).index_select(0, table.field(PREVIOUS_SLOT))
+            previous = self.hidden_state_cache.view(-1, self.hidden_state_cache.shape[-1]).index_select(
+                0, table.field(PREVIOUS_SLOT)
+            )
         pair = (table.field(TOKEN), previous, head.rope_rows(table.field(POSITION)))
         attend = GraphPrefillAttention(self, table) if table.shape.sequences else None  # None: one layer
         self._store_kv(-1, slots, *head.keys_values(*pair, attend))

@@ -56,7 +56,7 @@ class DraftShape:
         return same_kind and fits and other.depth <= self.depth <= MAX_DEPTH_PADDING * other.depth
 
     @property
-    def cost(self) -> tuple[int, ...]:
+    def padded_size(self) -> tuple[int, ...]:
         """Return a key that orders shapes by the time they take."""
         return self.depth, self.sequences, self.columns, self.width
 

@@ -115,7 +115,7 @@ class ChoiceDetails(BaseModel):
     """Per-token fields of a choice; present if requested."""
 
     token_ids: list[int] | None = None
-    origins: list[str] | None = None
+    token_origins: list[str] | None = None
     token_texts: list[str] | None = None
     token_details: list[TokenDetails] | None = None
     rounds: list[SpeculationRound] | None = None

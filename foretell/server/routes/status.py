@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse, Response
 from foretell.server.memory_report import process_memory
 from foretell.server.openai.responses import HealthStatus, ModelCard, ModelList, VersionInfo
 from foretell.server.routes.generate import error_responses
-from foretell.server.service import Service
 from foretell.version import VERSION
 
 if TYPE_CHECKING:

@@ -41,13 +41,13 @@ def kind_of(config: Mapping[str, Any], names: frozenset[str]) -> str | None:
 
 def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callable[[HeadFile], TensorLayout]] | None:
     plain = {name.removeprefix("model.") for name in names}
-    said = config.get("speculators_model_type")
-    if said in UNSUPPORTED:
+    model_type = config.get("speculators_model_type")
+    if model_type in UNSUPPORTED:
         raise UnsupportedModelError(
-            f"{UNSUPPORTED[said]}, which is not supported; EAGLE-3, DFlash and DSpark heads are"
+            f"{UNSUPPORTED[model_type]}, which is not supported; EAGLE-3, DFlash and DSpark heads are"
         )
-    if said in SPECULATORS:
-        return SPECULATORS[said]
+    if model_type in SPECULATORS:
+        return SPECULATORS[model_type]
     if "dflash_config" in config or "DFlashDraftModel" in (config.get("architectures") or []):
         return "block", block.dflash
     if plain & {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} and "fc.weight" in plain:

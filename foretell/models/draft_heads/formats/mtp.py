@@ -27,7 +27,6 @@ SPECULATORS = {
     "fc.weight": "input_proj.weight",
     "norm.weight": "final_layernorm.weight",
 }
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's tensors in DeepSeek's modules
 
 
 def mtp(file: HeadFile) -> TensorLayout:
