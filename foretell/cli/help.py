@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings | {"formatter_class": Formatter, "add_help": False, "allow_abbrev": False})
         self._positionals.title = "arguments"
         self.add_argument("-h", "--help", action=HelpAction, help="show this help and exit")
-        self.add_argument("--help-all", action=HelpAction, const=True, help=argparse.SUPPRESS)
+        self.add_argument("--help-all", action=HelpAction, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_ERROR, f"{PROGRAM}: {message}; see '{self.prog} --help'\n")
@@ -83,15 +83,12 @@ class Formatter(argparse.HelpFormatter):
         return self.invocation(action) if action.option_strings else super()._format_action_invocation(action)
 
 
-class HelpAction(argparse.Action):
-    """Prints a page of help and exits."""
-
-    def __init__(self, option_strings: list[str], dest: str, **settings: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **settings)
+class HelpAction(argparse._HelpAction):
+    """Prints a page of help and exits; --help-all prints all of it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         assert isinstance(parser, Parser), "the class of all parsers of the program"
-        print(parser.format_help(everything=bool(self.const)), end="")
+        print(parser.format_help(everything="--help-all" in self.option_strings), end="")
         parser.exit()
 
 
