@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
 
+from .columns import print_columns
 from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     }
     output_result(found, args)
     if not args.json:
-        print("\n".join(report_lines(found)))
+        print_report(found)
     return 0
 
 
@@ -69,23 +71,33 @@ def round_rate(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def report_lines(found: dict[str, Any]) -> list[str]:
-    steps = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in found["step_ms"].items())
-    lines = [f"{found['model']}: step time in ms by number of tokens: {steps}"]
+def print_report(found: dict[str, Any]) -> None:
+    """Print the costs of steps and drafts, and two tables for each drafter."""
+    print(f"{found['model']}: step time in ms by number of tokens: {milliseconds(found['step_ms'])}")
     for name, about in found["drafters"].items():
-        drafting = ", ".join(f"{nodes}: {ms:.1f}" for nodes, ms in about["draft_ms"].items())
-        lines += ["", f"{name}: draft time in ms by number of draft tokens, one sequence: {drafting}"]
-        lines += ["  break-even acceptance rate by draft length:"]
-        lines += ["    batch size    " + "".join(f"{nodes:>8}" for nodes in LENGTHS)]
-        for batch, needs in about["break_even"].items():
-            shown = "".join(f"{'never' if need is None else format(need, '.2f'):>8}" for need in needs.values())
-            lines.append(f"    {batch:>13} {shown}")
-        lines += ["  chosen draft length and expected speedup by acceptance rate:"]
-        lines += ["    batch size    " + "".join(f"{rate:>11}" for rate in next(iter(about["choice"].values())))]
-        for batch, choices in about["choice"].items():
-            shown = "".join(f"{f'{nodes} ({gain:.2f}x)':>11}" for nodes, gain in choices.values())
-            lines.append(f"    {batch:>13} {shown}")
-    return lines
+        drafting = milliseconds(about["draft_ms"])
+        print(f"\n{name}: draft time in ms by number of draft tokens, one sequence: {drafting}")
+        rows = [
+            (str(batch), *("never" if need is None else f"{need:.2f}" for need in needs.values()))
+            for batch, needs in about["break_even"].items()
+        ]
+        print_matrix("break-even acceptance rate by batch size and draft length", LENGTHS, rows)
+        rows = [
+            (str(batch), *(f"{nodes} ({gain:.2f}x)" for nodes, gain in choices.values()))
+            for batch, choices in about["choice"].items()
+        ]
+        print_matrix("chosen draft length and expected speedup by batch size and acceptance rate", RATES, rows)
+
+
+def milliseconds(by_count: dict[int, float]) -> str:
+    """Format times by number of tokens."""
+    return ", ".join(f"{count}: {ms:.1f}" for count, ms in by_count.items())
+
+
+def print_matrix(title: str, heads: Sequence[float], rows: list[tuple[str, ...]]) -> None:
+    """Print a table of figures by batch size."""
+    print(f"\n{title}:")
+    print_columns(("batch size", *map(str, heads)), rows, right=range(len(heads) + 1))
 
 
 EXPLAIN = Command("show step and draft costs on this machine and when speculation pays", add_report_arguments, run)

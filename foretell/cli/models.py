@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, log, output_result
-from .table import print_table
 
 if TYPE_CHECKING:
     from foretell.hub.catalog import LocalModel
@@ -40,7 +40,7 @@ def _list(args: argparse.Namespace) -> int:
         [asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args
     )
     if not args.json:
-        print_table(("model", "size", ""), rows(models), right=(1,))
+        print_columns(("model", "size", ""), rows(models), right=(1,))
     return 0
 
 

@@ -7,8 +7,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, log, output_result
-from .table import print_table
 
 if TYPE_CHECKING:
     from foretell.build.draft_compat import DraftCompat
@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         return 0
     if args.model is None:
-        print_table(("target", "size", "drafters", ""), overview(known), right=(1,))
+        print_columns(("target", "size", "drafters", ""), overview(known), right=(1,))
     else:
         print(about(args.model, found, known))
     print("\ndrafters:" if found else "\nfor any model, with nothing to download:")
-    print_table(("", "", ""), drafter_rows(known_drafters(args.model or "")))
+    print_columns(("", "", ""), drafter_rows(known_drafters(args.model or "")))
     return 0
 
 

@@ -6,8 +6,8 @@ import argparse
 import time
 from dataclasses import asdict
 
+from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, output_result
-from .table import print_table
 
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))  # seconds each
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         (each.url, each.model, ", ".join(each.drafters) or "none", str(each.pid), duration(time.time() - each.started))
         for each in servers
     ]
-    print_table(("URL", "model", "drafters", "PID", "up"), rows)
+    print_columns(("URL", "model", "drafters", "PID", "up"), rows)
     return 0
 
 

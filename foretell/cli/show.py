@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ForetellError
 
+from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, output_result
 from .pairs import drafter_rows, known_drafters
-from .table import print_table
 
 if TYPE_CHECKING:
     from foretell.hub import Checkpoint
@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
     output_result(found, args)
     if not args.json:
         shown = {name: value for name, value in found.items() if name != "drafters" and value is not None}
-        print_table(("", ""), [(name.replace("_", " "), in_words(name, value)) for name, value in shown.items()])
+        print_columns(("", ""), [(name.replace("_", " "), in_words(name, value)) for name, value in shown.items()])
         print("\ndrafters:")
-        print_table(("", "", ""), drafter_rows(found["drafters"]))
+        print_columns(("", "", ""), drafter_rows(found["drafters"]))
     return 0
 
 

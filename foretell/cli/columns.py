@@ -1,4 +1,4 @@
-"""Tables in the terminal, by rich."""
+"""Aligned columns of text in the terminal, by rich."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 PIPE_COLUMNS = 1000  # wide enough that no line is wrapped for a program that reads it
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> None:
+def print_columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> None:
     """Print aligned columns; those in `right` are right-aligned. Without a header text, the header is left out."""
     from rich.console import Console
     from rich.table import Table
