@@ -81,8 +81,8 @@ def show(llm: LLM) -> list[Comparison]:
 
     console = Console(color_system="auto" if wants_colour() else None, highlight=False, markup=False)
     console.print(f"{llm.config.model}, greedy, drafters: {', '.join(llm.engine.drafter.default_drafters) or 'none'}")
-    if wants_colour():
-        print(palette_of(llm).legend(possible_origins(llm)))
+    if wants_colour() and (legend := palette_of(llm).legend(possible_origins(llm))):
+        print(legend)
     comparisons = []
     for name, text in PROMPTS.items():
         print_heading(console, name, text)

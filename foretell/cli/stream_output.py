@@ -6,16 +6,21 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, TextIO
 
+from foretell.sampling_params import DEFAULT_MAX_TOKENS
 from foretell.types import TARGET, Delta
+
+from .interrupt import catch_interrupts
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
+    from foretell.sampling_params import SamplingParams
     from foretell.tokenizer import Tokenizer
 
 # Accepted draft tokens are underlined; bold (1) and italic (3) tell drafters apart where colours do not. None is red.
@@ -24,6 +29,11 @@ RESET = "\x1b[0m"
 # Control characters are shown as symbols, so that a terminal does not execute them; newlines and tabs are kept.
 CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that a terminal would execute."""
+    return text.translate(CONTROLS)
 
 
 def wants_colour(stream: TextIO | None = None) -> bool:
@@ -48,11 +58,9 @@ class Palette:
         return f"{COLOURS[index % len(COLOURS)]}{text}{RESET}" if text else ""
 
     def legend(self, drafters: Iterable[str] | None = None) -> str:
-        """Return a legend of all drafters used, or of these."""
+        """Return a legend of all drafters used, or of these; empty without any."""
         names = [self.paint(name, name) for name in (self._indices if drafters is None else drafters)]
-        if not names:
-            return "no underline: the target"
-        return f"{', '.join(names)}: accepted draft tokens; no underline: the target"
+        return f"{', '.join(names)}: accepted draft tokens; no underline: the target" if names else ""
 
 
 class StreamRenderer:
@@ -100,10 +108,10 @@ class StreamRenderer:
         return [*painted, self._printable(text[at:])]
 
     def _printable(self, text: str) -> str:
-        return text.translate(CONTROLS) if self.terminal else text
+        return printable(text) if self.terminal else text
 
     def legend(self) -> str:
-        """Return the legend of the drafters seen; empty without colours."""
+        """Return the legend of the drafters seen; empty without any or without colours."""
         return "" if self.palette is None else self.palette.legend(self.seen)
 
 
@@ -118,10 +126,37 @@ def stream_renderer(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special
     return StreamRenderer(llm.tokenizer, palette, prompt, skip_special=skip_special, terminal=sys.stdout.isatty())
 
 
-def print_summary(stats: StreamStats, renderer: StreamRenderer) -> None:
-    """Print statistics and the legend on standard error."""
+def print_stream(llm: LLM, prompt: list[int], params: SamplingParams, *, show: bool) -> StreamStats:
+    """Print the output as it is generated, then statistics and the legend on standard error.
+
+    Ctrl-C ends it and keeps what there is; the finish reason is then "abort".
+    """
+    renderer = stream_renderer(llm, prompt, show, skip_special=params.skip_special_tokens)
+    stats = StreamStats()
+    with catch_interrupts() as pressed, closing(llm.stream(prompt, params)) as stream:
+        for delta in stream:
+            stats.add(delta)
+            print(renderer.render(delta), end="", flush=True)
+            if pressed and delta.finish_reason is None:
+                stats.finish = "abort"
+                break
+    print(flush=True)
+    if cut := cut_note(stats.finish, len(stats.tokens), params.max_tokens or DEFAULT_MAX_TOKENS):
+        print(cut, file=sys.stderr)
     print(stats.summary(), file=sys.stderr)
     print_legend(renderer)
+    return stats
+
+
+def cut_note(finish: str | None, tokens: int, max_tokens: int) -> str:
+    """Return why an output of so many tokens is not complete; empty if it is."""
+    if finish == "abort":
+        return f"[stopped after {tokens} tokens]" if tokens else "[stopped]"
+    if finish != "length":
+        return ""
+    if tokens < max_tokens:
+        return f"[cut at {tokens} tokens: the context is full]"
+    return f"[cut at {tokens} tokens; --max-tokens raises it]"
 
 
 def print_legend(renderer: StreamRenderer) -> None:
