@@ -93,7 +93,7 @@ def run_steps(args: argparse.Namespace) -> int:
         config.max_draft,
         config.length,
     )
-    tell(args, make_plan(query, parts.calibration))
+    report(args, make_plan(query, parts.calibration))
     return 0
 
 
@@ -110,7 +110,7 @@ def run_fleet(args: argparse.Namespace) -> int:
     return 0
 
 
-def tell(args: argparse.Namespace, found: PlanResult) -> None:
+def report(args: argparse.Namespace, found: PlanResult) -> None:
     """Print the tables and plots, with --json on standard error; write the files."""
     console = open_console(to_stderr=args.json)
     print_blocks(console, [title(found), *tables(found), *remarks(found)])
