@@ -87,6 +87,7 @@ def show(llm: LLM) -> list[Comparison]:
     for name, text in PROMPTS.items():
         print_heading(console, name, text)
         comparisons.append(compare(llm, name, quiet=False))
+    console.print()
     console.print(table(comparisons))
     if comparisons[0].ratio < comparisons[-1].ratio:
         console.print(WHY)
