@@ -23,9 +23,24 @@ def check_writable(path: Path, field: str = "out") -> None:
         raise RequestError(field, f"{path} is read-only; name another file")
     if real.exists() and not real.is_file():
         return  # a pipe or a device: written directly
+    if reason := _refusal(real.parent):
+        raise RequestError(field, f"{path} cannot be written: {reason}; name a file in another folder")
+
+
+def check_folder_writable(path: Path, field: str = "out") -> None:
+    """Raise unless files can be written into the folder `path`, which need not exist; it is not created."""
+    if path.exists() and not path.is_dir():
+        raise RequestError(field, f"{path} is a file; name a folder")
+    real = path.resolve()
+    nearest = next(each for each in (real, *real.parents) if each.exists())
+    if reason := _refusal(nearest):
+        raise RequestError(field, f"{path} cannot be written: {reason}; name another folder")
+
+
+def _refusal(folder: Path) -> str | None:
+    """Return why the system refuses a new file in `folder`, None if it does not."""
     try:
-        with tempfile.TemporaryFile(dir=real.parent):
-            pass
+        with tempfile.TemporaryFile(dir=folder):
+            return None
     except OSError as error:
-        reason = error.strerror or error
-        raise RequestError(field, f"{path} cannot be written: {reason}; name a file in another folder") from None
+        return error.strerror or str(error)
