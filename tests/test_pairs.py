@@ -29,7 +29,7 @@ from tests.laws.test_layers import loaded_by
 from tests.models.families import MODELS
 from tests.tokenizer.examples import byte_level_json, metaspace_json
 
-KINDS = {"model", "eagle", "medusa", "mtp", "block"}
+KINDS = {"model", "eagle", "medusa", "mtp", "block", "distilled"}
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -50,7 +50,8 @@ def test_every_known_target_and_draft_is_complete() -> None:
         assert target.drafts, target.id
         for draft in target.drafts:
             assert draft.kind in KINDS
-            assert ID.fullmatch(draft.id) or draft.id in BUILTINS or (draft.kind, draft.id) == ("mtp", ""), draft.id
+            part_of_target = draft.id == "" and (draft.kind == "mtp" or target.id in BUILTINS)
+            assert ID.fullmatch(draft.id) or draft.id in BUILTINS or part_of_target, draft.id
             assert draft.billions is None or 0 < draft.billions < target.billions, (target.id, draft.id)
             assert draft.billions is not None or draft.kind != "model", "a draft model's size is known"
 

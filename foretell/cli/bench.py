@@ -16,7 +16,7 @@ from .interrupts import sigterm_as_interrupt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    benches = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
+    benches = parser.add_subparsers(dest="bench", metavar="BENCH")
     for name, command in BENCHES.items():
         sub = benches.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
         command.add_arguments(sub)
@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> int:
+    if args.bench is None:
+        args.parser.print_help()
+        return 0
     check_output_paths(args)
     with sigterm_as_interrupt():
         return BENCHES[args.bench].run(args)

@@ -31,6 +31,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(group, SpeculationConfig)
     group.add_argument(
         "--speculative-config",
+        "-sc",
         metavar="JSON",
         default=argparse.SUPPRESS,
         help="""speculation settings in vLLM's format, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
@@ -82,8 +83,10 @@ def read_text(argument: str) -> str:
     """Return the argument, or standard input for "-"."""
     try:
         text = sys.stdin.read() if argument == "-" else argument
-    except UnicodeDecodeError as error:
-        raise RequestError("prompt", f"standard input is not text in {error.encoding}") from None
+        text.encode()  # fails for bytes that a lenient decoder has let through
+    except UnicodeError:
+        where = "standard input" if argument == "-" else "the prompt"
+        raise RequestError("prompt", f"{where} is not UTF-8; convert it, such as with iconv") from None
     if not text.strip():
         raise RequestError("prompt", "is empty; give some text, or - to read standard input")
     return text
@@ -98,7 +101,8 @@ def check_output_path(args: argparse.Namespace) -> None:
 def output_result(result: Any, args: argparse.Namespace) -> None:
     """Print or write a result according to --json and --out."""
     if args.json:
-        print(json.dumps(result, ensure_ascii=False))
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json.dumps(result, ensure_ascii=not is_utf8))
     if args.out is not None:
         write_atomic(args.out, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
 

@@ -28,11 +28,26 @@ DEFAULT_BATCHES, DEFAULT_CONTEXT = "1..64", "2k"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     # A positional, not a subparser, which would take the value of a mistyped flag for a command.
     parser.add_argument(
-        "kind", nargs="?", metavar=FLEET, help="simulate how many replicas a demand needs (default: plan one replica)"
+        "kind",
+        nargs="?",
+        metavar=FLEET,
+        help="simulate how many replicas a demand needs; see `foretell plan fleet --help` (default: plan one replica)",
     )
-    add_options(parser.add_argument_group("models and devices; for a fleet those of one replica"), PlanConfig)
-    add_load_arguments(parser.add_argument_group("load"))
-    add_options(parser.add_argument_group("demand and fleet, with `fleet`"), FleetConfig)
+    add_groups(parser, is_fleet=False)
+
+
+def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(kind=FLEET)
+    add_groups(parser, is_fleet=True)
+
+
+def add_groups(parser: argparse.ArgumentParser, is_fleet: bool) -> None:
+    """Add all options; those of the other kind of plan have their own page of help."""
+    on_this_page, on_the_other = None, argparse.SUPPRESS
+    models = "models and devices" + (" of one replica" if is_fleet else "")
+    add_options(parser.add_argument_group(models), PlanConfig)
+    add_load_arguments(parser.add_argument_group("load", on_the_other if is_fleet else on_this_page))
+    add_options(parser.add_argument_group("demand and fleet", on_this_page if is_fleet else on_the_other), FleetConfig)
     add_output_arguments(parser)
 
 
@@ -74,7 +89,7 @@ def run_steps(args: argparse.Namespace) -> int:
         config.count,
         config.acceptance,
         batches(DEFAULT_BATCHES) if args.batch is None else args.batch,
-        contexts(DEFAULT_CONTEXT) if args.context is None else args.context,
+        default_contexts(parts.target.shape.context) if args.context is None else args.context,
         config.max_draft,
         config.length,
     )
@@ -119,6 +134,11 @@ def batches(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
+def default_contexts(longest: int) -> tuple[int, ...]:
+    """Return the context lengths of a plan that names none, within the model's context."""
+    return tuple(min(tokens, longest) for tokens in contexts(DEFAULT_CONTEXT))
+
+
 def contexts(text: str) -> tuple[int, ...]:
     """Parse comma-separated token counts; k is 1024."""
     found: list[int] = []
@@ -132,3 +152,4 @@ def contexts(text: str) -> tuple[int, ...]:
 
 
 PLAN = Command("estimate speed and memory of models on devices", add_arguments, run)
+PLAN_FLEET = Command("simulate how many replicas a demand needs", add_fleet_arguments, run)

@@ -28,8 +28,24 @@ ANSWERS_PER_LINE = 256  # answers between two progress lines
 FORMATS = ("speculators", "eagle3")
 
 
+ABOUT = {  # by kind of drafter
+    "medusa": "Medusa heads: each predicts one of the next tokens from the target's hidden state",
+    "eagle": "EAGLE-3 head: drafts token by token from the target's hidden states",
+    "block": "block head: drafts several tokens in one pass, as DFlash does",
+    "distill": "small draft model made of some of the target's layers",
+    "streaming": "the target itself with Medusa heads (Speculative Streaming)",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND")
+    for kind in KINDS:
+        sub = kinds.add_parser(kind, help=ABOUT[kind], description=f"train a drafter: {ABOUT[kind]}")
+        add_kind_arguments(sub)
+        sub.set_defaults(parser=sub)
+
+
+def add_kind_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default=EngineConfig.model, metavar="MODEL", help="target model of the drafter")
     parser.add_argument("--data", metavar="PATH", help="chats, prompts or plain text: a file, a folder, or - for stdin")
     parser.add_argument("--from-log", metavar="FILE", help="train on logged requests (foretell serve --log-requests)")
@@ -41,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.kind is None:
+        args.parser.print_help()
+        return 0
     job = job_of(args)
     from foretell.train.run import TrainingRun
     from foretell.train.settings import Reporter

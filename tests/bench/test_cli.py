@@ -211,7 +211,6 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (["offline", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")], "there is no"),
         (["synthetic", "--acceptance", "2"], "acceptance: must be between 0 and 1"),
         (["fly"], "invalid choice: 'fly'"),
-        ([], "required: BENCH"),
     ]:
         code, _, err = bench(capsys, *words)
         assert code == 2 and message in err, words
