@@ -32,7 +32,10 @@ PROGRAMS = ROOT / "docs" / "how-to" / "programs.md"  # tests/program/test_exampl
 LONG = 600  # seconds; each takes a fraction of this
 README_LINES, README_WIDTH, PROSE_WIDTH = 150, 160, 200
 # What a command needs that is not here: a file of the reader's, a server, a model from Hugging Face, the cluster extra.
-ELSEWHERE = re.compile(r"\b(FILE|FOLDER|DIR|URL)\b|://|\.jsonl|\.yaml|\./|my-|(^|[ :])[A-Za-z][\w-]*/[A-Z]|--replicas")
+ELSEWHERE = re.compile(
+    r"\b(FILE|FOLDER|DIR|URL)\b|://|\.(jsonl|yaml|gguf)|\./|my-|-hf |-model d |--replicas"
+    r"|(^|[ :])[A-Za-z][\w-]*/[A-Z]"
+)
 # Run by other tests, or for too long.
 OWN_TESTS = re.compile(r"foretell (plan|certify|serve|train|tune|export|deploy|bench (?!.*--quick))")
 
