@@ -30,25 +30,42 @@ class EngineConfig:
         "smollm2-135m",
         "target model: a folder, a .gguf file, a Hugging Face id or a built-in name",
         aliases=("--model-path", "-m"),
+        common=True,
     )
     revision: str | None = option(None, "branch, tag or commit of the model's Hugging Face repository (default: main)")
+    chat_template: str | None = option(
+        None, "Jinja file of a chat template, or the template itself (default: the model's own)", metavar="FILE"
+    )
+    generation_config: str = option(
+        "auto", "sampling defaults: auto (the model's own), vllm (none), or a folder with generation_config.json"
+    )
+    override_generation_config: str | None = option(
+        None, """sampling defaults on top of those, as JSON such as '{"temperature": 0.6}'""", metavar="JSON"
+    )
     dtype: str = option(
-        "auto", "data type of float weights and activations", choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "data type of float weights and activations",
+        choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
+        metavar="{auto,float32,bfloat16,float16}",
     )
     quantization: str = option(
         "auto",
         "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 on a CPU if the file is "
         "quantized",
-        choices=QUANTIZATIONS,
+        aliases=("-q",),
+        metavar=f"{{{','.join(QUANTIZATIONS)}}}",
+        common=True,
     )
-    device: str = option("auto", "device of the target: auto, cpu or cuda")
-    max_model_len: int | None = option(None, "context length in tokens, prompt and output (default: the model's own)")
-    max_num_seqs: int = option(64, "maximum number of sequences per step")
+    device: str = option("auto", "device of the target: auto, cpu or cuda", common=True)
+    max_model_len: int | None = option(
+        None, "context length in tokens, prompt and output (default: the model's own)", common=True
+    )
+    max_num_seqs: int = option(64, "maximum number of sequences per step", common=True)
     max_num_batched_tokens: int = option(
         2048, "maximum number of tokens per step; longer prompts are prefilled in chunks"
     )
     page_size: int = option(16, "tokens per KV cache page", aliases=("--block-size",))
-    kv_memory: float | None = option(None, "KV cache size in GiB (default: by model and memory)")
+    kv_memory: float | None = option(None, "KV cache size in GiB (default: by model and memory)", common=True)
     gpu_memory_utilization: float = option(
         0.9, "fraction of the GPU's free memory to use for weights, KV cache and workspace"
     )
@@ -59,11 +76,14 @@ class EngineConfig:
     prefix_cache: bool = option(
         True, "reuse the KV cache of shared prompt prefixes", aliases=("--enable-prefix-caching",)
     )
-    threads: int | None = option(None, "CPU threads (default: physical cores), shared by all ranks")
+    threads: int | None = option(
+        None, "CPU threads (default: physical cores), shared by all ranks", aliases=("-t",), common=True
+    )
     tensor_parallel_size: int = option(
         1,
         "number of tensor-parallel ranks: processes with a shard of every layer, on CUDA one device each",
         aliases=("--tp-size", "--tp", "-tp"),
+        common=True,
     )
 
     def __post_init__(self) -> None:
@@ -75,7 +95,12 @@ class EngineConfig:
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(name, f"must be above 0, not {value}")
         if self.quantization not in QUANTIZATIONS:
-            raise RequestError("quantization", f"must be {', '.join(QUANTIZATIONS)}; not {self.quantization!r}")
+            *most, last = QUANTIZATIONS
+            raise RequestError(
+                "quantization",
+                f"{self.quantization!r} is not supported here; use {', '.join(most)} or {last} with a GGUF file or "
+                "with weights that are not quantized (AWQ, GPTQ and bitsandbytes weights are not read)",
+            )
         if not 0 <= self.swap_space < math.inf:
             raise RequestError("swap_space", f"must be 0 or more, not {self.swap_space}")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -97,18 +122,21 @@ class SpeculationConfig:
 
     drafter: str = option(
         "auto",
-        "drafter: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, a head "
-        "(eagle, block, medusa, mtp, distilled: the one for this model, or with :FOLDER another), a head's folder, or "
-        "several to choose from, with commas; auto is suffix,recycle, and ngram for requests that name it",
+        "drafter, or several with commas: ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, "
+        "a head (eagle, block, medusa, mtp or distilled: the model's own, or with :FOLDER another), a head's folder, "
+        "none; auto: suffix, recycle, and the head that ships for the model",
+        common=True,
     )
-    max_draft: int | None = option(None, f"maximum draft tokens per sequence and step (default: {DEFAULT_MAX_DRAFT})")
+    max_draft: int | None = option(
+        None, f"maximum draft tokens per sequence and step (default: {DEFAULT_MAX_DRAFT})", common=True
+    )
     tree_nodes: int | None = option(
         None,
         f"maximum nodes of a draft tree per sequence and step, with branches of at most max_draft; 0: chains only "
         f"(default: {DEFAULT_TREE}, or 0 with num_speculative_tokens)",
     )
     num_speculative_tokens: int | None = option(
-        None, "fixed number of draft tokens per step; disables adaptive lengths"
+        None, "fixed number of draft tokens per step; disables adaptive lengths", common=True
     )
     num_speculative_tokens_per_batch_size: str | None = option(
         None,

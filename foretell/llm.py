@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
+from time import perf_counter
 from typing import Any
 
 from foretell.build.engine_builder import Assembly, build_engine
@@ -31,7 +33,22 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model with a drafter. `generate`, `chat` and `stream` return the model's own output, faster."""
+    """A model with a drafter. `generate`, `chat` and `stream` return the model's own output, faster.
+
+    ```python
+    from foretell import LLM, SamplingParams
+
+    llm = LLM("smollm2-135m", drafter="auto", max_model_len=4096)
+    (output,) = llm.generate("Why is the sky blue?", SamplingParams(max_tokens=64))
+    print(output.outputs[0].text)
+    ```
+
+    `model` is a built-in name, a folder, a .gguf file or a Hugging Face id. `drafter` is a name, as in
+    `foretell generate --drafter`, or a `Drafter` object. `speculative_config` takes vLLM's dictionary or JSON. `quiet`
+    prints no progress. The other options are the flags of `foretell generate --help-all` under "model" and
+    "speculation", with underscores: `inspect.signature(LLM)` and `help(LLM)` list them with their defaults. Unknown
+    ones raise TypeError.
+    """
 
     def __init__(
         self,
@@ -48,6 +65,7 @@ class LLM:
         self.engine = self.assembly.engine
         self.tokenizer = self.assembly.tokenizer
         self._ids = itertools.count()
+        self._interrupted = False
 
     def close(self) -> None:
         """End the worker processes of a tensor-parallel model; a no-op for others."""
@@ -75,7 +93,7 @@ class LLM:
         speculation: SpeculationChoice = SpeculationChoice(),
     ) -> list[RequestOutput]:
         """Continue each prompt: a string, token ids or {"prompt_token_ids": ...}. A list is one batch."""
-        many = _as_list(prompts)
+        many = _as_list(prompts, "prompts", "a string, token ids, or a list of them")
         return self._run([self._encode(prompt) for prompt in many], sampling_params, speculation, many)
 
     def chat(
@@ -87,11 +105,20 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several as one batch."""
-        one = isinstance(messages, Mapping) or (bool(messages) and isinstance(messages[0], Mapping))
-        many: Sequence[Any] = [messages] if one else list(messages)
+        one = isinstance(messages, Mapping) or _is_conversation(messages)
+        many: list[Any] = (
+            [messages] if one else _as_list(messages, "messages", "a list of messages, or a list of such lists")
+        )
         prompts = [self.tokenizer.apply_chat_template(each, **(chat_template_kwargs or {})) for each in many]
         tokens = [self.tokenizer.encode(prompt, add_special=False) for prompt in prompts]
         return self._run(tokens, sampling_params, speculation, prompts)
+
+    def interrupt(self) -> None:
+        """End a running `generate` or `chat` after its current step; outputs cut short have the finish reason "abort".
+
+        A signal handler or another thread may call this.
+        """
+        self._interrupted = True
 
     def stream(
         self,
@@ -99,14 +126,14 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         speculation: SpeculationChoice = SpeculationChoice(),
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Generate for one prompt, or answer one conversation, step by step. Closing it aborts the request."""
-        chat = not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
+        chat = _is_conversation(prompt)
         tokens = self.tokenizer.encode_chat(prompt) if chat else self._encode(prompt)  # type: ignore[arg-type]
         requests = self._requests(tokens, sampling_params, speculation)
         return self._stream(requests)
 
-    def _stream(self, requests: list[Request]) -> Iterator[Delta]:
+    def _stream(self, requests: list[Request]) -> Generator[Delta, None, None]:
         states = [self._add(request) for request in requests]
         try:
             while any(state.seq.finish_reason is None or state.outbox for state in states):
@@ -128,9 +155,10 @@ class LLM:
         each = _one_each(params, len(prompts))
         requests = [self._requests(*pair, speculation) for pair in zip(prompts, each, strict=True)]
         states: list[list[SequenceState]] = []
+        self._interrupted = False
         try:
             states += [[self._add(request) for request in group] for group in requests]
-            while any(state.seq.finish_reason is None for group in states for state in group):
+            while not self._interrupted and any(state.seq.finish_reason is None for group in states for state in group):
                 self.engine.step()
         finally:
             for group in requests:  # a no-op for finished requests
@@ -200,10 +228,38 @@ def _configs(
     return engine, speculation, drafter if isinstance(drafter, MixDrafter) else isolate(drafter)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (len(prompts) and _is_token(prompts[0])):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _signature() -> inspect.Signature:
+    """Return the signature of LLM with all options, from their declarations."""
+    given = [
+        each for name, each in inspect.signature(LLM.__init__).parameters.items() if name not in ("self", "options")
+    ]
+    known = {each.name for each in given}
+    options = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for cls in (EngineConfig, SpeculationConfig)
+        for f in fields(cls)
+        if f.name not in known
+    ]
+    return inspect.Signature([*given, *options])
+
+
+LLM.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _is_conversation(value: Any) -> bool:
+    """Return whether a value is a list of messages."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _as_list(prompts: Any, field: str, accepted: str) -> list[Any]:
+    """Return prompts as a list; one prompt becomes a list of one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    try:
+        found = list(prompts)
+    except TypeError:
+        raise RequestError(field, f"must be {accepted}, not {prompts!r}") from None
+    return [prompts] if found and _is_token(found[0]) else found
 
 
 def _is_token(value: Any) -> bool:
@@ -257,6 +313,8 @@ def _prompt_logprobs(state: SequenceState, tokenizer: Tokenizer) -> list[dict[in
     if state.seq.request.params.prompt_logprobs is None:
         return None
     found = state.prompt_logprobs
+    if len(found) < len(state.seq.request.prompt) - 1:
+        return None  # interrupted before the end of the prefill
     return [None, *(_named(found[position], tokenizer) for position in range(1, len(state.seq.request.prompt)))]
 
 
@@ -273,5 +331,5 @@ def _timings(states: list[SequenceState]) -> RequestTimings:
     added = timings[0].added
     started = min(each.started or added for each in timings)
     first = min(each.first_token or added for each in timings)
-    finished = max(each.finished or added for each in timings)
+    finished = max(each.finished or perf_counter() for each in timings)  # without a time: aborted just now
     return RequestTimings(started - added, first - added, finished - added)

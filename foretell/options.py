@@ -14,21 +14,51 @@ from .errors import RequestError
 T = TypeVar("T")
 
 
+CLOSE = 0.6  # similarity from which one of a few names is worth suggesting
+VERY_CLOSE = 0.75  # the same for one of hundreds of flags, some of which are similar by chance
+
+
 def option(
-    default: Any, help: str, *, aliases: tuple[str, ...] = (), choices: tuple[str, ...] = (), several: bool = False
+    default: Any,
+    help: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    several: bool = False,
+    common: bool = False,
+    metavar: str | None = None,
 ) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
-    `aliases` are the flags of other systems for it; with `several` one flag may take more than one value.
+    `aliases` are the flags of other systems for it; with `several` one flag may take more than one value. The short
+    help has the `common` options of a class, or all if none is. `metavar` is the placeholder of the value.
     """
-    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices, "several": several})
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "aliases": aliases,
+            "choices": choices,
+            "several": several,
+            "common": common,
+            "metavar": metavar,
+        },
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a message: the known name closest to `name`, or all of them if none is close."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def nearest_flag(flag: str, parser: argparse.ArgumentParser) -> str:
+    """Return a hint for an unknown flag to append to a message; empty if no flag of the help is very similar."""
+    known = parser._option_string_actions.items()
+    names = {name.lstrip("-"): name for name, action in known if action.help != argparse.SUPPRESS}
+    close = difflib.get_close_matches(flag.lstrip("-"), names, n=1, cutoff=VERY_CLOSE)
+    return f"; did you mean '{names[close[0]]}'?" if close else ""
 
 
 def strict(cls: type[T]) -> type[T]:
@@ -72,9 +102,15 @@ def resolve_alias(name: str, cls: type) -> str:
     return next((f.name for f in fields(cls) if flag in f.metadata.get("aliases", ())), name)
 
 
-def add_options(parser: argparse._ActionsContainer, cls: type, *, skip: frozenset[str] = frozenset()) -> None:
-    """Add a flag to `parser` for each field of `cls`. Flags left out are absent from the namespace."""
+def add_options(
+    parser: argparse._ActionsContainer, cls: type, *, skip: frozenset[str] = frozenset(), rare: bool = False
+) -> None:
+    """Add a flag to `parser` for each field of `cls`. Flags left out are absent from the namespace.
+
+    With `rare` none of them is in the short help.
+    """
     hints = get_type_hints(cls)
+    all_common = not rare and not any(f.metadata.get("common") for f in fields(cls))
     for f in fields(cls):
         if "help" not in f.metadata or f.name in skip:
             continue
@@ -88,10 +124,18 @@ def add_options(parser: argparse._ActionsContainer, cls: type, *, skip: frozense
             if f.metadata["several"]:
                 settings |= {"action": "extend", "nargs": "+"}
         else:
-            settings |= {"type": kind, "metavar": f.name.upper()}
+            settings |= {"type": kind, "metavar": "N" if kind in (int, float) else f.name.rpartition("_")[2].upper()}
         if f.metadata["choices"]:
             settings |= {"choices": f.metadata["choices"], "metavar": None}
-        parser.add_argument(*flags, **settings)
+        if f.metadata["metavar"]:
+            settings["metavar"] = f.metadata["metavar"]
+        action = parser.add_argument(*flags, **settings)
+        action.is_common = f.metadata["common"] or all_common  # type: ignore[attr-defined]
+
+
+def is_common(action: argparse.Action) -> bool:
+    """Return whether an argument belongs in the short help; those that a command adds itself do."""
+    return bool(getattr(action, "is_common", True))
 
 
 def help_text(f: Any) -> str:

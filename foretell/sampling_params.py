@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import RequestError
-from .options import option, strict
+from .options import nearest, option, strict
 from .structured_output import GrammarSpec
 
 LogitsProcessor = Callable[[list[int], Any], Any]  # (output tokens so far, logits [vocab]) -> logits
@@ -34,6 +35,8 @@ DECIDING = (
     "logit_bias",
     "allowed_token_ids",
 )
+# Fields that a server or a model's generation config may set for requests that leave them out.
+DEFAULTABLE = DECIDING[: DECIDING.index("min_tokens")]
 
 
 @strict
@@ -41,15 +44,17 @@ DECIDING = (
 class SamplingParams:
     """Sampling parameters in vLLM's names. The defaults are greedy; `LLM.default_params` returns the model's own."""
 
-    temperature: float = option(0.0, "sampling temperature; 0 is greedy, 1 samples from the model's own distribution")
-    top_p: float = option(1.0, "sample from the most likely tokens that together reach this probability")
-    top_k: int = option(0, "sample from this many of the most likely tokens; 0 means all")
+    temperature: float = option(
+        0.0, "sampling temperature; 0 is greedy, 1 samples from the model's own distribution", common=True
+    )
+    top_p: float = option(1.0, "sample from the most likely tokens that together reach this probability", common=True)
+    top_k: int = option(0, "sample from this many of the most likely tokens; 0 means all", common=True)
     min_p: float = option(0.0, "drop tokens below this fraction of the most likely token's probability")
     presence_penalty: float = option(0.0, "penalty for tokens that occur in the output, once each (-2 to 2)")
     frequency_penalty: float = option(0.0, "penalty for tokens by how often they occur in the output (-2 to 2)")
     repetition_penalty: float = option(1.0, "divide the logits of tokens in prompt or output by this; 1 is off")
     max_tokens: int | None = option(
-        None, f"maximum output tokens (default: {DEFAULT_MAX_TOKENS}, or fewer where the context ends)"
+        None, f"maximum output tokens (default: {DEFAULT_MAX_TOKENS}, or fewer where the context ends)", common=True
     )
     skip_special_tokens: bool = option(True, "leave special tokens such as <|im_end|> out of the text")
     min_tokens: int = option(0, "minimum output tokens before the sequence may end")
@@ -57,8 +62,11 @@ class SamplingParams:
         None,
         "random seed; the same seed gives the same output under the rule match (the default) or without drafts; "
         "random and reported if left out",
+        common=True,
     )
-    stop: tuple[str, ...] = option((), "stop string, not included in the output; may be given several times")
+    stop: tuple[str, ...] = option(
+        (), "stop string, not included in the output; may be given several times", common=True
+    )
     stop_token_ids: tuple[int, ...] = option((), "stop token id; may be given several times")
     ignore_eos: bool = option(False, "continue after the model's end-of-sequence tokens")
     bad_words: tuple[str, ...] = option(
@@ -140,6 +148,21 @@ class SamplingParams:
                 )
         if not all(callable(each) for each in self.logits_processors):
             raise RequestError("logits_processors", "must be functions of (tokens, logits)")
+
+
+def generation_overrides(text: str | None) -> dict[str, Any]:
+    """Parse default sampling parameters, given as JSON, and check them."""
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise RequestError("override_generation_config", f"is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestError("override_generation_config", """must be an object such as {"temperature": 0.6}""")
+    for name in found:
+        if name not in DEFAULTABLE:
+            raise RequestError("override_generation_config", f"has no {name!r}; {nearest(name, DEFAULTABLE)}")
+    SamplingParams(**found)
+    return found
 
 
 def _int_keys(bias: Mapping[Any, float]) -> dict[int, float]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
-from foretell.config import SpeculationConfig
+from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
-from foretell.errors import CapacityError, RequestError
+from foretell.errors import CapacityError, ModelError, RequestError
 from foretell.types import TARGET, Budget, Draft, Sequence, StepResult
 from tests.folder import write_tiny_folder
 
@@ -407,3 +410,67 @@ def test_auto_uses_block_only_without_a_seed(tiny_folder: Path) -> None:
         for each in ({"temperature": 1.0}, {"temperature": 1.0, "seed": 3}, {})
     ]
     assert rules == ["block", "match", "match"]
+
+
+def test_the_signature_lists_every_option() -> None:
+    shown = inspect.signature(LLM).parameters
+    declared = {f.name for cls in (EngineConfig, SpeculationConfig) for f in dataclasses.fields(cls)}
+    assert set(shown) == declared | {"model", "drafter", "speculative_config", "quiet"}
+    assert shown["max_num_seqs"].default == EngineConfig.max_num_seqs
+    assert LLM.__doc__ and "inspect.signature(LLM)" in LLM.__doc__
+
+
+@pytest.mark.parametrize("prompt", [5, None, 1.5, [None]])
+def test_a_prompt_of_another_type_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(RequestError, match="must be a string"):
+        llm.generate(prompt)
+
+
+@pytest.mark.parametrize("messages", [5, None, [5]])
+def test_messages_of_another_type_are_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match="messages: .*must be"):
+        llm.chat(messages)
+
+
+def test_a_chat_template_replaces_the_models_own(tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    for given in (str(file), file.read_text()):
+        llm = LLM(tiny_folder, chat_template=given, quiet=True)
+        assert llm.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "<hi>"
+    with pytest.raises(RequestError, match="name a Jinja file"):
+        LLM(tiny_folder, chat_template="chatml", quiet=True)
+
+
+def test_the_generation_config_can_be_replaced_and_overridden(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.2}')
+
+    def defaults(**options: Any) -> dict[str, Any]:
+        return LLM(folder, quiet=True, drafter="none", **options).assembly.sampling_defaults
+
+    assert defaults() == {"temperature": 0.6, "top_k": 20}
+    assert defaults(generation_config="vllm") == {}
+    assert defaults(generation_config=str(other)) == {"temperature": 0.2}
+    assert defaults(override_generation_config='{"top_k": 5}') == {"temperature": 0.6, "top_k": 5}
+    with pytest.raises(RequestError, match="has no generation_config.json"):
+        defaults(generation_config=str(tmp_path))
+    with pytest.raises(RequestError, match="did you mean 'temperature'"):
+        defaults(override_generation_config='{"temprature": 5}')
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "distilled"])
+def test_a_head_that_does_not_exist_is_one_clear_line(tiny_folder: Path, kind: str) -> None:
+    with pytest.raises(ModelError, match="no folder 'notafolder'") as refused:
+        LLM(tiny_folder, drafter=f"{kind}:notafolder", quiet=True)
+    assert "pickle" not in str(refused.value)
+
+
+def test_an_unknown_drafter_of_a_request_is_not_offered(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="it has ngram, prediction$"):
+        llm.generate(PROMPT, speculation=SpeculationChoice(drafter="nope"))
+    with pytest.raises(RequestError, match="start it with --drafter suffix"):
+        llm.generate(PROMPT, speculation=SpeculationChoice(drafter="suffix"))

@@ -29,7 +29,7 @@ from tests.laws.test_layers import loaded_by
 from tests.models.families import MODELS
 from tests.tokenizer.examples import byte_level_json, metaspace_json
 
-KINDS = {"model", "eagle", "medusa", "mtp", "block"}
+KINDS = {"model", "eagle", "medusa", "mtp", "block", "distilled"}
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -50,7 +50,8 @@ def test_every_known_target_and_draft_is_complete() -> None:
         assert target.drafts, target.id
         for draft in target.drafts:
             assert draft.kind in KINDS
-            assert ID.fullmatch(draft.id) or draft.id in BUILTINS or (draft.kind, draft.id) == ("mtp", ""), draft.id
+            part_of_target = draft.id == "" and (draft.kind == "mtp" or target.id in BUILTINS)
+            assert ID.fullmatch(draft.id) or draft.id in BUILTINS or part_of_target, draft.id
             assert draft.billions is None or 0 < draft.billions < target.billions, (target.id, draft.id)
             assert draft.billions is not None or draft.kind != "model", "a draft model's size is known"
 
@@ -222,6 +223,9 @@ def test_check_pair_sets_the_exit_code(capsys: pytest.CaptureFixture[str], targe
     assert code == 1
     assert out.startswith("will not work")
     assert "use it" not in out
+    code, out = run(CHECK_PAIR, capsys, str(target), str(target))
+    assert code == 0 and out.startswith("works: same tokenizer, but it cannot pay off\n")
+    assert "use it" not in out and f"foretell pairs {target} lists smaller ones" in out
     code, out = run(CHECK_PAIR, capsys, str(target), str(target), "--json")
     result = json.loads(out)
     assert (code, result["kind"], result["agreement"], result["weight_ratio"]) == (0, "same", 1.0, 1.0)

@@ -13,7 +13,7 @@ import torch
 from foretell.config import SpeculationConfig
 from foretell.draft import PlacedHead
 from foretell.draft.heads.wiring_check import CHECK_PROMPTS, check_wiring
-from foretell.errors import ModelError
+from foretell.errors import ModelError, UnknownModelError
 from foretell.hub import Checkpoint, open_checkpoint, resolve
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
@@ -162,7 +162,7 @@ def open_distilled(name: str, target: Model, model: str) -> Model | None:
     kind, _, folder = name.partition(":")
     if kind != "distilled":
         return None
-    checkpoint = open_checkpoint(resolve(folder) if folder else shipped_head(model, kind))
+    checkpoint = open_checkpoint(_head_folder(folder) if folder else shipped_head(model, kind))
     return replace(target, checkpoint=checkpoint, config=read_config(checkpoint))  # type: ignore[type-var]
 
 
@@ -180,6 +180,10 @@ def _head_folder(folder: str) -> Path:
     except ModelError as error:
         if os.path.isdir(folder):
             check_weights(Path(folder))
+            raise
+        if "/" not in folder:
+            message = f"drafter: there is no folder {folder!r}; name the folder of a head, or a Hugging Face id"
+            raise UnknownModelError(message) from None
         raise ModelError(f"{error}; pickled weights are not supported; convert them with: {CONVERT}") from error
 
 

@@ -16,7 +16,15 @@ from foretell import draft
 from foretell.build.controller_factory import build_controller, costs_file, default_choice
 from foretell.build.draft_compat import check_draft_compat
 from foretell.build.draft_heads import DraftHeadSet, open_distilled, with_shipped_heads
-from foretell.build.model_source import CacheSize, ModelSource, choose_device, no_progress, open_model
+from foretell.build.generation_config import default_sampling
+from foretell.build.model_source import (
+    CacheSize,
+    ModelSource,
+    choose_device,
+    describe_quantization,
+    no_progress,
+    open_model,
+)
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
@@ -32,7 +40,7 @@ from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
-from foretell.models.hf_config import eos_token_ids, sampling_defaults
+from foretell.models.hf_config import eos_token_ids
 from foretell.models.quantize import quantized_copy
 from foretell.runner.memory_plan import (
     GIB,
@@ -143,6 +151,9 @@ def _resolve(
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; set its attribute `name`")
     draft_names = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, progress, config.tensor_parallel_size)
+    default_sampling(config, target.checkpoint)  # to refuse a wrong generation config now
+    if line := describe_quantization(config, target):
+        progress(line)
     check_ranks(target.config, target.device, speculation, config.tensor_parallel_size)
     if drafter is not None:
         context = _max_context(config, target.config)
@@ -163,7 +174,7 @@ def _open_draft_models(
     progress: Progress,
 ) -> dict[str, ModelSource]:
     """Return the draft models by name, on their device and with their tensor-parallel size."""
-    own_config = replace(config, revision=speculation.draft_revision)
+    own_config = replace(config, revision=speculation.draft_revision, chat_template=None)
     if speculation.draft_device is not None:
         device = choose_device(speculation.draft_device, "draft_device")
         own_config = replace(own_config, device=str(device))
@@ -365,7 +376,7 @@ def _assemble(models: _Models, memory: MemoryPlan, loaded: _Loaded) -> Assembly:
         requests=RequestBuilder(limits, target.tokenizer, drafter, default_choice(speculation)),
         grammars=GrammarCompiler(target.tokenizer, target.config.vocab),
         memory=memory,
-        sampling_defaults=sampling_defaults(target.checkpoint),
+        sampling_defaults=default_sampling(config, target.checkpoint),
         profiler=profiler,
         warmup=warmup,
         workers=workers,

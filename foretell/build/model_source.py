@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -186,19 +187,14 @@ class CacheSize:
 
 def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> ModelSource:
     """Resolve a model and read its config; with several ranks, for the first of them."""
+    template = read_chat_template(config.chat_template)
     checkpoint = open_checkpoint(resolve(name, say, config.revision))
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
     quantization = choose_quantization(config, checkpoint, device)
-    if quantization is not None and device.type != "cpu":
-        say(f"{name}: weights and activations quantized to {quantization}, one scale per row")
-    elif quantization is not None:
-        own = " like those of its file; quantization none is float32" if config.quantization == "auto" else ""
-        said = own if native_for(device) else ", run in floats: no native kernels"
-        say(f"{name}: weights quantized to {quantization}{said}")
     shard = None if ranks == 1 else Shard(0, ranks)
-    tokenizer = read_tokenizer(checkpoint)
+    tokenizer = read_tokenizer(checkpoint, template)
     return ModelSource(checkpoint, model_config, tokenizer, dtype, device, quantization, shard, config.keep_packed)
 
 
@@ -219,6 +215,18 @@ def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: to
     return formats.get(wanted)
 
 
+def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
+    """Return a line for the user on how the weights are quantized; empty if they are not."""
+    if source.quantization is None:
+        return ""
+    start = f"{config.model}: quantization: {source.quantization}"
+    if config.quantization == "auto":
+        return f"{start} (from the GGUF file); use --quantization none for float32"
+    if source.device.type != "cpu":
+        return f"{start}, weights and activations, one scale per row"
+    return start + ("" if native_for(source.device) else ", run in floats: no native kernels")
+
+
 def choose_device(name: str, field: str = "device") -> torch.device:
     """Return the device of this name; raise if it is not available. `field` is the setting that names it."""
     if name == "auto":
@@ -234,8 +242,21 @@ def choose_device(name: str, field: str = "device") -> torch.device:
     return device
 
 
-def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Return the tokenizer of a checkpoint."""
+def read_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> Tokenizer:
+    """Return the tokenizer of a checkpoint, with another chat template if one is given."""
     if checkpoint.kind == "gguf":
-        return Tokenizer.from_gguf(checkpoint.config)
-    return Tokenizer.from_files(checkpoint.tokenizer_files)
+        return Tokenizer.from_gguf(checkpoint.config, chat_template)
+    return Tokenizer.from_files(checkpoint.tokenizer_files, chat_template)
+
+
+def read_chat_template(given: str | None) -> str | None:
+    """Return a chat template given as a file or as itself."""
+    if given is None or "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(os.path.expanduser(given)).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise RequestError("chat_template", f"{given} is not UTF-8 text") from None
+    except OSError as error:
+        reason = f"{given} cannot be read: {error.strerror}; name a Jinja file, or give the template itself"
+        raise RequestError("chat_template", reason) from None

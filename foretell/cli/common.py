@@ -18,6 +18,8 @@ from foretell.options import add_options, given_options
 from foretell.sampling_params import SamplingParams
 from foretell.utils.system import gc_paused
 
+from .outputs import check_writable
+
 if TYPE_CHECKING:
     from foretell.llm import LLM
 
@@ -29,6 +31,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(group, SpeculationConfig)
     group.add_argument(
         "--speculative-config",
+        "-sc",
         metavar="JSON",
         default=argparse.SUPPRESS,
         help="""speculation settings in vLLM's format, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
@@ -80,8 +83,10 @@ def read_text(argument: str) -> str:
     """Return the argument, or standard input for "-"."""
     try:
         text = sys.stdin.read() if argument == "-" else argument
-    except UnicodeDecodeError as error:
-        raise RequestError("prompt", f"standard input is not text in {error.encoding}") from None
+        text.encode()  # fails for bytes that a lenient decoder has let through
+    except UnicodeError:
+        where = "standard input" if argument == "-" else "the prompt"
+        raise RequestError("prompt", f"{where} is not UTF-8; convert it, such as with iconv") from None
     if not text.strip():
         raise RequestError("prompt", "is empty; give some text, or - to read standard input")
     return text
@@ -89,19 +94,15 @@ def read_text(argument: str) -> str:
 
 def check_output_path(args: argparse.Namespace) -> None:
     """Check before any work that the output file can be written."""
-    path: Path | None = args.out
-    if path is None:
-        return
-    if path.is_dir():
-        raise RequestError("out", f"{path} is a folder; name a file")
-    if not path.resolve().parent.is_dir():
-        raise RequestError("out", f"there is no folder {path.parent}")
+    if args.out is not None:
+        check_writable(args.out)
 
 
 def output_result(result: Any, args: argparse.Namespace) -> None:
     """Print or write a result according to --json and --out."""
     if args.json:
-        print(json.dumps(result, ensure_ascii=False))
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json.dumps(result, ensure_ascii=not is_utf8))
     if args.out is not None:
         write_atomic(args.out, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import RequestError
 
 from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
+from .tables import open_console, print_blocks
 
 if TYPE_CHECKING:
     from foretell.control.adaptive import AdaptiveController
+    from foretell.utils.report_table import ReportTable
     from foretell.utils.speculation_math import SpeculationCosts
 
 BATCHES, LENGTHS = (1, 4, 16, 64), (1, 2, 4, 8, 16)
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     }
     output_result(found, args)
     if not args.json:
-        print("\n".join(report_lines(found)))
+        print_blocks(open_console(), report_blocks(found))
     return 0
 
 
@@ -69,23 +71,28 @@ def round_rate(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def report_lines(found: dict[str, Any]) -> list[str]:
+def report_blocks(found: dict[str, Any]) -> list[str | ReportTable]:
+    """Return step costs, and for each drafter break-even acceptance rates and chosen draft lengths."""
+    from foretell.utils.report_table import ReportTable
+
     steps = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in found["step_ms"].items())
-    lines = [f"{found['model']}: step time in ms by number of tokens: {steps}"]
+    blocks: list[str | ReportTable] = [f"{found['model']}: step time in ms by number of tokens: {steps}"]
     for name, about in found["drafters"].items():
         drafting = ", ".join(f"{nodes}: {ms:.1f}" for nodes, ms in about["draft_ms"].items())
-        lines += ["", f"{name}: draft time in ms by number of draft tokens, one sequence: {drafting}"]
-        lines += ["  break-even acceptance rate by draft length:"]
-        lines += ["    batch size    " + "".join(f"{nodes:>8}" for nodes in LENGTHS)]
-        for batch, needs in about["break_even"].items():
-            shown = "".join(f"{'never' if need is None else format(need, '.2f'):>8}" for need in needs.values())
-            lines.append(f"    {batch:>13} {shown}")
-        lines += ["  chosen draft length and expected speedup by acceptance rate:"]
-        lines += ["    batch size    " + "".join(f"{rate:>11}" for rate in next(iter(about["choice"].values())))]
-        for batch, choices in about["choice"].items():
-            shown = "".join(f"{f'{nodes} ({gain:.2f}x)':>11}" for nodes, gain in choices.values())
-            lines.append(f"    {batch:>13} {shown}")
-    return lines
+        blocks.append(f"{name}: draft time in ms by number of draft tokens, one sequence: {drafting}")
+        needs = [
+            [str(batch), *("never" if need is None else f"{need:.2f}" for need in row.values())]
+            for batch, row in about["break_even"].items()
+        ]
+        title = "break-even acceptance rate by batch size and draft length"
+        blocks.append(ReportTable(["batch", *map(str, LENGTHS)], needs, words=0, title=f"{name}: {title}"))
+        choices = [
+            [str(batch), *(f"{nodes} ({gain:.2f}x)" for nodes, gain in row.values())]
+            for batch, row in about["choice"].items()
+        ]
+        title = "chosen draft length and expected speedup by acceptance rate"
+        blocks.append(ReportTable(["batch", *map(str, RATES)], choices, words=0, title=f"{name}: {title}"))
+    return blocks
 
 
 EXPLAIN = Command("show step and draft costs on this machine and when speculation pays", add_report_arguments, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,43 +12,19 @@ from typing import NoReturn
 
 from foretell import __version__
 from foretell.errors import ForetellError
-from foretell.options import nearest
+from foretell.options import nearest, nearest_flag
 
+from .command_table import COMMANDS
 from .common import Command
+from .help import PROGRAM, Overview, Parser
 
-# By name: module and attribute. Only the module of the given command is imported, which keeps the start fast.
-COMMANDS = {
-    "demo": ("demo", "DEMO"),
-    "generate": ("generate", "GENERATE"),
-    "chat": ("chat", "CHAT"),
-    "serve": ("serve", "SERVE"),
-    "deploy": ("serve", "DEPLOY"),
-    "bench": ("bench", "BENCH"),
-    "plan": ("plan", "PLAN"),
-    "tune": ("tune", "TUNE"),
-    "certify": ("certify", "CERTIFY"),
-    "train": ("train", "TRAIN"),
-    "export": ("train", "EXPORT"),
-    "explain": ("explain", "EXPLAIN"),
-    "pairs": ("pairs", "PAIRS"),
-    "check-pair": ("pairs", "CHECK_PAIR"),
-    "pull": ("models", "PULL"),
-    "models": ("models", "LIST"),
-}
-USAGE_ERROR = 2  # exit code
 INTERRUPTED = 130  # exit code
 DEBUG = "FORETELL_DEBUG"
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"foretell: {message}; see '{self.prog} --help'\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    replace_unencodable()
     try:
         args = parse(list(sys.argv[1:] if argv is None else argv))
         code: int = args.run(args)
@@ -73,44 +50,77 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def replace_unencodable() -> None:
+    """Write a question mark for a character that the encoding of an output stream lacks, such as ASCII."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parse the arguments, or exit with the nearest valid name."""
-    named = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
-    parser, commands = build_parser(named)
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        parser.error(f"there is no command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
-    args, unknown = parser.parse_known_args(argv)
-    inner: Parser = getattr(args, "parser", commands[args.command])  # a command may have subcommands
+    """Parse the arguments, or exit with one line that says what is wrong."""
+    name = next((name for name in (" ".join(argv[:2]), *argv[:1]) if name in COMMANDS), None)
+    if name is None:
+        explain_command(argv)
+    command = load_command(name)
+    parser = add_arguments(Parser(prog=f"{PROGRAM} {name}", description=command.help), command)
+    args, unknown = parser.parse_known_args(argv[len(name.split()) :])
+    inner: Parser = getattr(args, "parser", parser)  # a command may have subcommands
     for word in unknown:
         if word.startswith("-"):
-            flag = word.split("=")[0]
-            inner.error(f"there is no option {flag}; {nearest(flag, inner._option_string_actions)}")
+            refuse_flag(inner, word.split("=")[0])
     if unknown:
-        inner.error(f"unexpected {unknown[0]!r}; quote arguments with spaces")
+        has_url = "--base-url" in inner._option_string_actions and "://" in unknown[0]
+        hint = "name a server with --base-url" if has_url else "quote arguments with spaces"
+        inner.error(f"unexpected {unknown[0]!r}; {hint}")
     return args
 
 
+def explain_command(argv: list[str]) -> NoReturn:
+    """Print the overview or the version, or refuse a command that does not exist."""
+    parser, _ = build_parser([])
+    if argv and not argv[0].startswith("-"):
+        parser.error(f"there is no command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
+    parser.parse_known_args(argv[:1])  # exits for --help and --version
+    if argv:
+        parser.error(f"there is no option {argv[0]} before the command")
+    parser.print_help()
+    parser.exit()
+
+
+def refuse_flag(parser: Parser, flag: str) -> NoReturn:
+    """Refuse a flag that the parser lacks: one of another engine, or a mistyped one."""
+    from foretell.server.foreign_flags import refuse_unsupported
+
+    refuse_unsupported(flag)
+    parser.error(f"there is no option {flag}{nearest_flag(flag, parser)}")
+
+
 def build_parser(names: Iterable[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser, and the parsers of these commands."""
-    parser = Parser(
-        prog="foretell",
-        description="Lossless speculative decoding for language models, never slower than plain decoding.",
-    )
-    parser.add_argument("--version", action="version", version=f"foretell {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    """Return the parser of the program, and the parsers of these commands by name."""
+    parser = Overview()
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands: dict[str, Parser] = {}
     for name in names:
-        command = _command(name)
-        commands[name] = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        command.add_arguments(commands[name])
-        commands[name].set_defaults(run=command.run)
+        command = load_command(name)
+        made = subparsers.add_parser(name, prog=f"{PROGRAM} {name}", help=command.help, description=command.help)
+        commands[name] = add_arguments(made, command)
     return parser, commands
 
 
-def _command(name: str) -> Command:
-    file, noun = COMMANDS[name]
-    command: Command = getattr(import_module(f"{__package__}.{file}"), noun)
+def load_command(name: str) -> Command:
+    """Import a command."""
+    entry = COMMANDS[name]
+    command: Command = getattr(import_module(f"{__package__}.{entry.module}"), entry.attribute)
     return command
+
+
+def add_arguments(parser: Parser, command: Command) -> Parser:
+    """Add the arguments of a command to its parser."""
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run, parser=parser)
+    return parser
 
 
 def _one_line(error: BaseException) -> str:

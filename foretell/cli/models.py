@@ -1,11 +1,17 @@
-"""foretell pull and foretell models: download models and list those on this machine."""
+"""foretell pull and foretell list (or models): download models and list those on this machine."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from .common import Command, add_output_arguments, check_output_path, log, output_result
+from .tables import print_columns
+
+if TYPE_CHECKING:
+    from foretell.hub.catalog import LocalModel
 
 
 def _add_pull_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,21 +33,39 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from foretell.hub import DEFAULT_MODEL, local_models
-    from foretell.hub.catalog import packed_folder
 
     check_output_path(args)
     models = local_models()
     output_result(
         [asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args
     )
-    for model in () if args.json else models:
-        state = "installed" if model.present else f"foretell pull {model.name}"
-        mark = " (default)" if model.name == DEFAULT_MODEL else ""
-        print(f"{model.name:32} {model.size / 1e6:10.1f} MB   {state}{mark}")
-    packed = sum(file.stat().st_size for file in packed_folder().glob("*") if file.is_file())
-    if packed and not args.json:
-        print(f"{'packed weights cache':32} {packed / 1e6:10.1f} MB   can be deleted: {packed_folder()}")
+    if not args.json:
+        print_columns(("model", "size", ""), rows(models), right=(1,))
     return 0
+
+
+def rows(models: Iterable[LocalModel]) -> list[tuple[str, str, str]]:
+    """Return a table of models with their sizes, and of the packed weights."""
+    from foretell.hub import DEFAULT_MODEL
+    from foretell.hub.stored import packed_weights
+
+    found = [
+        (
+            model.name,
+            megabytes(model.size),
+            ("installed" if model.present else f"foretell pull {model.name}")
+            + (" (default)" if model.name == DEFAULT_MODEL else ""),
+        )
+        for model in models
+    ]
+    if packed := sum(each.size for each in packed_weights()):
+        found.append(("packed weights", megabytes(packed), "made at the first start; foretell rm --packed"))
+    return found
+
+
+def megabytes(size: int) -> str:
+    """Format a size in bytes."""
+    return f"{size / 1e6:,.1f} MB"
 
 
 PULL = Command("download a model", _add_pull_arguments, _pull)

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .common import Command, add_output_arguments, check_output_path, log, output_result
+from .tables import print_columns
 
 if TYPE_CHECKING:
     from foretell.build.draft_compat import DraftCompat
     from foretell.hub.catalog import LocalModel
-    from foretell.hub.pairs import KnownTarget, Suggestion
+    from foretell.hub.pairs import KnownTarget
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +32,14 @@ def run(args: argparse.Namespace) -> int:
     models = local_models()
     result = {"model": args.model, "known": [as_json(target, models) for target in shown], "for_any": FOR_ANY}
     output_result(result, args)
-    if not args.json:
-        lines = overview(known) if args.model is None else details(args.model, found, known, models)
-        print("\n".join([*lines, *for_any(FOR_ANY)]))
+    if args.json:
+        return 0
+    if args.model is None:
+        print_columns(("target", "size", "drafters", ""), overview(known), right=(1,))
+    else:
+        print(about(args.model, found, known))
+    print("\ndrafters:" if found else "\nfor any model, with nothing to download:")
+    print_columns(("", "", ""), drafter_rows(known_drafters(args.model or "")))
     return 0
 
 
@@ -48,36 +54,52 @@ def as_json(target: KnownTarget, models: Sequence[LocalModel]) -> dict[str, Any]
     return asdict(target) | {"drafts": drafts}
 
 
-def overview(known: Iterable[KnownTarget]) -> list[str]:
-    """Return a line per target."""
+def overview(known: Iterable[KnownTarget]) -> list[tuple[str, ...]]:
+    """Return a row per target."""
     return [
-        f"{target.id:48} {size(target.billions):>7}   {', '.join(dict.fromkeys(d.kind for d in target.drafts))}"
+        (
+            target.id,
+            size(target.billions),
+            ", ".join(dict.fromkeys(draft.kind for draft in target.drafts)),
+            f"not served here: {target.not_served}" if target.not_served else "",
+        )
         for target in known
     ]
 
 
-def details(
-    name: str, target: KnownTarget | None, known: Iterable[KnownTarget], models: Sequence[LocalModel]
-) -> list[str]:
-    """Return the drafters of one target, or that none is known."""
+def about(name: str, target: KnownTarget | None, known: Iterable[KnownTarget]) -> str:
+    """Return the line on one target, or that no drafter is known for it."""
     if target is None:
         close = difflib.get_close_matches(name, [each.id for each in known], n=1)
         hint = f"; did you mean {close[0]}?" if close else "; `foretell pairs` lists the known models"
-        return [f"no draft model or head is known for {name}{hint}"]
-    about = f" ({target.note})" if target.note else ""
-    return [f"{target.id}, {size(target.billions)}{about}", *(_draft_line(draft, models) for draft in target.drafts)]
+        return f"no draft model or head is known for {name}{hint}"
+    remarks = [target.note, f"not served here: {target.not_served}" if target.not_served else ""]
+    return ", ".join([target.id, size(target.billions), *filter(None, remarks)])
 
 
-def _draft_line(draft: Suggestion, models: Sequence[LocalModel]) -> str:
-    from foretell.hub.pairs import is_installed
+def known_drafters(name: str) -> list[dict[str, Any]]:
+    """Return the drafters that fit a target: those made for it, and those for any target."""
+    from foretell.hub.catalog import local_models
+    from foretell.hub.pairs import FOR_ANY, find_target, is_installed
 
-    here = "installed" if is_installed(draft, models) else ""
-    return f"  {draft.drafter:64} {size(draft.billions):>7} {here:9}  {draft.note}".rstrip()
+    target, models = find_target(name) if name else None, local_models()
+    own = [
+        {"drafter": each.drafter, "billions": each.billions, "here": is_installed(each, models), "note": each.note}
+        for each in (target.drafts if target else ())
+    ]
+    return own + [{"drafter": kind, "billions": None, "here": True, "note": note} for kind, note in FOR_ANY.items()]
 
 
-def for_any(ways: dict[str, str]) -> list[str]:
-    """Return the drafters that work for any target."""
-    return ["for any model, with nothing to download:", *(f"  {name:12} {words}" for name, words in ways.items())]
+def drafter_rows(drafters: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return a table of drafters: name, size and remarks."""
+    return [
+        (
+            f"  {each['drafter']}",
+            "" if each["billions"] is None else size(each["billions"]),
+            ", ".join(filter(None, ["" if each["here"] else "to download", each["note"]])),
+        )
+        for each in drafters
+    ]
 
 
 def size(billions: float | None) -> str:
@@ -134,9 +156,12 @@ def compat_json(found: DraftCompat, target: str, draft: str) -> dict[str, Any]:
 
 
 def in_words(found: DraftCompat, target: str, draft: str) -> list[str]:
-    """Return the result, its reason, notes, and the command to use it."""
+    """Return the result, its reason, notes, and what to do: use the draft model, or look for a smaller one."""
     lines = [VERDICTS[found.kind], found.message, *found.notes]
-    if found.works:
+    if found.works and (found.weight_ratio or 0) >= 1:
+        lines[0] += ", but it cannot pay off"
+        lines.append(f"--drafter model:{draft} runs, but is slower; foretell pairs {target} lists smaller ones")
+    elif found.works:
         lines.append(f"use it: foretell generate PROMPT --model {target} --drafter model:{draft}")
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 

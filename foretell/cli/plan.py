@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,10 +13,12 @@ from foretell.plan.config import PlanConfig, resolve_inputs
 from foretell.plan.fleet.config import FleetConfig, trial_of
 from foretell.plan.fleet.sizing import fleet_report
 from foretell.plan.page import html, svg
-from foretell.plan.planner import PlanQuery, PlanResult, make_plan
-from foretell.plan.table import markdown, plots
+from foretell.plan.planner import PlanQuery, PlanResult, make_plan, remarks
+from foretell.plan.table import plots, tables, title
 
-from .common import Command, add_output_arguments, check_output_path, output_result, write_atomic
+from .common import Command, add_output_arguments, output_result, write_atomic
+from .outputs import check_writable
+from .tables import open_console, print_blocks
 
 FLEET = "fleet"
 MAX_BATCH = 1 << 16
@@ -27,11 +28,26 @@ DEFAULT_BATCHES, DEFAULT_CONTEXT = "1..64", "2k"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     # A positional, not a subparser, which would take the value of a mistyped flag for a command.
     parser.add_argument(
-        "kind", nargs="?", metavar=FLEET, help="simulate how many replicas a demand needs (default: plan one replica)"
+        "kind",
+        nargs="?",
+        metavar=FLEET,
+        help="simulate how many replicas a demand needs; see `foretell plan fleet --help` (default: plan one replica)",
     )
-    add_options(parser.add_argument_group("models and devices; for a fleet those of one replica"), PlanConfig)
-    add_load_arguments(parser.add_argument_group("load"))
-    add_options(parser.add_argument_group("demand and fleet, with `fleet`"), FleetConfig)
+    add_groups(parser, is_fleet=False)
+
+
+def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(kind=FLEET)
+    add_groups(parser, is_fleet=True)
+
+
+def add_groups(parser: argparse.ArgumentParser, is_fleet: bool) -> None:
+    """Add all options; those of the other kind of plan have their own page of help."""
+    on_this_page, on_the_other = None, argparse.SUPPRESS
+    models = "models and devices" + (" of one replica" if is_fleet else "")
+    add_options(parser.add_argument_group(models), PlanConfig)
+    add_load_arguments(parser.add_argument_group("load", on_the_other if is_fleet else on_this_page))
+    add_options(parser.add_argument_group("demand and fleet", on_this_page if is_fleet else on_the_other), FleetConfig)
     add_output_arguments(parser)
 
 
@@ -57,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.kind not in (None, FLEET):
         raise RequestError("plan", f"has no {args.kind!r}; {nearest(args.kind, [FLEET])}")
     for name in ("out", "svg", "html"):
-        check_output_path(argparse.Namespace(out=getattr(args, name)))
+        if getattr(args, name) is not None:
+            check_writable(getattr(args, name), name)
     return run_fleet(args) if args.kind == FLEET else run_steps(args)
 
 
@@ -72,7 +89,7 @@ def run_steps(args: argparse.Namespace) -> int:
         config.count,
         config.acceptance,
         batches(DEFAULT_BATCHES) if args.batch is None else args.batch,
-        contexts(DEFAULT_CONTEXT) if args.context is None else args.context,
+        default_contexts(parts.target.shape.context) if args.context is None else args.context,
         config.max_draft,
         config.length,
     )
@@ -88,17 +105,17 @@ def run_fleet(args: argparse.Namespace) -> int:
     fleet = FleetConfig(**given_options(args, FleetConfig))
     trial = trial_of(config, fleet, resolve_inputs(config))
     found = trial.smallest() if fleet.replicas is None else trial.simulate(fleet.replicas)
-    print(fleet_report(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
+    print_blocks(open_console(to_stderr=args.json), fleet_report(trial, found, asked_for=fleet.replicas is not None))
     output_result({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
     return 0
 
 
 def tell(args: argparse.Namespace, found: PlanResult) -> None:
     """Print the tables and plots, with --json on standard error; write the files."""
-    stream = sys.stderr if args.json else sys.stdout
-    print(markdown(found), file=stream)
+    console = open_console(to_stderr=args.json)
+    print_blocks(console, [title(found), *tables(found), *remarks(found)])
     if not args.no_plot:
-        print("", plots(found), sep="\n", file=stream)
+        console.print("", plots(found), sep="\n")
     for path, text in ((args.svg, svg), (args.html, html)):
         if path is not None:
             write_atomic(path, text(found))
@@ -117,6 +134,11 @@ def batches(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
+def default_contexts(longest: int) -> tuple[int, ...]:
+    """Return the context lengths of a plan that names none, within the model's context."""
+    return tuple(min(tokens, longest) for tokens in contexts(DEFAULT_CONTEXT))
+
+
 def contexts(text: str) -> tuple[int, ...]:
     """Parse comma-separated token counts; k is 1024."""
     found: list[int] = []
@@ -130,3 +152,4 @@ def contexts(text: str) -> tuple[int, ...]:
 
 
 PLAN = Command("estimate speed and memory of models on devices", add_arguments, run)
+PLAN_FLEET = Command("simulate how many replicas a demand needs", add_fleet_arguments, run)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
 from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.options import add_options, given_options, nearest
-from foretell.server.compat_flags import CompatFlags, add_ignored_flags, check_speculation, merge_options
+from foretell.options import add_options, given_options, nearest_flag
+from foretell.sampling_params import generation_overrides
+from foretell.server.compat_flags import CompatFlags, check_speculation, merge_options
 from foretell.server.config import ServerConfig
+from foretell.server.foreign_flags import add_foreign_flags
 from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
@@ -36,14 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("replicas"), ClusterConfig)
     add_engine_arguments(parser)
     group = parser.add_argument_group("flags of other engines")
-    add_options(group, CompatFlags)
-    add_ignored_flags(group)
+    add_options(group, CompatFlags, rare=True)
+    add_foreign_flags(group)
 
 
 def run(args: argparse.Namespace) -> int:
     args = with_file(args)
     server, engine, speculation, foreign = settings(args)
-    cluster = ClusterConfig(**given_options(args, ClusterConfig))
+    cluster = ClusterConfig(**cluster_options(args))
+    set_download_folder(args, cluster)
     if cluster.enabled:
         from foretell.cluster.replica_spec import ReplicaSpec
         from foretell.cluster.run import serve_replicas
@@ -60,15 +64,36 @@ def settings(args: argparse.Namespace) -> Settings:
     args = with_file(args)
     theirs = CompatFlags(**given_options(args, CompatFlags))
     engine = merge_options(given_options(args, EngineConfig), theirs.engine_options())
+    defaults = theirs.sampling_defaults() | generation_overrides(engine.get("override_generation_config"))
+    if defaults:
+        engine["override_generation_config"] = json.dumps(defaults)
     speculative = merge_options(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
     speculation = SpeculationConfig(**speculative) if config is None else speculation_from_vllm(config, **speculative)
     check_speculation(speculation)
     foreign = [*dict.fromkeys(getattr(args, "ignored_flags", [])), *theirs.ignored]
-    server = ServerConfig(**given_options(args, ServerConfig))
+    server = ServerConfig(**merge_options(given_options(args, ServerConfig), theirs.server_options()))
     if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may have been meant as the model
         raise RequestError("served_model_name", "has several names; name the model with --model")
-    return server, EngineConfig(**engine), speculation, foreign
+    found = EngineConfig(**engine)
+    theirs.check_tokenizer(found.model)
+    return server, found, speculation, foreign
+
+
+def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of replicas from flags."""
+    theirs = CompatFlags(**given_options(args, CompatFlags))
+    return merge_options(given_options(args, ClusterConfig), theirs.cluster_options())
+
+
+def set_download_folder(args: argparse.Namespace, cluster: ClusterConfig) -> None:
+    """Apply --download-dir, before Hugging Face's library reads its settings from the environment."""
+    folder = getattr(args, "download_dir", None)
+    if folder is None:
+        return
+    if cluster.enabled:
+        raise RequestError("download_dir", "is for one server; set HF_HUB_CACHE on the machines of the replicas")
+    os.environ["HF_HUB_CACHE"] = os.path.abspath(os.path.expanduser(folder))
 
 
 def with_file(args: argparse.Namespace) -> argparse.Namespace:
@@ -116,7 +141,7 @@ def _flags(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
     flag = "--" + str(name).replace("_", "-")
     known = parser._option_string_actions
     if flag not in known or flag in ("--config", "--help"):
-        raise RequestError("config", f"{path} has no setting {name!r}; {nearest(flag, known).replace('--', '')}")
+        raise RequestError("config", f"{path} has no setting {name!r}{nearest_flag(flag, parser).replace('--', '')}")
     action = known[flag]
     if value is None:
         return []
@@ -142,7 +167,7 @@ def run_deploy(args: argparse.Namespace) -> int:
         raise RequestError("config", f"{args.config} is empty; give at least a model: 'model: smollm2-135m'")
     args = with_file(args)
     server, engine, speculation, _ = settings(args)
-    given = given_options(args, ClusterConfig)
+    given = cluster_options(args)
     cluster = ClusterConfig(**({"replicas": 1} if "autoscaling" not in given else {}) | given)
     from foretell.cluster.replica_spec import ReplicaSpec
     from foretell.cluster.run import deploy_app, remove_app

@@ -67,7 +67,7 @@ class Autoscaling:
 class ClusterConfig:
     """The options of `foretell serve --replicas` and `foretell deploy`."""
 
-    replicas: int | None = option(None, "number of model replicas on Ray, each with its own cores or GPUs")
+    replicas: int | None = option(None, "number of model replicas on Ray, each with its own cores or GPUs", common=True)
     autoscaling: str | None = option(
         None, 'instead of --replicas: Ray Serve autoscaling, such as {"min_replicas": 1, "max_replicas": 4}'
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from foretell.draft.mix import MixDrafter
+from foretell.draft.registry import KINDS
 from foretell.errors import RequestError
 from foretell.options import nearest
 from foretell.sampling.noise import derive_seed
@@ -234,7 +235,9 @@ def _own_drafters(engine: MixDrafter, choice: SpeculationChoice) -> tuple[str, .
 def _check_drafter(name: str, engine: MixDrafter, choice: SpeculationChoice) -> None:
     if name not in engine.drafters:
         has = f"it has {', '.join(engine.drafters)}" if engine.drafters else "it was started without one"
-        raise RequestError("drafter", f"this engine has no drafter {name!r}; {has}; start it with --drafter {name}")
+        exists = name.partition(":")[0] in KINDS
+        hint = f"; start it with --drafter {name}" if exists else ""
+        raise RequestError("drafter", f"this engine has no drafter {name!r}; {has}{hint}")
     if name == PREDICTION and choice.prediction is None:
         raise RequestError("drafter", "prediction copies the expected output; give that as prediction")
 

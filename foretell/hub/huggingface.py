@@ -134,11 +134,25 @@ def single_file(repo: str, name: str, revision: str | None = None) -> Path:
 
 
 def gguf_names(repo: str, revision: str | None = None) -> list[str]:
-    """Return the names of the GGUF files of a repository."""
-    with user_errors(repo, revision):
-        from huggingface_hub import list_repo_files
+    """Return the names of the GGUF files of a repository; without a network those in the cache."""
+    try:
+        with user_errors(repo, revision):
+            from huggingface_hub import list_repo_files
 
-        return sorted(name for name in list_repo_files(repo, revision=revision) if name.endswith(".gguf"))
+            return sorted(name for name in list_repo_files(repo, revision=revision) if name.endswith(".gguf"))
+    except ModelError:
+        if found := cached_gguf_names(repo):
+            return found
+        raise
+
+
+def cached_gguf_names(repo: str) -> list[str]:
+    """Return the names of the GGUF files of a repository in Hugging Face's cache."""
+    from huggingface_hub import constants
+
+    snapshots = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots"
+    found = (file for snapshot in snapshots.glob("*") for file in snapshot.rglob("*.gguf"))
+    return sorted({"/".join(file.parts[len(snapshots.parts) + 1 :]) for file in found})
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from importlib.resources import files
 
 from foretell.hub.catalog import LocalModel
 
+SUFFIXES = re.compile(r"-(instruct|it|chat|base|hf|pt|text|v\d(\.\d)?|\d{4})$")
 # Drafters for any target, with nothing to download or train.
 FOR_ANY = {
     "ngram": "copies what followed the last occurrence of the most recent tokens",
@@ -46,6 +47,7 @@ class KnownTarget:
     billions: float
     drafts: tuple[Suggestion, ...]
     note: str = ""
+    not_served: str = ""  # why this engine cannot serve the target; empty if it can
 
     @property
     def key(self) -> str:
@@ -63,10 +65,23 @@ def known_targets() -> tuple[KnownTarget, ...]:
 
 
 def find_target(name: str) -> KnownTarget | None:
-    """Return the target of an id, a folder or a GGUF file: the longest known name that a part of it starts with."""
+    """Return the target of an id, a folder or a GGUF file: the longest known name that a part of it starts with.
+
+    A name without an owner may also lack suffixes such as -instruct, as the names of `foretell plan` do.
+    """
     parts = [short_name(part) for part in re.split(r"[/\\:]", name) if part]
-    fitting = [target for target in known_targets() if any(is_variant(part, target.key) for part in parts)]
+    targets = known_targets()
+    fitting = [target for target in targets if any(is_variant(part, target.key) for part in parts)]
+    if not fitting and len(parts) == 1:
+        return next((target for target in targets if base_name(target.key) == base_name(parts[0])), None)
     return max(fitting, key=lambda target: len(target.key), default=None)
+
+
+def base_name(name: str) -> str:
+    """Return a model's name without suffixes such as -instruct or -v0.2."""
+    while (shorter := SUFFIXES.sub("", name)) != name:
+        name = shorter
+    return name
 
 
 def short_name(name: str) -> str:

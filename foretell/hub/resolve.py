@@ -18,10 +18,14 @@ from foretell.options import nearest
 
 FORMS = (
     "a model is a built-in name, a folder with config.json and *.safetensors, a .gguf file, "
-    "or a Hugging Face id: owner/repo, or owner/repo/file.gguf"
+    "or a Hugging Face id: owner/repo, owner/repo/file.gguf, or owner/repo:Q4_K_M"
 )
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,200}")
+REPO_TAG = re.compile(rf"({REPO.pattern}):([\w.-]+)")
+HUB_HOSTS = ("hf.co/", "huggingface.co/", "https://huggingface.co/")  # prefixes of ids, as Ollama takes them
+LATEST = "latest"  # tag of the file in the usual quantization, or of the first
+USUAL_QUANTIZATION = "Q4_K_M"
 REPO_FILE = re.compile(rf"({REPO.pattern}?)[:/]((?:\w[\w. -]*/)*\w[\w. +-]*\.gguf)")
 
 
@@ -82,8 +86,12 @@ def begins_as_gguf(path: Path) -> bool:
 
 def from_hub(name: str, revision: str | None = None) -> Path:
     """Return the files of a Hugging Face id."""
+    for host in HUB_HOSTS:
+        name = name.removeprefix(host)
     if one := REPO_FILE.fullmatch(name):
         return huggingface.single_file(one[1], one[2], revision)
+    if one := REPO_TAG.fullmatch(name):
+        return huggingface.single_file(one[1], tagged_file(one[1], one[2], revision), revision)
     if not REPO.fullmatch(name) or name.endswith(".gguf"):
         raise UnknownModelError(f"no model {name!r}; {nearest(name.lower(), BUILTINS)}; {FORMS}")
     folder = huggingface.snapshot(name, revision)
@@ -94,6 +102,18 @@ def from_hub(name: str, revision: str | None = None) -> Path:
     return folder
 
 
+def tagged_file(repo: str, tag: str, revision: str | None = None) -> str:
+    """Return the GGUF file of a repository in the quantization `tag`, such as Q4_K_M or latest."""
+    names = [name for name in huggingface.gguf_names(repo, revision) if "mmproj" not in name.lower()]
+    if not names:
+        raise UnknownModelError(f"{repo}: has no GGUF file; name it without :{tag}")
+    wanted = USUAL_QUANTIZATION if tag == LATEST else tag
+    found = [name for name in names if re.search(rf"[-._]{re.escape(wanted)}([-.]\d+-of-\d+)?\.gguf$", name, re.I)]
+    if not found and tag != LATEST:
+        raise UnknownModelError(f"{repo}: has no GGUF file in {tag}; name one, as {repo}/FILE: {', '.join(names)}")
+    return (found or names)[0]
+
+
 def explain_folder_error(repo: str, error: ModelError, revision: str | None = None) -> ForetellError:
     """Return the error for a repository that is no model folder; often one of its GGUF files must be named."""
     try:
@@ -101,5 +121,5 @@ def explain_folder_error(repo: str, error: ModelError, revision: str | None = No
     except ForetellError:
         names = []
     if names:
-        return ModelError(f"{repo}: has GGUF files; name one, as {repo}/FILE: {', '.join(names)}")
+        return ModelError(f"{repo}: has GGUF files; name one, as {repo}:Q4_K_M or {repo}/FILE: {', '.join(names)}")
     return type(error)(f"{repo}: {str(error).partition(': ')[2]}")

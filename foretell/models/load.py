@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_NAMES = {"half": "float16", "float": "float32"}  # vLLM's other names
 GGUF_FILE_TYPES = {0: torch.float32, 1: torch.float16, 32: torch.bfloat16}  # all others are quantized
 
 
@@ -43,6 +44,7 @@ def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch
     """Return the dtype. `auto` is float32 on a CPU, else that of the checkpoint, bfloat16 for a quantized one."""
     if isinstance(dtype, torch.dtype):
         return dtype
+    dtype = DTYPE_NAMES.get(dtype, dtype)
     if dtype != "auto":
         if dtype not in DTYPES:
             raise RequestError("dtype", f"{dtype!r} is unknown; {nearest(dtype, ['auto', *DTYPES])}")

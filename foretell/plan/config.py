@@ -25,23 +25,29 @@ DEFAULT_MOST = 16
 class PlanConfig:
     """Models, devices and acceptance."""
 
-    target: str | None = option(None, "target model: a known name, a config.json, its folder, or a .gguf file")
-    draft: str = option(
-        FREE[0], f"drafter: a model as above, {HEAD} (a head), self:int8, self:int4, or {', '.join(FREE[:-1])}"
+    target: str | None = option(
+        None, "target model: a known name, a config.json, its folder, or a .gguf file", common=True
     )
-    gpu: str = option("h100", "device name")
-    count: int = option(1, "number of devices")
+    draft: str = option(
+        FREE[0],
+        f"drafter: a model as above, {HEAD} (a head), self:int8, self:int4, or {', '.join(FREE[:-1])}",
+        common=True,
+    )
+    gpu: str = option("h100", "device name", common=True)
+    count: int = option(1, "number of devices", common=True)
     tensor_parallel: int | None = option(
         None, "tensor parallel size (default: all devices)", aliases=("--tensor-parallel-size", "-tp")
     )
     draft_tensor_parallel: int = option(1, "tensor parallel size of a draft model")
-    acceptance: float = option(0.7, "acceptance rate of a draft token, given that those before it were accepted")
-    length: int | None = option(None, "draft tokens per step (default: the best length)")
+    acceptance: float = option(
+        0.7, "acceptance rate of a draft token, given that those before it were accepted", common=True
+    )
+    length: int | None = option(None, "draft tokens per step (default: the best length)", common=True)
     max_draft: int = option(DEFAULT_MOST, "longest draft to consider")
-    dtype: str = option(AUTO, "data type of the target's weights", choices=TYPES)
+    dtype: str = option(AUTO, "data type of the target's weights", choices=TYPES, common=True)
     draft_dtype: str = option(AUTO, "data type of the draft model's weights", choices=TYPES)
     kv_dtype: str = option(AUTO, "data type of the KV cache", choices=TYPES)
-    price: float | None = option(None, "dollars per hour and device (default: a rough figure)")
+    price: float | None = option(None, "dollars per hour and device (default: a rough figure)", common=True)
     bandwidth: float | None = option(None, "memory bandwidth of the device in GB/s (default: its data sheet)")
     tflops: float | None = option(None, "bfloat16 TFLOPS of the device (default: its data sheet)")
     memory: float | None = option(None, "memory of the device in GB (default: its data sheet)")

@@ -14,6 +14,7 @@ from typing import Any
 from foretell.errors import ModelError, RequestError, UnknownModelError, UnsupportedModelError
 from foretell.hub.catalog import BUILTINS
 from foretell.hub.gguf_file import open_gguf
+from foretell.hub.pairs import base_name, short_name
 from foretell.hub.resolve import begins_as_gguf
 from foretell.models.config_fields import ConfigFields
 from foretell.options import nearest
@@ -310,7 +311,6 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
 
 FORMS = "a model is a known name, a config.json, the folder of one, or a .gguf file"
 OUR_NAMES = {"gemma3-270m": "gemma-3-270m"}  # built-in models that the catalog has under another name
-ENDINGS = re.compile(r"-(instruct|it|chat|base|hf|pt|text|v\d(\.\d)?|\d{4})$")
 CONFIG = "config.json"
 
 
@@ -337,12 +337,7 @@ def find_model_shape(spec: str, field: str) -> ModelShape:
 
 def plain_name(spec: str) -> str:
     """Return a Hugging Face id as a name of the catalog: without owner and suffixes such as -instruct."""
-    name = spec.rsplit("/", 1)[-1].lower().removeprefix("meta-")
-    while True:
-        shorter = ENDINGS.sub("", name)
-        if shorter == name:
-            return name
-        name = shorter
+    return base_name(short_name(spec))
 
 
 def _from_catalog(name: str, entry: Mapping[str, Any]) -> ModelShape:

@@ -1,8 +1,8 @@
-"""Flags of vLLM, SGLang, llama.cpp and MLX: translated to our options, or accepted and ignored."""
+"""Flags of vLLM, SGLang, llama.cpp and MLX that are translated to our options."""
 
 from __future__ import annotations
 
-import argparse
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,6 +30,7 @@ ALGORITHMS = {
     "NGRAM-MAP-K": "ngram",
     "NGRAM-MOD": "ngram",
 }
+AUTOMATIC = -1  # llama.cpp's number of parallel sequences that it chooses itself
 
 
 @strict
@@ -46,19 +47,20 @@ class CompatFlags:
             "--draft-model",
             "--model-draft",
             "-md",
+            "--spec-model",
         ),
     )
     speculative_algorithm: str | None = option(
         None,
         "SGLang's and llama.cpp's drafter names, such as NGRAM or STANDALONE; comma-separated",
-        aliases=("--spec-type",),
+        aliases=("--spec-type", "--spec-method"),
     )
     speculative_num_steps: int | None = option(None, "SGLang: depth of a draft in tokens")
     speculative_num_draft_tokens: int | None = option(None, "SGLang: tokens of a draft, including its root")
     speculative_eagle_topk: int | None = option(
         None, "SGLang: branches per node of the draft tree; 1 is a chain, above that the controller chooses the width"
     )
-    num_draft_tokens: int | None = option(None, "MLX: same as --num-speculative-tokens")
+    num_draft_tokens: int | None = option(None, "MLX: same as --num-speculative-tokens", aliases=("--spec-tokens",))
     draft_max: int | None = option(
         None,
         "llama.cpp: same as --max-draft",
@@ -73,15 +75,82 @@ class CompatFlags:
     )
 
     mem_fraction_static: float | None = option(None, "SGLang: same as --gpu-memory-utilization")
+    batch_size: int | None = option(None, "llama.cpp: same as --max-num-batched-tokens", aliases=("-b",))
+    disable_radix_cache: bool = option(
+        False, "SGLang, llama.cpp: same as --no-prefix-cache", aliases=("--no-cache-prompt",)
+    )
+    hf_repo: str | None = option(
+        None,
+        "llama.cpp: model from a Hugging Face repository of GGUF files, OWNER/REPO[:QUANT] (default: Q4_K_M)",
+        aliases=("-hf", "-hfr"),
+    )
+    hf_file: str | None = option(None, "llama.cpp: GGUF file of --hf-repo", aliases=("-hff",))
+    chat_template_file: str | None = option(None, "llama.cpp: same as --chat-template", metavar="FILE")
+    tokenizer: str | None = option(
+        None, "vLLM, SGLang: accepted if it names the model, whose own tokenizer is used", aliases=("--tokenizer-path",)
+    )
+    download_dir: str | None = option(None, "vLLM, SGLang: cache folder of Hugging Face's models; same as HF_HUB_CACHE")
+    data_parallel_size: int | None = option(
+        None, "vLLM, SGLang: same as --replicas; 1 is a server without Ray", aliases=("--dp-size", "--dp", "-dp")
+    )
+    allowed_origins: str | None = option(None, "vLLM, MLX: same as --cors-origin; a JSON list, or comma-separated")
+    temp: float | None = option(
+        None, "llama.cpp, MLX: temperature of requests that do not set it", aliases=("--temperature",)
+    )
+    top_k: int | None = option(None, "llama.cpp, MLX: the same for top_k")
+    top_p: float | None = option(None, "llama.cpp, MLX: the same for top_p")
+    min_p: float | None = option(None, "llama.cpp, MLX: the same for min_p")
+    repeat_penalty: float | None = option(None, "llama.cpp: the same for repetition_penalty")
+    presence_penalty: float | None = option(None, "llama.cpp: the same for presence_penalty")
+    frequency_penalty: float | None = option(None, "llama.cpp: the same for frequency_penalty")
 
     def engine_options(self) -> dict[str, Any]:
         """Return the equivalent engine options."""
         given = {
-            "max_model_len": self.context_length,
-            "max_num_seqs": self.max_running_requests,
+            "model": self._model(),
+            "chat_template": self.chat_template_file,
+            "max_model_len": self.context_length or None,  # llama.cpp's 0 is the model's own
+            "max_num_seqs": None if self.max_running_requests == AUTOMATIC else self.max_running_requests,
+            "max_num_batched_tokens": self.batch_size,
             "gpu_memory_utilization": self.mem_fraction_static,
+            "prefix_cache": False if self.disable_radix_cache else None,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+    def server_options(self) -> dict[str, Any]:
+        """Return the equivalent options of the HTTP server."""
+        return {} if self.allowed_origins is None else {"cors_origin": _word_list(self.allowed_origins)}
+
+    def cluster_options(self) -> dict[str, Any]:
+        """Return the equivalent options of a deployment with replicas."""
+        return {} if self.data_parallel_size in (None, 1) else {"replicas": self.data_parallel_size}
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Return the sampling parameters of requests that do not set them."""
+        given = {
+            "temperature": self.temp,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def check_tokenizer(self, model: str) -> None:
+        """Raise RequestError for a tokenizer other than the model's."""
+        if self.tokenizer not in (None, model):
+            raise RequestError("tokenizer", "is not supported here: the tokenizer is the model's own; leave it out")
+
+    def _model(self) -> str | None:
+        if self.hf_repo is None:
+            if self.hf_file is not None:
+                raise RequestError("hf_file", "needs --hf-repo, which names its repository")
+            return None
+        if self.hf_file is not None:
+            return f"{self.hf_repo.partition(':')[0]}/{self.hf_file}"
+        return self.hf_repo if ":" in self.hf_repo else f"{self.hf_repo}:latest"
 
     def speculation_options(self) -> dict[str, Any]:
         """Return the equivalent speculation options."""
@@ -131,8 +200,21 @@ class CompatFlags:
         return None, max(sizes, default=None), None
 
 
+def _word_list(text: str) -> tuple[str, ...]:
+    """Parse a JSON list of strings, or comma-separated words."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = [word.strip() for word in text.split(",")]
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise RequestError("allowed_origins", f"""must be a list such as '["https://a.example"]', not {text}""")
+    return tuple(found)
+
+
 def _method(algorithm: str) -> str:
     name = algorithm.upper().replace("_", "-")
+    if algorithm.lower() in METHODS:  # vLLM's own
+        return algorithm.lower()
     if name not in ALGORITHMS:
         raise RequestError("speculative_algorithm", f"{algorithm!r} is not known; {nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
@@ -182,84 +264,3 @@ OPTION_USERS = {  # drafters that use an option; plug-in drafters may use any
     "draft_temperature": MODEL_DRAFTERS,
     "draft_idle_unload": MODEL_DRAFTERS,
 }
-
-
-# Flags of other engines without effect here: there is nothing to switch, or it is always on.
-SWITCHES = (
-    "--async-scheduling",
-    "--cont-batching",
-    "--disable-cuda-graph",
-    "--disable-custom-all-reduce",
-    "--disable-frontend-multiprocessing",
-    "--disable-log-requests",
-    "--disable-log-stats",
-    "--disable-uvicorn-access-log",
-    "--enable-auto-tool-choice",
-    "--enable-chunked-prefill",
-    "--enable-metrics",
-    "--enable-torch-compile",
-    "--enforce-eager",
-    "--jinja",
-    "--metrics",
-    "--mlock",
-    "--no-enable-chunked-prefill",
-    "--no-mmap",
-    "--slots",
-    "--speculative-adaptive",
-    "--trust-remote-code",
-    "--use-default-chat-template",
-    "--use-v2-block-manager",
-)
-WITH_VALUES = (
-    "--attention-backend",
-    "--chunked-prefill-size",
-    "--compilation-config",
-    "--cuda-graph-max-bs",
-    "--device-draft",
-    "--distributed-executor-backend",
-    "--gpu-layers",
-    "--gpu-layers-draft",
-    "--guided-decoding-backend",
-    "--kv-cache-dtype",
-    "--load-format",
-    "--log-level",
-    "--max-log-len",
-    "--max-seq-len-to-capture",
-    "--n-gpu-layers",
-    "--num-scheduler-steps",
-    "--schedule-conservativeness",
-    "--schedule-policy",
-    "--spec-ngram-min-hits",
-    "--tokenizer-mode",
-    "--ubatch-size",
-    "--uvicorn-log-level",
-    "-cd",
-    "-ctk",
-    "-ctv",
-    "-devd",
-    "-ngl",
-    "-ngld",
-    "-ub",
-)
-OPTIONAL_VALUE = ("--disable-flashinfer", "--flash-attn", "-fa")  # given with or without a value
-
-
-class _IgnoredFlag(argparse.Action):
-    """Records a flag that is ignored."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        namespace.ignored_flags = [*getattr(namespace, "ignored_flags", []), flag]
-
-
-def add_ignored_flags(parser: argparse._ActionsContainer) -> None:
-    """Accept the flags; `namespace.ignored_flags` lists those that were given."""
-    for flags, nargs in ((SWITCHES, 0), (WITH_VALUES, None), (OPTIONAL_VALUE, "?")):
-        for flag in flags:
-            parser.add_argument(
-                flag,
-                nargs=nargs,
-                action=_IgnoredFlag,
-                dest="ignored_flags",
-                default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS,
-            )

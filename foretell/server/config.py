@@ -11,6 +11,9 @@ from foretell.structured_output import GrammarSpec
 
 TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "none")
 REASONING_PARSERS = ("auto", "think", "none")
+# vLLM's and SGLang's names of the formats that our parsers read.
+OTHER_TOOL_PARSERS = {"llama3_json": "llama3", "qwen": "hermes", "qwen25": "hermes"}
+OTHER_REASONING_PARSERS = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
 METRIC_NAMES = ("foretell", "vllm", "both")
 SPEC_METRICS_LEVELS = ("none", "summary", "detailed")
 MAX_SCHEMA_BYTES = 64 * 1024  # limit of the grammar compiler
@@ -22,19 +25,28 @@ MAX_STOP_CHARS = 256  # characters of one stop string
 class ServerConfig:
     """The options of `foretell serve` that concern the HTTP server."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 accepts connections from other machines")
-    port: int = option(8000, "port to listen on; 0 picks a free one")
+    host: str = option(
+        "127.0.0.1", "address to listen on; 0.0.0.0 accepts connections from other machines", common=True
+    )
+    port: int = option(8000, "port to listen on; 0 picks a free one", common=True)
     api_key: tuple[str, ...] = option(
-        (), "API key that clients must send; may be repeated. Requests with different keys share no prefix cache"
+        (),
+        "API key that clients must send; may be repeated. Requests with different keys share no prefix cache",
+        common=True,
+        metavar="KEY",
     )
     served_model_name: tuple[str, ...] = option(
         (),
         "name of the model in the API (default: the model as given); may be several",
         aliases=("--alias", "-a"),
         several=True,
+        common=True,
+        metavar="NAME",
     )
     seed: int | None = option(
-        None, "base seed for requests without a seed; combined with the request number and the prompt index"
+        None,
+        "base seed for requests without a seed; combined with the request number and the prompt index",
+        aliases=("--random-seed", "-s"),
     )
     max_queue: int = option(
         256, "most waiting sequences; further requests get 429", aliases=("--max-queued-requests", "--max-waiting")
@@ -60,12 +72,14 @@ class ServerConfig:
     )
     cors_origin: tuple[str, ...] = option((), "web origin allowed to call the server (CORS); may be repeated")
     tool_call_parser: str = option(
-        "auto", "tool call format of the model (auto: from its chat template)", choices=TOOL_PARSERS
+        "auto",
+        "tool call format of the model (auto: from its chat template)",
+        choices=(*TOOL_PARSERS, *OTHER_TOOL_PARSERS),
     )
     reasoning_parser: str = option(
         "auto",
         "return <think> blocks as reasoning_content (auto: if the chat template has them)",
-        choices=REASONING_PARSERS,
+        choices=(*REASONING_PARSERS, *OTHER_REASONING_PARSERS),
     )
     metrics_names: str = option("foretell", "prefix of the metric names in /metrics", choices=METRIC_NAMES)
     per_request_spec_decode_metrics: str = option(
@@ -73,12 +87,14 @@ class ServerConfig:
         "speculative decoding metrics in each response; detailed lists every step",
         choices=SPEC_METRICS_LEVELS,
     )
-    log_requests: str | None = option(None, "file to append each request and its response to, as JSON lines")
+    log_requests: str | None = option(
+        None, "file to append each request and its response to, as JSON lines", common=True, metavar="FILE"
+    )
     watch_draft: str | None = option(
         None, "folder to watch for a draft head; a new head replaces the current one if it is accepted more often"
     )
     log_interval: float = option(10.0, "seconds between two log lines under load")
-    log_format: str = option("text", "format of log lines", choices=("text", "json"))
+    log_format: str = option("text", "format of log lines", choices=("text", "json"), common=True)
     access_log: bool = option(False, "log a line for each HTTP request")
 
     def __post_init__(self) -> None:
@@ -99,6 +115,16 @@ class ServerConfig:
             raise RequestError("max_schema_bytes", f"must be {MAX_SCHEMA_BYTES} or fewer")
         if not all(self.api_key):
             raise RequestError("api_key", "is empty; leave it out for a server without keys")
+
+    @property
+    def tool_parser(self) -> str:
+        """Return our name of the tool call format."""
+        return OTHER_TOOL_PARSERS.get(self.tool_call_parser, self.tool_call_parser)
+
+    @property
+    def reasoning_format(self) -> str:
+        """Return our name of the reasoning format."""
+        return OTHER_REASONING_PARSERS.get(self.reasoning_parser, self.reasoning_parser)
 
     def check_grammar(self, spec: GrammarSpec) -> None:
         """Raise RequestError if a grammar is larger than allowed."""

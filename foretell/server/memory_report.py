@@ -58,16 +58,18 @@ class MemoryReport:
         model = self.weights + self.drafter + self.cache + self.activations
         return max(model + self.process, self.peak) if self.device == "cpu" else model
 
-    def __str__(self) -> str:
+    def parts(self) -> dict[str, int]:
+        """Return the parts of `total` in bytes by name."""
         parts = {
             "weights": self.weights,
             "drafter": self.drafter,
             f"KV cache of {self.pages} pages": self.cache,
             "activations": self.activations,
         }
-        if self.device == "cpu":
-            parts["process"] = self.process
-        sizes = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+        return parts | ({"process": self.process} if self.device == "cpu" else {})
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {_gib(size)}" for name, size in self.parts().items() if size)
         now = f"; resident now {_gib(self.now)}, {_gib(self.files)} of it file-backed" if self.now else ""
         return f"at most {_gib(self.total)}: {sizes}{now}"
 

@@ -89,9 +89,9 @@ class RequestPreprocessor:
         self.assembly, self.config = assembly, config
         self.tokenizer = assembly.tokenizer
         self.tokenizer.check_templates()
-        self.tool_parser = detect_tool_parser(self.tokenizer.tool_template, config.tool_call_parser)
-        self.parses_reasoning = config.reasoning_parser == "think" or (
-            config.reasoning_parser == "auto" and has_reasoning_tags(self.tokenizer.chat_template)
+        self.tool_parser = detect_tool_parser(self.tokenizer.tool_template, config.tool_parser)
+        self.parses_reasoning = config.reasoning_format == "think" or (
+            config.reasoning_format == "auto" and has_reasoning_tags(self.tokenizer.chat_template)
         )
 
     @property

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import errno
 import logging
 import math
 import signal
 import socket
 import sys
-import time
 from types import FrameType
 
 import uvicorn
@@ -19,26 +18,13 @@ from foretell.errors import RequestError
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
 from foretell.server.http_protocol import timeout_protocol
+from foretell.server.json_logs import JsonFormatter
+from foretell.server.registry import registered
 from foretell.server.service import Service
+from foretell.server.startup import Startup, announce
 from foretell.utils.system import gc_paused, trim_memory
 
 LEVEL = logging.INFO
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object per line, with the fields of `extra={"values": {...}}`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "values", {}),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
 
 
 def set_up_logs(log_format: str) -> None:
@@ -76,8 +62,9 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
             limit_concurrency=config.max_connections,
             server_header=False,
         )
-        server = Server(settings, service)
-        server.run(sockets=[sock])
+        server, startup = Server(settings, service), Startup.of(service, sock)
+        with registered(startup.url, startup.model, startup.drafters):
+            server.run(sockets=[sock])
     return 1 if server.has_cut_off else 0
 
 
@@ -105,6 +92,9 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            reason = f"{host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all interfaces"
+            raise RequestError("host", reason) from None
         raise RequestError("port", f"{host}:{port} cannot be bound: {error.strerror}; choose another --port") from None
     return sock
 
@@ -123,7 +113,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         if self.started and sockets:
-            print(startup_line(self.service, sockets[0]), flush=True)
+            self._announce(sockets[0])
+
+    def _announce(self, sock: socket.socket) -> None:
+        announce(Startup.of(self.service, sock), self.service.config.log_format)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.started:
@@ -157,23 +150,3 @@ class Server(uvicorn.Server):
             self.has_cut_off = True
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
-
-
-def startup_line(service: Service, sock: socket.socket) -> str:
-    """Return the line printed at the start: URL, model, drafters and memory."""
-    host, port = sock.getsockname()[:2]
-    shown_host = f"[{host}]" if ":" in host else host
-    return (
-        f"foretell: http://{shown_host}:{port} serves {service.model_names[0]}; {_drafting(service)}; "
-        f"memory: {service.memory}"
-    )
-
-
-def _drafting(service: Service) -> str:
-    drafter, speculation = service.assembly.engine.drafter, service.speculation
-    if not drafter.drafters:
-        return f"no speculative decoding (--drafter {speculation.drafter})"
-    length = speculation.num_speculative_tokens
-    count = f"up to {speculation.budget}" if length is None else str(length)
-    names = ", ".join(drafter.default_drafters)
-    return f"drafters {names} with {count} draft tokens per step, rule {speculation.rule}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -33,14 +34,14 @@ class Tokenizer:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod
-    def from_files(cls, files: Mapping[str, str]) -> Tokenizer:
+    def from_files(cls, files: Mapping[str, str], chat_template: str | None = None) -> Tokenizer:
         """Build from the contents of a model folder's files by name; tokenizer.json is required."""
-        return cls(read_files(files))
+        return cls(with_template(read_files(files), chat_template))
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_gguf(cls, metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
         """Build from the metadata of a GGUF file."""
-        return cls(read_gguf(metadata))
+        return cls(with_template(read_gguf(metadata), chat_template))
 
     @property
     def chat_template(self) -> str | None:
@@ -117,6 +118,11 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """Apply the chat template and encode. The template adds BOS itself."""
         return self.encode(self.apply_chat_template(messages, **kwargs), add_special=False)
+
+
+def with_template(spec: TokenizerSpec, chat_template: str | None) -> TokenizerSpec:
+    """Replace the model's chat templates by one."""
+    return spec if chat_template is None else replace(spec, templates={"default": chat_template})
 
 
 def failed(field: str, action: str, problem: BaseException) -> RequestError:

@@ -27,7 +27,7 @@ from foretell.errors import (
 from foretell.hub import DEFAULT_MODEL, local_models, open_checkpoint, pull, resolve
 from foretell.hub.catalog import BUILTINS, model_file
 from foretell.hub.fetch import marker, marker_content
-from foretell.hub.huggingface import explain
+from foretell.hub.huggingface import cached_gguf_names, explain
 from tests.hub.files import small_gguf, some_tensors, write_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -148,7 +148,39 @@ def test_a_repository_of_gguf_files_lists_them(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path / "empty"))
     monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: ["b.gguf", "README.md", "a.gguf"])
-    assert refusal("own/x") == "own/x: has GGUF files; name one, as own/x/FILE: a.gguf, b.gguf"
+    assert refusal("own/x") == "own/x: has GGUF files; name one, as own/x:Q4_K_M or own/x/FILE: a.gguf, b.gguf"
+
+
+FILES = ["README.md", "mmproj-x-f16.gguf", "sub/x-Q4_K_M.gguf", "x-q8_0.gguf", "x.IQ2_XS.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("own/x:Q8_0", "x-q8_0.gguf"),
+        ("own/x:iq2_xs", "x.IQ2_XS.gguf"),
+        ("own/x:latest", "sub/x-Q4_K_M.gguf"),
+        ("hf.co/own/x:Q4_K_M", "sub/x-Q4_K_M.gguf"),
+    ],
+)
+def test_a_gguf_file_is_named_by_its_quantization(name: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: FILES)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **_: f"/cache/{repo}|{file}")
+    assert resolve(name) == Path(f"/cache/own/x|{file}")
+
+
+def test_a_quantization_that_a_repository_lacks_lists_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: FILES)
+    assert "has no GGUF file in Q4; name one, as own/x/FILE: sub/x-Q4_K_M.gguf" in refusal("own/x:Q4")
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: ["model.safetensors"])
+    assert refusal("own/x:latest") == "own/x: has no GGUF file; name it without :latest"
+
+
+def test_a_cached_gguf_file_needs_no_network(tmp_path: Path) -> None:
+    cached = cache_repo(tmp_path)
+    (cached / "x-Q8_0.gguf").write_bytes(b"GGUF")
+    assert cached_gguf_names("own/tiny") == ["x-Q8_0.gguf"]
+    assert resolve("own/tiny:latest").name == "x-Q8_0.gguf"
 
 
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"

@@ -63,7 +63,7 @@ def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pyt
         for drafter in ("none", "ngram")
     ]
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
-    assert any("quantized to int8, run in floats" in line for line in lines)
+    assert any("quantization: int8, run in floats" in line for line in lines)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -15,8 +15,8 @@ from foretell.cli.main import main, parse
 from foretell.cli.serve import Settings, settings
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.server.compat_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES
 from foretell.server.config import ServerConfig
+from foretell.server.foreign_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES
 from foretell.vllm_config import speculation_from_vllm
 from tests.server.process import ServerProcess
 
@@ -311,7 +311,7 @@ def test_an_invalid_config_file_is_rejected(tmp_path: Path, text: str, expected:
 
 def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["serve", "--help"])
+        parse(["serve", "--help-all"])
     shown = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in shown for name in ServerConfig.__dataclass_fields__)
     assert isinstance(parse(["serve"]), argparse.Namespace)

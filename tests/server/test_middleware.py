@@ -272,7 +272,7 @@ def test_a_client_that_does_not_read_cannot_block_shutdown(
 
     engine = SimpleNamespace(drain=drain, num_sequences=0)
     service: Any = SimpleNamespace(engine=engine, config=SimpleNamespace(drain_timeout=0.5))
-    monkeypatch.setattr("foretell.server.run.startup_line", lambda *parts: "")
+    monkeypatch.setattr("foretell.server.run.Server._announce", lambda *parts: None)
     with unread(endless, lambda settings: Server(settings, service)) as server:
         server.handle_exit(signal.SIGTERM, None)
         wait_for(lambda: not server.started or server.should_exit)

@@ -24,22 +24,22 @@ MIN_REQUESTS, MAX_REQUESTS = 20, 2_000_000
 class FleetConfig:
     """Traffic, replicas and SLOs."""
 
-    rate: float | None = option(None, "mean requests per second")
+    rate: float | None = option(None, "mean requests per second", common=True)
     replicas: int | None = option(
-        None, "replicas of the model, each on --count devices (default: the fewest that meet the SLOs)"
+        None, "replicas of the model, each on --count devices (default: the fewest that meet the SLOs)", common=True
     )
-    prompt: float = option(1024, "mean prompt length in tokens")
-    output: float = option(256, "mean output length in tokens")
+    prompt: float = option(1024, "mean prompt length in tokens", common=True)
+    output: float = option(256, "mean output length in tokens", common=True)
     lengths: str = option("lognormal", "distribution of both lengths", choices=LENGTHS)
-    arrivals: str = option("poisson", "arrival process", choices=ARRIVALS)
+    arrivals: str = option("poisson", "arrival process", choices=ARRIVALS, common=True)
     burst: float = option(3.0, "with bursty arrivals: rate in a burst over the mean rate")
     prefixes: int = option(0, "number of shared prompt prefixes (Zipf distributed); 0 for none")
     prefix_tokens: float = option(512, "tokens of a shared prefix, part of the prompt")
-    routing: str = option("least-loaded", "routing policy", choices=ROUTES)
-    speculation: str = option("load", "speculation always on, off, or by load", choices=SPECULATION)
+    routing: str = option("least-loaded", "routing policy", choices=ROUTES, common=True)
+    speculation: str = option("load", "speculation always on, off, or by load", choices=SPECULATION, common=True)
     max_num_seqs: int = option(64, "largest batch of a replica")
-    ttft: float | None = option(None, "SLO: p99 time to first token in seconds")
-    tpot: float | None = option(None, "SLO: p99 time per output token in seconds")
+    ttft: float | None = option(None, "SLO: p99 time to first token in seconds", common=True)
+    tpot: float | None = option(None, "SLO: p99 time per output token in seconds", common=True)
     seconds: float = option(600.0, "simulated seconds")
     seed: int = option(0, "random seed")
 

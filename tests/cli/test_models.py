@@ -1,0 +1,173 @@
+"""foretell list, show, rm and ps: models on this machine, and running servers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretell.cli.main import main
+from foretell.cli.ps import duration
+from foretell.hub.catalog import BUILTINS, SMOLLM2, BuiltinModel
+from foretell.hub.mapped_file import write_mapped
+from foretell.server.registry import registered, registry_folder, running_servers
+from tests.folder import write_tiny_folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a cache folder with a built-in model and packed weights of it and of another model."""
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = tmp_path / "home" / "models" / "smollm2-135m" / "smollm2-135m.gguf"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"GGUF")
+    monkeypatch.setitem(BUILTINS, "smollm2-135m", BuiltinModel(**vars(SMOLLM2) | {"size": 4}))
+    packed = tmp_path / "home" / "packed"
+    write_mapped(packed / "smollm2-135m-int8-1", {"checkpoint": str(model)}, {})
+    write_mapped(packed / "other-int8-2", {"checkpoint": str(tmp_path / "other.gguf")}, {})
+    (packed / "damaged").write_bytes(b"no header")
+    return tmp_path / "home"
+
+
+def test_rm_names_what_it_removes_with_sizes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "rm", "smollm2-135m", "--yes")
+    assert code == 0 and "removed" in out
+    assert "model: " in err and "packed weights: " in err and err.count(" MB)") == 2
+    assert not (home / "models" / "smollm2-135m").exists()
+    assert sorted(file.name for file in (home / "packed").iterdir()) == ["damaged", "other-int8-2"]
+
+
+def test_rm_packed_keeps_the_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "rm", "smollm2-135m", "--packed", "--yes", "--json")
+    assert code == 0 and [Path(each).name for each in json.loads(out)["removed"]] == ["smollm2-135m-int8-1"]
+    assert run(capsys, "rm", "--packed", "--yes")[0] == 0
+    assert list((home / "packed").iterdir()) == [] and (home / "models" / "smollm2-135m").exists()
+    assert "nothing to remove" in run(capsys, "rm", "--packed", "--yes")[1]
+
+
+def test_rm_asks_first(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(capsys, "rm", "smollm2-135m")[0] == 2, "no terminal can be asked"
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    code, _, err = run(capsys, "rm", "smollm2-135m")
+    assert code == 1 and "nothing was removed" in err and (home / "models" / "smollm2-135m").exists()
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    assert run(capsys, "rm", "smollm2-135m")[0] == 0 and not (home / "models" / "smollm2-135m").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rm"], "model: is missing"),
+        (["rm", "gemma3-270m", "--yes"], "foretell pull gemma3-270m"),
+        (["rm", "nobody/nothing", "--yes"], "foretell pull nobody/nothing"),
+        (["show", "nothing"], "there is no model 'nothing' on this machine"),
+    ],
+)
+def test_a_model_that_is_not_here_is_one_line(
+    words: list[str], message: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, *words)
+    assert code == 2 and message in err and err.count("\n") == 1
+
+
+def test_rm_never_removes_a_users_own_file(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny_folder(tmp_path / "mine")
+    code, _, err = run(capsys, "rm", str(folder), "--yes")
+    assert code == 2 and "your own file" in err and folder.exists()
+
+
+def test_rm_removes_a_repository_of_hugging_faces_cache(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foretell.hub.catalog import LocalModel
+    from foretell.hub.stored import stored_model
+
+    snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "1234"
+    write_tiny_folder(snapshot)
+    found = LocalModel("a/b", snapshot, 9, builtin=False, present=True)
+    monkeypatch.setattr("foretell.hub.stored.cached_models", lambda: [found])
+    stored = stored_model("A/b")
+    assert stored.path == tmp_path / "hub" / "models--a--b" and stored.size > 0
+    stored.remove()
+    assert not stored.path.exists()
+
+
+def test_show_describes_a_model_and_its_drafters(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", str(tiny_folder), "--json")
+    found = json.loads(out)
+    assert code == 0 and found["format"] == "safetensors" and found["not_served"] is None
+    assert found["parameters"] > 0 and found["context"] > 0 and found["family"]
+    assert {"ngram", "suffix", "self:int8"} <= {each["drafter"] for each in found["drafters"]}
+    words = run(capsys, "show", str(tiny_folder))[1]
+    assert "parameters" in words and "suffix" in words
+
+
+def test_show_says_why_a_model_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny_folder(tmp_path / "moe")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mixtral"}))
+    assert "mixture-of-experts" in json.loads(run(capsys, "show", str(folder), "--json")[1])["not_served"]
+
+
+def test_list_has_models_and_packed_weights(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list")
+    assert code == 0 and "installed (default)" in out and "foretell pull gemma3-270m" in out
+    assert "packed weights" in out and "foretell rm --packed" in out
+    assert out == run(capsys, "models")[1]
+
+
+def test_ps_lists_servers_while_they_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no server is running" in run(capsys, "ps")[1]
+    with registered("http://127.0.0.1:1", "tiny", ("suffix", "eagle")):
+        code, out, _ = run(capsys, "ps")
+        assert code == 0 and "http://127.0.0.1:1" in out and "suffix, eagle" in out and str(os.getpid()) in out
+        assert json.loads(run(capsys, "ps", "--json")[1])[0]["model"] == "tiny"
+    assert running_servers() == []
+
+
+def hold_and_die() -> None:
+    with registered("http://127.0.0.1:2", "tiny", ()):
+        os._exit(1)
+
+
+def test_a_server_that_was_killed_is_not_listed(home: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=hold_and_die)
+    child.start()
+    child.join()
+    assert len(list(registry_folder().iterdir())) == 1
+    assert running_servers() == [] and list(registry_folder().iterdir()) == []
+
+
+def test_a_server_runs_where_the_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETELL_HOME", "/dev/null/no")
+    with registered("http://127.0.0.1:3", "tiny", ()):
+        assert running_servers() == []
+
+
+def test_durations_have_two_units() -> None:
+    assert [duration(each) for each in (0, 59, 61, 7325, 90_000)] == ["0s", "59s", "1m 1s", "2h 2m", "1d 1h"]
+
+
+def test_run_generates_with_a_prompt_and_chats_without(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "run", str(tiny_folder), "The quick", "brown", "--max-tokens", "3", "--json")
+    assert code == 0 and json.loads(out)["usage"]["completion_tokens"] <= 3
+
+
+def test_run_refuses_flags_of_one_prompt_in_a_chat(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    code, _, err = run(capsys, "run", str(tiny_folder), "--raw")
+    assert code == 2 and "is not for a chat" in err
