@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 AUDIT := build/audit
 
-.PHONY: setup setup-dev demo test test-all test-gpu sanitize check lock audit clean
+.PHONY: setup setup-dev demo test test-all test-gpu sanitize check wheel lock audit clean
 
 setup: $(STAMP)
 setup-dev: $(DEV_STAMP)
@@ -26,6 +26,10 @@ $(STAMP): $(BIN)/python pyproject.toml requirements/runtime.txt requirements/tor
 $(DEV_STAMP): $(STAMP) requirements/dev.txt
 	@$(BIN)/python requirements/install.py dev
 	@touch $@
+
+# The source package and the wheel with the native library, in dist/.
+wheel: $(DEV_STAMP)
+	@$(BIN)/python -m build
 
 # Resolve pyproject.toml again and write requirements/*.txt.
 lock: $(BIN)/python
@@ -59,6 +63,8 @@ check: $(DEV_STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.docs_check
+	@$(BIN)/python docs/generate.py --check
+	@$(BIN)/zensical build --strict
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site .cache *.egg-info

@@ -49,9 +49,9 @@ def conditions(run: Run) -> str:
     where = f"{machine['device']}, {machine['cores']} cores" + (
         f", torch {machine['torch']}" if "torch" in machine else ""
     )
-    what = f"{run['model']} ({run['weights']})" if "model" in run else "peers"
-    rounds = f"{run['rounds']} rounds, arms taking turns"
-    most = "as long as each asks" if run["max_tokens"] is None else f"at most {run['max_tokens']} tokens"
+    what = f"{run['model']} ({run['weights']})" if "model" in run else "several engines"
+    rounds = f"{run['rounds']} rounds, variants interleaved"
+    most = "each prompt's own limit" if run["max_tokens"] is None else f"at most {run['max_tokens']} tokens"
     return f"Measured {run['date']}: {what}; {where}; {most}; {rounds}."
 
 
@@ -61,7 +61,7 @@ def offline_table(run: Run) -> list[str]:
     several = [name for name in ("arm", "temperature", "batch") if len({row[name] for row in rows}) > 1]
     words = {"arm": "drafter", "temperature": "T", "batch": "at once"}
     head = ["task", *(words[name] for name in several), "tokens/s plain", "with speculation", "speedup"]
-    head += ["tokens a step", "same text"]
+    head += ["tokens per step", "same output"]
     lines = [line(head), line(["---"] * (1 + len(several)) + ["---:"] * 4 + ["---"])]
     for row in rows:
         name = f"mean of {row['tasks']}" if row["task"] == "all" else row["task"]
@@ -76,7 +76,7 @@ def compare_table(run: Run) -> list[str]:
     """A row for each peer, a column for each task."""
     tasks = list(dict.fromkeys(cell["task"] for cell in run["cells"]))
     found = {(cell["task"], cell["arm"]): cell for cell in run["cells"]}
-    last = [f"times {run['baseline']}", "first words, ms", "tokens a step", "text as the first"]
+    last = [f"times {run['baseline']}", "TTFT, ms", "tokens per step", f"same output as {run['baseline']}"]
     head = ["tokens/s", *tasks, "mean", *last]
     lines = [line(head), line(["---"] + ["---:"] * (len(head) - 2) + ["---"])]
     for row in run["overall"]:
@@ -89,9 +89,9 @@ def compare_table(run: Run) -> list[str]:
 
 
 def synthetic_table(run: Run) -> list[str]:
-    """A row for each rate, length and batch size; kept text by text and in step side by side."""
+    """A row for each rate, length and batch size; sequences that advance on their own and in lockstep."""
     head = ["rate", "draft length", "batch", "tokens per step", "expected", "speedup", "lockstep: tokens per step"]
-    lines = [line([*head, "in step: times as fast"]), line(["---:"] * 8)]
+    lines = [line([*head, "lockstep: speedup"]), line(["---:"] * 8)]
     found = {(cell["rate"], cell["length"], cell["batch"], cell["mode"]): cell for cell in run["cells"]}
     for (rate, length, batch, mode), cell in found.items():
         if mode == "sequence":
@@ -117,7 +117,7 @@ def short_offline_table(run: Run) -> list[str]:
 
 def short_compare_table(run: Run) -> list[str]:
     """A row for each peer with its mean over the tasks."""
-    lines = [line(["engine", "tokens/s", f"times {run['baseline']}", "first token, ms", "tokens per step"])]
+    lines = [line(["engine", "tokens/s", f"times {run['baseline']}", "TTFT, ms", "tokens per step"])]
     lines.append(line(["---"] + ["---:"] * 4))
     for row in run["overall"]:
         first = "-" if row["first_token"] is None else f"{1000 * row['first_token']['p50']:.0f}"

@@ -92,37 +92,60 @@ def default_of(field: Field[Any]) -> str:
 
 
 def commands() -> list[str]:
-    parser, found = build_parser()
+    parsers = build_parser()[1]
+    order = list(parsers)
+    names = sorted(parsers, key=lambda name: order.index(name.split()[0]))  # `plan fleet` comes after `plan`
     lines = [row("command", "purpose"), row("---", "---")]
-    lines += [
-        row(f"[`foretell {name}`](#{anchor('foretell ' + name)})", cell(each.description or ""))
-        for name, each in found.items()
-    ]
-    for name, each in found.items():
-        lines += ["", *command(f"foretell {name}", each, level=2)]
+    lines += [row(f"[`foretell {each}`](#{anchor('foretell ' + each)})", about(parsers[each])) for each in names]
+    for name in names:
+        lines += ["", *command(f"foretell {name}", parsers[name], level=2)]
     return lines
 
 
+def about(parser: argparse.ArgumentParser) -> str:
+    return cell(parser.description or "")
+
+
 def command(name: str, parser: argparse.ArgumentParser, level: int) -> list[str]:
-    """Return the section of a command: its arguments and own options, links to shared options, its subcommands."""
-    lines = [f"{'#' * level} {name}", cell(parser.description or "")]
-    own, shared, inner = [], [], {}
+    """Return the section of a command: examples, arguments, own options, links to shared ones, subcommands."""
+    lines = [f"{'#' * level} {name}", about(parser)]
+    if found := re.search(r"^examples:\n((?:  .+\n)+)", parser.format_help(), re.M):
+        lines += ["", "```sh", *textwrap.dedent(found[1]).splitlines(), "```"]
+    lines += arguments(parser)
+    described: dict[tuple[str, ...], str] = {}
+    for word, inner in subcommands(parser).items():
+        same = described.setdefault(tuple(arguments(inner)), f"{name} {word}")
+        if same == f"{name} {word}":
+            lines += ["", *command(same, inner, level + 1)]
+        else:
+            lines += ["", f"{'#' * (level + 1)} {name} {word}", about(inner)]
+            lines += ["", f"It has the arguments of [`{same}`](#{anchor(same)})."]
+    return lines
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
+
+
+def arguments(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the table of a command's own arguments, and links to the options that it shares."""
+    groups = [group for group in parser._action_groups if group.description == argparse.SUPPRESS]
+    hidden = [action for group in groups for action in group._group_actions]  # of another page of the same command
+    own, shared = [], []
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            inner = dict(action.choices)
-        elif isinstance(action, argparse._HelpAction) or not action.help or action.help == argparse.SUPPRESS:
+        if isinstance(action, argparse._SubParsersAction) or "--help" in action.option_strings or action in hidden:
             continue
-        elif (heading := shared_heading(action)) is not None:
+        if not action.help or action.help == argparse.SUPPRESS:
+            continue
+        if (heading := shared_heading(action)) is not None:
             shared.append(heading)
         else:
             own.append(row(flags_of(action), cell(action.help.replace("%%", "%"))))
-    if own:
-        lines += ["", row("argument", "meaning"), row("---", "---"), *own]
+    lines = ["", row("argument", "meaning"), row("---", "---"), *own] if own else []
     if shared:
         links = [f"[{heading.lower()}](configuration.md#{anchor(heading)})" for heading in dict.fromkeys(shared)]
         lines += ["", *wrapped(f"Also the options of {', '.join(links)}.")]
-    for word, each in inner.items():
-        lines += ["", *command(f"{name} {word}", each, level + 1)]
     return lines
 
 

@@ -6,8 +6,9 @@ import inspect
 import itertools
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
+from time import perf_counter
 from typing import Any
 
 from foretell.build.engine_builder import Assembly, build_engine
@@ -64,6 +65,7 @@ class LLM:
         self.engine = self.assembly.engine
         self.tokenizer = self.assembly.tokenizer
         self._ids = itertools.count()
+        self._interrupted = False
 
     def close(self) -> None:
         """End the worker processes of a tensor-parallel model; a no-op for others."""
@@ -111,20 +113,27 @@ class LLM:
         tokens = [self.tokenizer.encode(prompt, add_special=False) for prompt in prompts]
         return self._run(tokens, sampling_params, speculation, prompts)
 
+    def interrupt(self) -> None:
+        """End a running `generate` or `chat` after its current step; outputs cut short have the finish reason "abort".
+
+        A signal handler or another thread may call this.
+        """
+        self._interrupted = True
+
     def stream(
         self,
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
         *,
         speculation: SpeculationChoice = SpeculationChoice(),
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Generate for one prompt, or answer one conversation, step by step. Closing it aborts the request."""
         chat = _is_conversation(prompt)
         tokens = self.tokenizer.encode_chat(prompt) if chat else self._encode(prompt)  # type: ignore[arg-type]
         requests = self._requests(tokens, sampling_params, speculation)
         return self._stream(requests)
 
-    def _stream(self, requests: list[Request]) -> Iterator[Delta]:
+    def _stream(self, requests: list[Request]) -> Generator[Delta, None, None]:
         states = [self._add(request) for request in requests]
         try:
             while any(state.seq.finish_reason is None or state.outbox for state in states):
@@ -146,9 +155,10 @@ class LLM:
         each = _one_each(params, len(prompts))
         requests = [self._requests(*pair, speculation) for pair in zip(prompts, each, strict=True)]
         states: list[list[SequenceState]] = []
+        self._interrupted = False
         try:
             states += [[self._add(request) for request in group] for group in requests]
-            while any(state.seq.finish_reason is None for group in states for state in group):
+            while not self._interrupted and any(state.seq.finish_reason is None for group in states for state in group):
                 self.engine.step()
         finally:
             for group in requests:  # a no-op for finished requests
@@ -303,6 +313,8 @@ def _prompt_logprobs(state: SequenceState, tokenizer: Tokenizer) -> list[dict[in
     if state.seq.request.params.prompt_logprobs is None:
         return None
     found = state.prompt_logprobs
+    if len(found) < len(state.seq.request.prompt) - 1:
+        return None  # interrupted before the end of the prefill
     return [None, *(_named(found[position], tokenizer) for position in range(1, len(state.seq.request.prompt)))]
 
 
@@ -319,5 +331,5 @@ def _timings(states: list[SequenceState]) -> RequestTimings:
     added = timings[0].added
     started = min(each.started or added for each in timings)
     first = min(each.first_token or added for each in timings)
-    finished = max(each.finished or added for each in timings)
+    finished = max(each.finished or perf_counter() for each in timings)  # without a time: aborted just now
     return RequestTimings(started - added, first - added, finished - added)

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from foretell.cli.main import build_parser
+from foretell.cli.main import build_parser, parse
+from foretell.errors import ForetellError
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("foretell", "tests", "bench", "recipes", "examples", "requirements")
 # Options of other programs that the pages name.
-OTHER_PROGRAMS = {"--no-deps", "--strict", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"}
+OTHER_PROGRAMS = {"--extra-index-url", "--index-url", "--no-deps", "--pip-args", "--strict"}
+OTHER_PROGRAMS |= {"--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"`([^`\n]+)`")  # code within a sentence
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
@@ -74,7 +76,7 @@ def known_flags() -> frozenset[str]:
             known |= set(action.option_strings)
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
-    scripts = [*ROOT.glob("bench/*.py"), *ROOT.glob("docs/*.py"), ROOT / "foretell/server/compat_flags.py"]
+    scripts = [*ROOT.glob("bench/*.py"), *ROOT.glob("docs/*.py"), *ROOT.glob("foretell/server/*_flags.py")]
     return frozenset(known | {flag for script in scripts for flag in FLAG.findall(script.read_text())} | OTHER_PROGRAMS)
 
 
@@ -102,12 +104,10 @@ def command_faults(command: str, targets: set[str]) -> Iterator[str]:
         words = words[2:]
     if words[0] == "foretell":
         try:
-            _, unknown = build_parser()[0].parse_known_args(words[1:])
-        except SystemExit:
-            yield f"{command!r} is refused"
-        else:
-            if unknown:
-                yield f"{command!r}: there is no {unknown[0]}"
+            parse(words[1:])
+        except (SystemExit, ForetellError) as error:
+            if not isinstance(error, SystemExit) or error.code:  # --help and --version exit with 0
+                yield f"{command!r} is refused"
     if words[0] == "python" and words[1].endswith(".py") and not (ROOT / words[1]).exists():
         yield f"{command!r}: no such script"
 

@@ -21,7 +21,7 @@ from foretell.cli.stream_output import COLOURS, RESET
 from tests.folder import write_tiny_folder
 from tests.waiting import TIMEOUT
 
-CODES = re.compile(r"\x1b\[\d+m")
+CODES = re.compile(r"\x1b\[[\d;]+m")
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
 
 
@@ -113,7 +113,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         child.stdin.flush()
         out, err = child.communicate(timeout=4 * TIMEOUT)
     assert child.returncode == 0
-    assert b"[stopped]" in out
+    assert b"[stopped after" in err
     assert err.count(b"tokens in") == 1
 
 
@@ -297,18 +297,6 @@ def test_models_lists_the_built_in_names(capsys: pytest.CaptureFixture[str]) -> 
     assert code == 0
     assert "smollm2-135m" in out
     assert "gemma3-270m" in out
-
-
-def test_the_demo_measures_both_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_folder: Path) -> None:
-    roomy = write_tiny_folder(tmp_path / "roomy")
-    config = json.loads((roomy / "config.json").read_text())
-    (roomy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
-    code, out, _ = run(capsys, "demo", "--model", str(roomy))
-    assert code == 0
-    assert "same text" in out
-    assert out.count(" yes") == 2
-    code, out, _ = run(capsys, "demo", "--model", str(roomy), "--json")
-    assert [each["same_text"] for each in json.loads(out)["prompts"]] == [True, True]
 
 
 def test_out_goes_through_links_and_into_pipes(

@@ -247,6 +247,9 @@ def test_check_pair_sets_the_exit_code(capsys: pytest.CaptureFixture[str], targe
     assert code == 1
     assert out.startswith("will not work")
     assert "use it" not in out
+    code, out = run(CHECK_PAIR, capsys, str(target), str(target))
+    assert code == 0 and out.startswith("works: same tokenizer, but it cannot pay off\n")
+    assert "use it" not in out and f"foretell pairs {target} lists smaller ones" in out
     code, out = run(CHECK_PAIR, capsys, str(target), str(target), "--json")
     result = json.loads(out)
     assert (code, result["kind"], result["agreement"], result["weight_ratio"]) == (0, "same", 1.0, 1.0)

@@ -12,7 +12,7 @@ from foretell.cli.stream_output import COLOURS, RESET, Palette, StreamRenderer, 
 from foretell.tokenizer import Tokenizer
 from foretell.types import TARGET, Delta
 
-CODES = re.compile(r"\x1b\[\d+m")
+CODES = re.compile(r"\x1b\[[\d;]+m")
 TEXT = "naïve 你好, and so on: the quick brown fox"
 
 
@@ -79,7 +79,7 @@ def test_the_legend_names_drafters_with_accepted_tokens(tokenizer: Tokenizer) ->
     renderer = StreamRenderer(tokenizer, Palette(["prediction", "ngram", "suffix"]))
     for delta in deltas(tokenizer, TEXT, [3])[:1]:
         renderer.render(delta)
-    assert CODES.sub("", renderer.legend()) == "ngram: accepted draft tokens; no colour: the target"
+    assert CODES.sub("", renderer.legend()) == "ngram: accepted draft tokens; no underline: the target"
     assert COLOURS[1] in renderer.legend(), "its colour among all drafters"
 
 

@@ -11,10 +11,11 @@ from time import perf_counter
 from typing import Any, Literal
 
 from foretell.errors import RequestError
+from foretell.utils.report_table import ReportTable
 
 from .compare import CompareSample, number, summarize
 from .http_client import FAILURES, get_page, suggestion
-from .intervals import shown
+from .intervals import INTERVAL, compared
 from .measure import ProgressCallback
 from .metrics import as_row, json_name
 from .peers import METRIC_LINE, Endpoint, PeerReply, RequestParams
@@ -266,24 +267,23 @@ def running_requests(endpoint: Endpoint) -> int:
     return int(sum(float(each["value"]) for each in METRIC_LINE.finditer(text) if each["name"] in RUNNING))
 
 
-HEAD = ("task", "tokens", "tokens/s", "accepted per step", "speedup", "same text")
+HEAD = ("task", "tokens", "tokens/s", "accepted per step", "speedup", INTERVAL, "same text")
 
 
-def markdown(result: CheckResult) -> str:
-    """Format a table with a row for each task."""
+def report_table(result: CheckResult) -> ReportTable:
+    """Return a table with a row for each task."""
     rows = [
         [
             str(cell["task"]),
             str(cell["tokens"]),
             number(cell["tokens_per_second"], 1),
             number(cell["accepted_per_step"], 2),
-            shown(cell["speedup"], cell["speedup_interval"]),
+            *compared(cell["speedup"], cell["speedup_interval"]),
             {True: "yes", False: "NO", None: "-"}[cell["same_text"]],
         ]
         for cell in result.cells
     ]
-    lines = [HEAD, ["---"] + ["---:"] * 4 + ["---"], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return ReportTable(HEAD, rows)
 
 
 def remarks(result: CheckResult) -> list[str]:
@@ -299,5 +299,5 @@ def remarks(result: CheckResult) -> list[str]:
     for reason, count in result.reasons.items():
         lines.append(f"ERRORS: {reason} ({count} times).")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines

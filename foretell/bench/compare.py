@@ -10,8 +10,9 @@ from statistics import fmean, median
 from typing import Any
 
 from foretell.errors import RequestError
+from foretell.utils.report_table import ReportTable
 
-from .intervals import Pairs, interval, over_prompts, over_tasks, ratio_of, shown
+from .intervals import INTERVAL, Pairs, compared, interval, over_prompts, over_tasks, ratio_of
 from .measure import ProgressCallback, rotated
 from .metrics import Latency, as_row, json_name
 from .peers import Peer, PeerReply, RequestParams
@@ -256,25 +257,25 @@ HEAD = (
     "task",
     "peer",
     "tokens/s",
-    "first token p50 / p90, ms",
+    "first token p50 / p90 ms",
     "accepted per step",
-    "speedup over {}",
-    "same text as {}",
+    "speedup",
+    INTERVAL,
+    "same text",
 )
 
 
-def markdown(result: CompareResult) -> str:
-    """Format a table with a row for each task and peer."""
-    head = [word.format(result.baseline) for word in HEAD]
-    lines = [head, ["---"] * 2 + ["---:"] * 5, *map(_row, (*result.cells, *result.overall))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def report_table(result: CompareResult) -> ReportTable:
+    """Return a table with a row for each task and peer."""
+    return ReportTable(HEAD, [_row(cell) for cell in (*result.cells, *result.overall)], words=2)
 
 
 def remarks(result: CompareResult) -> list[str]:
     """Return the notes below the table."""
     lines = [
         f"Median tokens per second after the first token. Speedup: time per token of {result.baseline} over that of "
-        "the peer, by pairs of the same prompt and round, with a 95% t interval over prompts and rounds.",
+        "the peer, by pairs of the same prompt and round, with a 95% t interval over prompts and rounds. "
+        f"Same text: as {result.baseline}.",
         "Accepted per step counts the target's own token; - if a peer does not report it. Peers with another "
         "quantization may well give another output.",
     ]
@@ -283,7 +284,7 @@ def remarks(result: CompareResult) -> list[str]:
         if reasons:
             lines.append(f"ERRORS, {cell.peer}, {cell.task}: {reasons}.")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines
 
 
@@ -295,7 +296,7 @@ def _row(cell: CompareCell) -> list[str]:
         number(cell.tokens_per_second, 1),
         "-" if first is None else f"{1000 * first.p50:.0f} / {1000 * first.p90:.0f}",
         number(cell.accepted_per_step, 2),
-        shown(cell.speedup, cell.speedup_interval),
+        *compared(cell.speedup, cell.speedup_interval),
         "-" if cell.same_text is None else f"{cell.num_same} of {cell.prompts}",
     ]
 

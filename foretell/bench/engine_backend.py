@@ -89,7 +89,7 @@ NO_SPECULATION = SpeculationChoice(enabled=False)
 
 
 class EngineBackend:
-    """Variants take turns on one engine; prompts are in the prefix cache, so that no variant pays for prefill."""
+    """Variants take turns on one engine; each has the prompt in the prefix cache, so that none pays for prefill."""
 
     def __init__(self, llm: LLM, slots: DrafterSlots) -> None:
         self.llm, self._make = llm, slots
@@ -123,13 +123,12 @@ class EngineBackend:
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
             prompt = self.encode(messages)
             jobs.append(MeasureJob(item.id, item.task, turn, tuple(prompt), params))
-        for job in jobs:
-            self.llm.generate([list(job.prompt)], SamplingParams(max_tokens=1), speculation=NO_SPECULATION)
         return jobs
 
     def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
         slot, stats = self._slots[variant.name], self.llm.engine.stats
         slot.activate()
+        self._warm(job)
         slot.drafter.take_drafts()
         draft_seconds = slot.drafter.seconds
         target_seconds = stats.target_seconds
@@ -150,6 +149,15 @@ class EngineBackend:
             origins=tuple(origin for state in times.states for origin in state.speculation.origins),
             lengths=tuple(map(len, times.outputs)),
         )
+
+    def _warm(self, job: MeasureJob) -> None:
+        """Prefill the prompts of a job, by the target and by the active heads.
+
+        Each variant does it for itself: the engine drops all cached pages when it gets a drafter with a head, because
+        they lack the head's KV.
+        """
+        prompts = [list(each.prompt) for each in job.jobs]
+        self.llm.generate(prompts, SamplingParams(max_tokens=1), speculation=NO_SPECULATION)
 
     def decode(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token; a token that ends inside a character has its text in the next."""

@@ -178,11 +178,28 @@ def half_width(estimate: Estimate | None, level: float = LEVEL) -> float | None:
     return math.tanh((high - low) / 2)
 
 
+INTERVAL = "95% interval"  # name of a column
+WIDE = "wide"  # shown for an interval of two prompts or so, which says nothing
+WIDE_RATIO = 10.0  # upper over lower bound
+
+
 def shown(ratio: float | None, between: tuple[float, float] | None, missing: str = "-") -> str:
     """Format a ratio with its interval, or `missing` where there is no ratio."""
     if ratio is None:
         return missing
     return f"{ratio:.2f} (no interval)" if between is None else f"{ratio:.2f} ({between[0]:.2f} to {between[1]:.2f})"
+
+
+def compared(ratio: float | None, between: tuple[float, float] | None, missing: str = "-") -> tuple[str, str]:
+    """Return the cells of a ratio and of its interval; the word faster or slower unless the interval includes 1."""
+    if ratio is None:
+        return missing, "-"
+    low, high = between or (ratio, ratio)
+    word = " faster" if low > 1 else " slower" if high < 1 else ""
+    bounds = "-"
+    if between is not None:
+        bounds = WIDE if high > WIDE_RATIO * low else f"{low:.2f}-{high:.2f}"
+    return f"{ratio:.2f}{word}", bounds
 
 
 def _mean_variance(parts: Sequence[Variance], count: int) -> Variance:

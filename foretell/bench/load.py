@@ -15,9 +15,10 @@ from time import perf_counter
 from typing import Any
 
 from foretell.errors import RequestError
+from foretell.utils.report_table import ReportTable
 
 from .http_client import Address, ClosedLoop, Level, StreamResult, stream_request, suggestion
-from .intervals import Estimate, interval, mean_ratio, over_rounds, shown
+from .intervals import INTERVAL, Estimate, compared, interval, mean_ratio, over_rounds
 from .measure import ProgressCallback, rotated
 from .metrics import Latency, OverallRow, as_row, json_name, mean_over_cells
 from .peers import target_steps
@@ -286,29 +287,28 @@ def _ratios(slices: Sequence[LoadSlice], plain: Sequence[LoadSlice], closed: boo
 
 HEAD = (
     "load",
-    "speculation",
+    "drafts",
     "requests",
-    "errors",
     "tokens/s",
-    "time to first token p50 / p99, ms",
-    "time per token p50 / p99, ms",
-    "speedup over off",
+    "TTFT p50 / p99 ms",
+    "TPOT p50 / p99 ms",
+    "speedup",
+    INTERVAL,
     "accepted per step",
     "same text",
 )
 
 
-def markdown(result: LoadResult) -> str:
-    """Format a table with a row for each load and variant."""
-    lines = [HEAD, ["---"] * 2 + ["---:"] * (len(HEAD) - 2), *map(_row, result.cells)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def report_table(result: LoadResult) -> ReportTable:
+    """Return a table with a row for each load and variant."""
+    return ReportTable(HEAD, [_row(cell) for cell in result.cells], words=2)
 
 
 def remarks(result: LoadResult) -> list[str]:
     """Return the notes below the table."""
     lines = [
-        "Speedup: tokens per second over those with speculation off, by pairs of slices (at a request rate: of one "
-        "request, after its first token)."
+        "TTFT is the time to the first token, TPOT the time per output token after it. Speedup: tokens per second over "
+        "those with speculation off, by pairs of slices (at a request rate: of one request, after its first token)."
     ]
     if all(cell.variant != ON for cell in result.cells):
         lines.append(
@@ -324,7 +324,7 @@ def remarks(result: LoadResult) -> list[str]:
         if reasons:
             lines.append(f"ERRORS, {cell.load}, {cell.variant}: {reasons}.")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines
 
 
@@ -332,12 +332,11 @@ def _row(cell: LoadCell) -> list[str]:
     return [
         cell.load,
         cell.variant,
-        str(cell.requests),
-        str(cell.errors),
+        f"{cell.requests} ({cell.errors} failed)" if cell.errors else str(cell.requests),
         f"{cell.tokens_per_second:.1f}",
         _p50_p99(cell.first_token),
         _p50_p99(cell.per_token),
-        shown(cell.speedup, cell.speedup_interval),
+        *compared(cell.speedup, cell.speedup_interval),
         "-" if cell.accepted_per_step is None else f"{cell.accepted_per_step:.2f}",
         {True: "yes", False: "NO", None: "-"}[cell.same_text],
     ]

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from foretell.utils.report_table import ReportTable
+
 from .intervals import interval, mean_of, shown
 from .measure import PLAIN, Batch, BatchBackend, BatchResult, ProgressCallback, rotated
 from .metrics import as_row, json_name
@@ -272,11 +274,9 @@ def _overall(drafter: str, found: Sequence[tuple[NeverSlowerCell, CellTimes]]) -
 HEAD = ("task", "T", "batch", "drafter", "accepted per step", "fixed", "bar", "speedup", "verdict", "same text")
 
 
-def markdown(result: NeverSlowerResult) -> str:
-    """Format a table with a row for each cell and for the mean of each drafter."""
-    lines = [_line(HEAD), _line(["---"] * len(HEAD))]
-    lines += [_line(_cell_row(cell)) for cell in result.cells]
-    return "\n".join([*lines, *(_line(_overall_row(each)) for each in result.overall)])
+def report_table(result: NeverSlowerResult) -> ReportTable:
+    """Return a table with a row for each cell and for the mean of each drafter."""
+    return ReportTable(HEAD, [*map(_cell_row, result.cells), *map(_overall_row, result.overall)], words=4)
 
 
 def remarks(result: NeverSlowerResult) -> list[str]:
@@ -300,10 +300,6 @@ def remarks(result: NeverSlowerResult) -> list[str]:
         last = result.cells[-1].rounds
         lines.append(f"Stopped early: the table has the finished part, {last} rounds of its last cell.")
     return lines
-
-
-def _line(columns: tuple[str, ...] | list[str]) -> str:
-    return f"| {' | '.join(columns)} |"
 
 
 def _cell_row(cell: NeverSlowerCell) -> list[str]:

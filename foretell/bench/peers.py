@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import re
@@ -224,6 +225,14 @@ class TokenTimer:
         """Do nothing: all tokens were put."""
 
 
+def check_packages(*names: str) -> None:
+    """Raise if a package that the transformers peer needs is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            why = "" if name == "transformers" else ", which transformers needs to read a GGUF file,"
+            raise ForetellError(f"the package {name}{why} is not installed: pip install {name}, or leave that peer out")
+
+
 class TransformersPeer:
     """A peer that runs the same weights in transformers, unquantized.
 
@@ -231,13 +240,12 @@ class TransformersPeer:
     """
 
     def __init__(self, target: ModelSource, names: Sequence[str]) -> None:
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-        except ImportError:
-            raise ForetellError("transformers is not installed; install it, or leave that peer out") from None
-        path = target.checkpoint.path
-        where: dict[str, Any] = {"gguf_file": path.name} if target.checkpoint.kind == "gguf" else {}
+        path, is_gguf = target.checkpoint.path, target.checkpoint.kind == "gguf"
+        check_packages("transformers", *(["accelerate"] if is_gguf else []))
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        where: dict[str, Any] = {"gguf_file": path.name} if is_gguf else {}
         folder = path.parent if where else path
         dtype = torch.float32 if target.device.type == "cpu" else target.dtype
         self.torch, self.tokenizer, self.ends = torch, target.tokenizer, sorted(target.tokenizer.end_ids)

@@ -24,7 +24,8 @@ class ProgressBar:
         now, last = self.clock(), done == total
         line = f"[{done}/{total}] {what}{self._left(now - self.began, done, total)}"
         if self.stream.isatty():
-            print(f"\r\x1b[K{bar(done, total)} {line}", end="\n" if last else "", file=self.stream, flush=True)
+            # The cursor waits at the start of the line, where the report of a stopped run begins.
+            print(f"\x1b[K{bar(done, total)} {line}", end="\n" if last else "\r", file=self.stream, flush=True)
         elif last or self.last_line is None or now - self.last_line >= LINE_SECONDS:
             self.last_line = now
             print(line, file=self.stream, flush=True)

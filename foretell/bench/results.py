@@ -149,6 +149,8 @@ class TaskCell:
     # From submission to the end of the batch.
     request_seconds: Latency | None = field(default=None, metadata=json_name("text_seconds"))
     plain_request_seconds: Latency | None = field(default=None, metadata=json_name("plain_text_seconds"))
+    decode_seconds: Latency | None = None  # from the first token to the end of the batch
+    plain_decode_seconds: Latency | None = None
     ratios: list[list[float]] = field(default_factory=list)  # by prompt and round, to recompute intervals from
 
 
@@ -266,7 +268,14 @@ def _distributions(groups: Sequence[PairGroup]) -> dict[str, Any]:
         "plain_token_seconds": Latency.of(second for output in plain for second in token_times(output.step_times)),
         "request_seconds": Latency.of(output.total_seconds for output in speculative),
         "plain_request_seconds": Latency.of(output.total_seconds for output in plain),
+        "decode_seconds": Latency.of(_decode_times(speculative)),
+        "plain_decode_seconds": Latency.of(_decode_times(plain)),
     }
+
+
+def _decode_times(outputs: Sequence[TimedOutput]) -> list[float]:
+    """Return the decode times of outputs with more than one token."""
+    return [output.decode_seconds for output in outputs if output.seconds_per_token is not None]
 
 
 def _rate(outputs: Sequence[TimedOutput]) -> float | None:
@@ -293,6 +302,8 @@ LATENCIES = (  # JSON names
     "plain_token_seconds",
     "text_seconds",
     "plain_text_seconds",
+    "decode_seconds",
+    "plain_decode_seconds",
 )
 
 
@@ -333,7 +344,7 @@ def cell_from_json(value: Mapping[str, Any]) -> TaskCell:
         "differing": tuple(value["differing"]),
         "places": AcceptanceByDepth(*(tuple(value["places"][name]) for name in ("reached", "stood"))),
     }
-    row = {**value, **changed, **{name: _latency(value[name]) for name in LATENCIES}}
+    row = {**value, **changed, **{name: _latency(value.get(name)) for name in LATENCIES}}
     names = {each.metadata.get(JSON_NAME, each.name): each.name for each in fields(TaskCell)}
     return TaskCell(**{names[name]: each for name, each in row.items()})
 

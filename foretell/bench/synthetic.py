@@ -11,9 +11,10 @@ from typing import Any, Literal, Protocol
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
+from foretell.utils.report_table import ReportTable
 from foretell.utils.speculation_math import expected_tokens
 
-from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds, shown
+from .intervals import INTERVAL, Estimate, Pairs, compared, interval, mean_ratio, over_rounds
 from .measure import PLAIN, Batch, BatchBackend, BatchResult, ProgressCallback, Variant, rotated
 from .metrics import OverallRow, as_row, json_name, mean_over_cells
 from .never_slower_grid import ORACLE
@@ -236,13 +237,23 @@ def cell_of(setting: SyntheticSetting, batch: int, ours: _VariantRecord, plain: 
     )
 
 
-HEAD = ("rate", "draft length", "batch", "acceptance", "accepted per step", "expected", "error", "speedup", "same text")
+HEAD = (
+    "rate",
+    "draft length",
+    "batch",
+    "acceptance",
+    "accepted per step",
+    "expected",
+    "error",
+    "speedup",
+    INTERVAL,
+    "same text",
+)
 
 
-def markdown(result: SyntheticResult) -> str:
-    """Format a table with a row for each setting and batch size."""
-    lines = [HEAD, ["---:"] * 3 + ["---"] + ["---:"] * 4 + ["---"], *map(_row, result.cells)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def report_table(result: SyntheticResult) -> ReportTable:
+    """Return a table with a row for each setting and batch size."""
+    return ReportTable(HEAD, [_row(cell) for cell in result.cells], words=0)
 
 
 def remarks(result: SyntheticResult) -> list[str]:
@@ -264,7 +275,7 @@ def remarks(result: SyntheticResult) -> list[str]:
         if not cell.same_text:
             lines.append(f"NOT THE SAME TEXT: {where}.")
     if result.stopped is not None:
-        lines.append("Stopped early: the table has the finished part.")
+        lines.append("Stopped early: the table has the finished part. Run the command again for all of it.")
     return lines
 
 
@@ -283,6 +294,6 @@ def _row(cell: SyntheticCell) -> list[str]:
         f"{cell.accepted_per_step:.2f}",
         f"{cell.expected_per_step:.2f}",
         f"{cell.off:.1%}",
-        shown(cell.speedup, cell.speedup_interval),
+        *compared(cell.speedup, cell.speedup_interval),
         "yes" if cell.same_text else "NO",
     ]

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from .bench_check import CHECK
 from .bench_common import check_output_paths
@@ -17,6 +12,7 @@ from .bench_never_slower import NEVER_SLOWER
 from .bench_offline import DRAFTERS_BENCH, OFFLINE_BENCH
 from .bench_synthetic import SYNTHETIC
 from .common import Command
+from .interrupts import sigterm_as_interrupt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,23 +30,6 @@ def run_bench(args: argparse.Namespace) -> int:
     check_output_paths(args)
     with sigterm_as_interrupt():
         return BENCHES[args.bench].run(args)
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM, which `timeout` sends, as Ctrl-C, so that results so far are reported."""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 BENCHES = {

@@ -50,10 +50,10 @@ def short_prompts() -> list[BenchPrompt]:
 
 
 def report(args: argparse.Namespace, found: CheckResult) -> None:
-    from foretell.bench.check import markdown, remarks
+    from foretell.bench.check import remarks, report_table
     from foretell.bench.page.check import page
 
-    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(endpoint: Endpoint) -> dict[str, object]:

@@ -15,9 +15,12 @@ from foretell.config import EngineConfig
 from foretell.options import given_options
 
 from .common import add_output_arguments, check_output_path, output_result, write_atomic
+from .outputs import check_writable
+from .tables import open_console, print_blocks
 
 if TYPE_CHECKING:
     from foretell.build.model_source import ModelSource
+    from foretell.utils.report_table import ReportTable
 
 AUTO = "auto"
 
@@ -53,24 +56,25 @@ def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
 def check_output_paths(args: argparse.Namespace) -> None:
     """Check before any work that the output files can be written."""
     check_output_path(args)
-    check_output_path(argparse.Namespace(out=args.html))
+    if args.html is not None:
+        check_writable(args.html, "html")
 
 
 def print_report(
     args: argparse.Namespace,
-    table: str,
+    table: ReportTable,
     remarks: Sequence[str],
     result: Mapping[str, Any],
     page: Callable[[], str],
 ) -> None:
-    """Print the table with remarks and a JSON summary line; with --json only the full object."""
-    stream = sys.stderr if args.json else sys.stdout
-    print(table, "", *remarks, sep="\n", file=stream, flush=True)
+    """Print the table with remarks, into a pipe a JSON summary line too; with --json only the full object."""
+    console = open_console(to_stderr=args.json)
+    print_blocks(console, [table, "\n".join(remarks)])
     output_result(result, args)
     if args.html is not None:
         write_atomic(args.html, page())
-        print(f"HTML report: {args.html}", file=stream)
-    if not args.json:
+        console.print(f"HTML report: {args.html}", soft_wrap=True)
+    if not args.json and not sys.stdout.isatty():
         print(json.dumps(brief(result), ensure_ascii=False))
 
 

@@ -147,10 +147,10 @@ def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitS
 
 
 def report(args: argparse.Namespace, found: CompareResult) -> None:
-    from foretell.bench.compare import markdown, remarks
+    from foretell.bench.compare import remarks, report_table
     from foretell.bench.page.compare import page
 
-    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -> dict[str, Any]:

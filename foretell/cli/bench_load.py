@@ -31,8 +31,9 @@ QUICK: dict[str, Any] = {"seconds": 12.0, "turns": 2}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", nargs="?", metavar="URL", help="running server (default: start one)")
     group = parser.add_argument_group("server")
-    group.add_argument("--base-url", metavar="URL", help="running server (default: start one)")
+    group.add_argument("--base-url", metavar="URL", help="the same as URL")
     group.add_argument("--fixed-url", metavar="URL", help="second server, started with --num-speculative-tokens N")
     group.add_argument("--api-key", metavar="KEY", help="API key of the servers")
     group.add_argument(
@@ -83,6 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from foretell.bench.progress import ProgressBar
 
+    if args.url is not None and args.base_url is not None:
+        raise RequestError("base_url", "names a second server to load; give one URL")
+    args.base_url = args.base_url or args.url
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     check_settings(args, settings)
     plan = plan_of(args)
@@ -159,10 +163,10 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
 
 
 def report(args: argparse.Namespace, found: LoadResult) -> None:
-    from foretell.bench.load import markdown, remarks
+    from foretell.bench.load import remarks, report_table
     from foretell.bench.page.load import page
 
-    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(

@@ -94,10 +94,10 @@ def extent_of(args: argparse.Namespace) -> CellPlan:
 
 
 def report(args: argparse.Namespace, found: NeverSlowerResult) -> None:
-    from foretell.bench.never_slower import markdown, remarks
+    from foretell.bench.never_slower import remarks, report_table
     from foretell.bench.page.never_slower import page
 
-    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def exit_code(found: NeverSlowerResult) -> int:

@@ -7,7 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.plan import DRAFTERS, OFFLINE, BenchPlan, quick
+from foretell.bench.plan import DRAFTERS, OFFLINE, QUICK_DRAFTERS, QUICK_OFFLINE, BenchPlan
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.options import add_options, given_options
@@ -52,14 +52,14 @@ def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="draft tokens per step, one or several; auto is always adaptive (default: 4)",
     )
-    add_common_arguments(parser, DRAFTERS, without=LISTS | {"num_speculative_tokens_per_batch_size"})
+    add_common_arguments(parser, DRAFTERS, QUICK_DRAFTERS, without=LISTS | {"num_speculative_tokens_per_batch_size"})
 
 
 def run_drafters(args: argparse.Namespace) -> int:
     from foretell.bench.measure import default_drafters, variants_of
     from foretell.draft.registry import KINDS
 
-    plan, items = asked(args, DRAFTERS)
+    plan, items = asked(args, DRAFTERS, QUICK_DRAFTERS)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
     arms = variants_of(args.drafters or (), args.nodes, base)
     check_arms(arms)
@@ -86,19 +86,21 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="draft tokens per step, one or several; auto is adaptive (default: auto)",
     )
-    add_common_arguments(parser, OFFLINE, without=LISTS)
+    add_common_arguments(parser, OFFLINE, QUICK_OFFLINE, without=LISTS)
 
 
 def run_offline(args: argparse.Namespace) -> int:
     from foretell.bench.measure import variant_grid
 
-    plan, items = asked(args, OFFLINE)
+    plan, items = asked(args, OFFLINE, QUICK_OFFLINE)
     arms = variant_grid(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
     check_arms(arms)
     return measure(args, open_target(args), arms, plan, items)
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, plan: BenchPlan, without: frozenset[str]) -> None:
+def add_common_arguments(
+    parser: argparse.ArgumentParser, plan: BenchPlan, quick: BenchPlan, without: frozenset[str]
+) -> None:
     """Add the flags of workload, model and speculation."""
     group = parser.add_argument_group("workload")
     add_workload_arguments(group)
@@ -117,19 +119,22 @@ def add_common_arguments(parser: argparse.ArgumentParser, plan: BenchPlan, witho
         metavar="N,N",
         help="batch sizes, one or several (default: 1)",
     )
+    prompts = "prompt" if quick.per_task == 1 else "prompts"
+    per_quick = f"{quick.per_task} {prompts} of at most {quick.max_tokens} tokens"
     group.add_argument("--rounds", type=int, metavar="N", help=f"repetitions of each prompt (default: {plan.rounds})")
     group.add_argument(
-        "--quick", action="store_true", help="one short greedy prompt per task: under a minute on an idle machine"
+        "--quick", action="store_true", help=f"{per_quick} per task, greedy: about a minute on two idle cores"
     )
     add_result_arguments(parser)
     add_options(parser.add_argument_group("model"), EngineConfig)
     add_options(parser.add_argument_group("speculation"), SpeculationConfig, skip=without | {"workload"})
 
 
-def asked(args: argparse.Namespace, usual: BenchPlan) -> tuple[BenchPlan, list[BenchPrompt]]:
+def asked(args: argparse.Namespace, usual: BenchPlan, quick: BenchPlan) -> tuple[BenchPlan, list[BenchPrompt]]:
     """Return the plan and the prompts of the flags."""
-    plan = quick(usual) if args.quick else usual
-    plan = plan.override(args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches)
+    plan = (quick if args.quick else usual).override(
+        args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches
+    )
     return plan, load(args.asked, args.data, args.tasks)
 
 
@@ -163,10 +168,10 @@ def measure(
 
 def report(args: argparse.Namespace, done: FinishedRun) -> None:
     from foretell.bench.page.offline import page
-    from foretell.bench.report import markdown, remarks
+    from foretell.bench.report import remarks, report_table
 
     result = done.result
-    print_report(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
+    print_report(args, report_table(result), remarks(result), result.as_json(), lambda: page(result))
 
 
 def conditions(

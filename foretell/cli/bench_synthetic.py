@@ -79,9 +79,9 @@ def plan_of(args: argparse.Namespace) -> SyntheticPlan:
 
 def report(args: argparse.Namespace, found: SyntheticResult) -> None:
     from foretell.bench.page.synthetic import page
-    from foretell.bench.synthetic import markdown, remarks
+    from foretell.bench.synthetic import remarks, report_table
 
-    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _for_certificate(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def verdict(found: Certificate) -> str:
-    """Return the verdict line."""
+    """Return the verdict; of a lossless run also what was compared, on a second line."""
     if found.verdict == "not lossless":
         return "verdict: NOT LOSSLESS"
     if found.verdict == "inconclusive":
@@ -154,9 +154,9 @@ def verdict(found: Certificate) -> str:
     rejected = sum(each.evidence.rejected for each in found.outputs)
     what = "the same tokens" if found.job.request_rule == "match" else "the same greedy tokens"
     near = f", {found.near_ties} near-ties excused" if found.near_ties else ""
-    same = f"{what} over {accepted} accepted and {rejected} rejected draft tokens{near}"
-    toy = f"in a toy model the same distribution to a total variation of {found.distribution[0].detectable:.3f}"
-    return f"verdict: lossless: {same}; {toy}"
+    detectable = f"tests would have detected a total variation of {found.distribution[0].detectable:.3f}"
+    compared = f"{what} over {accepted} accepted and {rejected} rejected draft tokens{near}"
+    return f"verdict: lossless ({detectable})\n  {compared}"
 
 
 CERTIFY = Command("check that speculation does not change the output", add_arguments, run)

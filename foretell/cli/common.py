@@ -18,6 +18,8 @@ from foretell.options import add_options, given_options
 from foretell.sampling_params import SamplingParams
 from foretell.utils.system import gc_paused
 
+from .outputs import check_writable
+
 if TYPE_CHECKING:
     from foretell.llm import LLM
 
@@ -92,13 +94,8 @@ def read_text(argument: str) -> str:
 
 def check_output_path(args: argparse.Namespace) -> None:
     """Check before any work that the output file can be written."""
-    path: Path | None = args.out
-    if path is None:
-        return
-    if path.is_dir():
-        raise RequestError("out", f"{path} is a folder; name a file")
-    if not path.resolve().parent.is_dir():
-        raise RequestError("out", f"there is no folder {path.parent}")
+    if args.out is not None:
+        check_writable(args.out)
 
 
 def output_result(result: Any, args: argparse.Namespace) -> None:

@@ -1,20 +1,23 @@
-"""foretell demo: two prompts with and without speculation, compared in one run."""
+"""foretell demo: three prompts with and without speculation, compared in one run."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
-from .stream_output import Palette, StreamRenderer, StreamStats, stream_renderer, wants_colour
+from .stream_output import StreamRenderer, StreamStats, palette_of, stream_renderer, wants_colour
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from foretell.llm import LLM
     from foretell.sampling_params import SamplingParams
 
-QUESTION = "Why is the sky blue during the day and red in the evening?"
+QUESTION = "What is photosynthesis?"
+CODE = "Write a Python class Stack with push, pop, peek and is_empty."
 LETTER = """Dear Anna,
 
 The meeting of the garden club takes place on Tuesday at seven in the town library. Please bring the list of plants \
@@ -24,9 +27,14 @@ members who helped to repair the greenhouse after the storm.
 
 Best wishes,
 Paul"""
-EDIT = f"Rewrite this letter word for word, only change the day from Tuesday to Thursday.\n\n{LETTER}"
-PROMPTS = {"chat": QUESTION, "edit": EDIT}
-MAX_TOKENS = 128
+EDIT = f'Replace the word "Tuesday" with "Thursday" in this letter:\n\n{LETTER}'
+EDITED = LETTER.replace("Tuesday", "Thursday")
+PROMPTS = {"chat": QUESTION, "code": CODE, "edit": EDIT}
+MAX_TOKENS = 256
+WHY = (
+    "Chat gains less: its words are new, so fewer draft tokens are accepted. "
+    "An edit copies its prompt and code repeats itself, so long drafts are accepted."
+)
 
 
 @dataclass(frozen=True)
@@ -62,33 +70,54 @@ class Comparison:
 def run(args: argparse.Namespace) -> int:
     check_output_path(args)
     llm = load_llm(args)
-    quiet = args.json
-    if not quiet:
-        legend = Palette(llm.engine.drafter.default_drafters).legend() if wants_colour() else ""
-        print(f"{llm.config.model}, drafter {llm.engine.drafter.name}, greedy. {legend}\n")
-    comparisons = [_compare(llm, name, text, quiet) for name, text in PROMPTS.items()]
-    if not quiet:
-        print("\n".join(table(comparisons)))
+    comparisons = [compare(llm, name, quiet=True) for name in PROMPTS] if args.json else show(llm)
     output_result({"model": llm.config.model, "prompts": [each.as_json() for each in comparisons]}, args)
     return 0 if all(each.same_text for each in comparisons) else 1
 
 
-def _compare(llm: LLM, name: str, text: str, quiet: bool) -> Comparison:
+def show(llm: LLM) -> list[Comparison]:
+    """Print the outputs of all prompts, styled by drafter, then the comparison as a table."""
+    from rich.console import Console
+
+    console = Console(color_system="auto" if wants_colour() else None, highlight=False, markup=False)
+    console.print(f"{llm.config.model}, greedy, drafters: {', '.join(llm.engine.drafter.default_drafters) or 'none'}")
+    if wants_colour() and (legend := palette_of(llm).legend(possible_origins(llm))):
+        print(legend)
+    comparisons = []
+    for name, text in PROMPTS.items():
+        print_heading(console, name, text)
+        comparisons.append(compare(llm, name, quiet=False))
+    console.print(table(comparisons))
+    if comparisons[0].ratio < comparisons[-1].ratio:
+        console.print(WHY)
+    return comparisons
+
+
+def possible_origins(llm: LLM) -> list[str]:
+    """Return the drafters whose tokens the demo can show: the default ones, merged ones by their parts."""
+    mix = llm.engine.drafter
+    parts = {name: drafter.parts for name, drafter in mix.merged.items()}
+    return list(dict.fromkeys(part for name in mix.default_drafters for part in parts.get(name, (name,))))
+
+
+def print_heading(console: Console, name: str, text: str) -> None:
+    """Print a prompt in one line as wide as the terminal."""
+    line = " ".join(f"{name}: {text}".split())
+    console.print("\n" + line, style="bold", no_wrap=True, overflow="ellipsis")
+
+
+def compare(llm: LLM, name: str, *, quiet: bool) -> Comparison:
     """Stream the output with speculation, then generate it without."""
     from foretell.sampling_params import SamplingParams
 
     params = SamplingParams(max_tokens=MAX_TOKENS)
-    prompt = _encode(llm, text)
+    prompt = _encode(llm, PROMPTS[name])
+    renderer = None if quiet else stream_renderer(llm, prompt, True)
+    # Warm-up: after it the prefix cache has the prompt for both sides.
+    _generate(llm, prompt, SamplingParams(max_tokens=4), speculate=True)
+    speculative = _generate(llm, prompt, params, speculate=True, renderer=renderer)
     if not quiet:
-        print(f"--- {name}: {json.dumps(text[:90] + ('...' if len(text) > 90 else ''))}")
-    _generate(
-        llm, prompt, SamplingParams(max_tokens=4), speculate=True
-    )  # warm-up: the prefix cache has the prompt for both sides
-    speculative = _generate(
-        llm, prompt, params, speculate=True, renderer=None if quiet else stream_renderer(llm, prompt, True)
-    )
-    if not quiet:
-        print("\n    ... and without speculation, to compare\n")
+        print("\n\n(again without speculation, to compare)")
     return Comparison(name, speculative, _generate(llm, prompt, params, speculate=False))
 
 
@@ -111,16 +140,25 @@ def _generate(
     return stats
 
 
-def table(comparisons: list[Comparison]) -> list[str]:
-    """Return the comparison as table lines."""
-    lines = [f"{'prompt':8}{'tokens':>8}{'per step':>9}{'plain':>12}{'speculative':>13}{'ratio':>8}  same text"]
+def table(comparisons: list[Comparison]) -> Table:
+    """Return the comparison as a table that fits 80 columns."""
+    from rich.table import Table
+
+    found = Table("prompt", title="tokens/s, plain and with speculation", title_justify="left")
+    for heading in ("tokens", "tokens/step", "plain", "speculative", "ratio"):
+        found.add_column(heading, justify="right")
+    found.add_column("same text")
     for each in comparisons:
-        lines.append(
-            f"{each.name:8}{len(each.speculative.tokens):>8}{each.speculative.accepted_per_step:>9.2f}"
-            f"{each.plain.tokens_per_second:>8.1f} t/s{each.speculative.tokens_per_second:>9.1f} t/s"
-            f"{each.ratio:>7.2f}x  {'yes' if each.same_text else 'NO'}"
+        found.add_row(
+            each.name,
+            str(len(each.speculative.tokens)),
+            f"{each.speculative.accepted_per_step:.2f}",
+            f"{each.plain.tokens_per_second:.0f}",
+            f"{each.speculative.tokens_per_second:.0f}",
+            f"{each.ratio:.2f}x",
+            "yes" if each.same_text else "NO",
         )
-    return lines
+    return found
 
 
-DEMO = Command("compare two prompts with and without speculation", add_report_arguments, run)
+DEMO = Command("compare three prompts with and without speculation", add_report_arguments, run)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
 
-from .columns import print_columns
 from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
+from .tables import open_console, print_blocks
 
 if TYPE_CHECKING:
     from foretell.control.adaptive import AdaptiveController
+    from foretell.utils.report_table import ReportTable
     from foretell.utils.speculation_math import SpeculationCosts
 
 BATCHES, LENGTHS = (1, 4, 16, 64), (1, 2, 4, 8, 16)
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     }
     output_result(found, args)
     if not args.json:
-        print_report(found)
+        print_blocks(open_console(), report_blocks(found))
     return 0
 
 
@@ -71,33 +71,28 @@ def round_rate(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def print_report(found: dict[str, Any]) -> None:
-    """Print the costs of steps and drafts, and two tables for each drafter."""
-    print(f"{found['model']}: step time in ms by number of tokens: {milliseconds(found['step_ms'])}")
+def report_blocks(found: dict[str, Any]) -> list[str | ReportTable]:
+    """Return step costs, and for each drafter break-even acceptance rates and chosen draft lengths."""
+    from foretell.utils.report_table import ReportTable
+
+    steps = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in found["step_ms"].items())
+    blocks: list[str | ReportTable] = [f"{found['model']}: step time in ms by number of tokens: {steps}"]
     for name, about in found["drafters"].items():
-        drafting = milliseconds(about["draft_ms"])
-        print(f"\n{name}: draft time in ms by number of draft tokens, one sequence: {drafting}")
-        rows = [
-            (str(batch), *("never" if need is None else f"{need:.2f}" for need in needs.values()))
-            for batch, needs in about["break_even"].items()
+        drafting = ", ".join(f"{nodes}: {ms:.1f}" for nodes, ms in about["draft_ms"].items())
+        blocks.append(f"{name}: draft time in ms by number of draft tokens, one sequence: {drafting}")
+        needs = [
+            [str(batch), *("never" if need is None else f"{need:.2f}" for need in row.values())]
+            for batch, row in about["break_even"].items()
         ]
-        print_matrix("break-even acceptance rate by batch size and draft length", LENGTHS, rows)
-        rows = [
-            (str(batch), *(f"{nodes} ({gain:.2f}x)" for nodes, gain in choices.values()))
-            for batch, choices in about["choice"].items()
+        title = "break-even acceptance rate by batch size and draft length"
+        blocks.append(ReportTable(["batch", *map(str, LENGTHS)], needs, words=0, title=f"{name}: {title}"))
+        choices = [
+            [str(batch), *(f"{nodes} ({gain:.2f}x)" for nodes, gain in row.values())]
+            for batch, row in about["choice"].items()
         ]
-        print_matrix("chosen draft length and expected speedup by batch size and acceptance rate", RATES, rows)
-
-
-def milliseconds(by_count: dict[int, float]) -> str:
-    """Format times by number of tokens."""
-    return ", ".join(f"{count}: {ms:.1f}" for count, ms in by_count.items())
-
-
-def print_matrix(title: str, heads: Sequence[float], rows: list[tuple[str, ...]]) -> None:
-    """Print a table of figures by batch size."""
-    print(f"\n{title}:")
-    print_columns(("batch size", *map(str, heads)), rows, right=range(len(heads) + 1))
+        title = "chosen draft length and expected speedup by acceptance rate"
+        blocks.append(ReportTable(["batch", *map(str, RATES)], choices, words=0, title=f"{name}: {title}"))
+    return blocks
 
 
 EXPLAIN = Command("show step and draft costs on this machine and when speculation pays", add_report_arguments, run)

@@ -16,11 +16,13 @@ from .common import (
     check_output_path,
     check_sampling,
     load_llm,
+    log,
     output_result,
     read_text,
     sampling_params,
 )
-from .stream_output import StreamStats, print_legend, print_summary, stream_renderer
+from .interrupt import catch_interrupts
+from .stream_output import print_legend, print_stream, stream_renderer
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -51,13 +53,10 @@ def run(args: argparse.Namespace) -> int:
     wants_rows = params.logprobs is not None or params.prompt_logprobs is not None
     if wants_rows and not args.json and args.out is None:
         raise RequestError("logprobs", "are part of the JSON output; add --json or --out FILE")
-    if args.json or args.out is not None or params.n > 1:
-        (output,) = llm.generate([tokens], params)
-        output_result(as_json(llm, output), args)
-        if not args.json:
-            print_outputs(llm, output, params, args.show)
-    else:
-        _stream(llm, tokens, params, args.show)
+    complete = args.json or args.out is not None or params.n > 1
+    is_cut = _complete(llm, tokens, params, args) if complete else _stream(llm, tokens, params, args.show)
+    if is_cut:
+        raise KeyboardInterrupt  # after what there is was printed and written
     return 0
 
 
@@ -71,13 +70,22 @@ def _prompt_text(args: argparse.Namespace, llm: LLM, text: str) -> str:
     return llm.tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
 
 
-def _stream(llm: LLM, tokens: list[int], params: SamplingParams, show: bool) -> None:
-    stats, renderer = StreamStats(), stream_renderer(llm, tokens, show, skip_special=params.skip_special_tokens)
-    for delta in llm.stream(tokens, params):
-        stats.add(delta)
-        print(renderer.render(delta), end="", flush=True)
-    print()
-    print_summary(stats, renderer)
+def _complete(llm: LLM, tokens: list[int], params: SamplingParams, args: argparse.Namespace) -> bool:
+    """Generate, then print and write the outputs; return whether Ctrl-C cut them short."""
+    with catch_interrupts(llm.interrupt):
+        (output,) = llm.generate([tokens], params)
+    is_cut = any(choice.finish_reason == "abort" for choice in output.outputs)
+    output_result(as_json(llm, output) | ({"interrupted": True} if is_cut else {}), args)
+    if not args.json:
+        print_outputs(llm, output, params, args.show)
+    if is_cut and args.out is not None:
+        log(f"foretell: {args.out} has the output so far, marked as interrupted")
+    return is_cut
+
+
+def _stream(llm: LLM, tokens: list[int], params: SamplingParams, show: bool) -> bool:
+    """Print the output as it is generated; return whether Ctrl-C cut it short."""
+    return print_stream(llm, tokens, params, show=show).finish == "abort"
 
 
 def print_outputs(llm: LLM, output: RequestOutput, params: SamplingParams, show: bool) -> None:
@@ -116,7 +124,7 @@ def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:
             "first_token_s": timings.first_token,
             "decode_s": timings.decode,
             "total_s": timings.total,
-            "tokens_per_second": decoded / timings.decode if timings.decode > 0 else None,
+            "tokens_per_second": decoded / timings.decode if decoded > 0 and timings.decode > 0 else None,
         },
     }
 

@@ -156,9 +156,12 @@ def compat_json(found: DraftCompat, target: str, draft: str) -> dict[str, Any]:
 
 
 def in_words(found: DraftCompat, target: str, draft: str) -> list[str]:
-    """Return the result, its reason, notes, and the command to use it."""
+    """Return the result, its reason, notes, and what to do: use the draft model, or look for a smaller one."""
     lines = [VERDICTS[found.kind], found.message, *found.notes]
-    if found.works:
+    if found.works and (found.weight_ratio or 0) >= 1:
+        lines[0] += ", but it cannot pay off"
+        lines.append(f"--drafter model:{draft} runs, but is slower; foretell pairs {target} lists smaller ones")
+    elif found.works:
         lines.append(f"use it: foretell generate PROMPT --model {target} --drafter model:{draft}")
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 

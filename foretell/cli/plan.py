@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,10 +13,12 @@ from foretell.plan.config import PlanConfig, resolve_inputs
 from foretell.plan.fleet.config import FleetConfig, trial_of
 from foretell.plan.fleet.sizing import fleet_report
 from foretell.plan.page import html, svg
-from foretell.plan.planner import PlanQuery, PlanResult, make_plan
-from foretell.plan.table import markdown, plots
+from foretell.plan.planner import PlanQuery, PlanResult, make_plan, remarks
+from foretell.plan.table import plots, tables, title
 
-from .common import Command, add_output_arguments, check_output_path, output_result, write_atomic
+from .common import Command, add_output_arguments, output_result, write_atomic
+from .outputs import check_writable
+from .tables import open_console, print_blocks
 
 FLEET = "fleet"
 MAX_BATCH = 1 << 16
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.kind not in (None, FLEET):
         raise RequestError("plan", f"has no {args.kind!r}; {nearest(args.kind, [FLEET])}")
     for name in ("out", "svg", "html"):
-        check_output_path(argparse.Namespace(out=getattr(args, name)))
+        if getattr(args, name) is not None:
+            check_writable(getattr(args, name), name)
     return run_fleet(args) if args.kind == FLEET else run_steps(args)
 
 
@@ -103,17 +105,17 @@ def run_fleet(args: argparse.Namespace) -> int:
     fleet = FleetConfig(**given_options(args, FleetConfig))
     trial = trial_of(config, fleet, resolve_inputs(config))
     found = trial.smallest() if fleet.replicas is None else trial.simulate(fleet.replicas)
-    print(fleet_report(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
+    print_blocks(open_console(to_stderr=args.json), fleet_report(trial, found, asked_for=fleet.replicas is not None))
     output_result({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
     return 0
 
 
 def tell(args: argparse.Namespace, found: PlanResult) -> None:
     """Print the tables and plots, with --json on standard error; write the files."""
-    stream = sys.stderr if args.json else sys.stdout
-    print(markdown(found), file=stream)
+    console = open_console(to_stderr=args.json)
+    print_blocks(console, [title(found), *tables(found), *remarks(found)])
     if not args.no_plot:
-        print("", plots(found), sep="\n", file=stream)
+        console.print("", plots(found), sep="\n")
     for path, text in ((args.svg, svg), (args.html, html)):
         if path is not None:
             write_atomic(path, text(found))

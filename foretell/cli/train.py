@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +17,13 @@ from foretell.train.settings import KINDS, TrainConfig
 
 from .certify import EXIT, verdict
 from .common import Command, log
+from .interrupts import deferred_interrupt
+from .outputs import check_folder_writable
 
 if TYPE_CHECKING:
     from foretell.train.run import TrainingRun
     from foretell.train.settings import TrainingProgress, TrainJob
 
-BAR_WIDTH = 24  # characters of the progress bar
 ANSWERS_PER_LINE = 256  # answers between two progress lines
 FORMATS = ("speculators", "eagle3")
 
@@ -63,16 +66,32 @@ def run(args: argparse.Namespace) -> int:
     from foretell.train.token_dataset import ANSWERS_FILE
 
     run = TrainingRun(job, Reporter(log, _log_answers, _log_progress))
-    if args.answers_only:
-        log(f"{len(run.corpus.documents)} documents in {job.out / ANSWERS_FILE}")
-        return 0
-    log(run.estimate_cost().summary)
+    with answers_kept(job.out / ANSWERS_FILE):
+        if args.answers_only:
+            log(f"{len(run.corpus.documents)} documents in {job.out / ANSWERS_FILE}")
+            return 0
+        log(run.estimate_cost().summary)
     if args.dry_run:
         return 0
-    if not run.train():
-        log(f"stopped before the end of the run; continue with --resume --out {job.out}")
-        return 0
-    return finish(run)
+    with deferred_interrupt(log) as stopped:
+        done = run.train(stopped)
+        interrupted = stopped()
+    if interrupted or not done:
+        log(f"checkpoint of step {run.trainer.state.step} saved; continue with --resume --out {job.out}")
+    if interrupted:
+        raise KeyboardInterrupt
+    return finish(run) if done else 0
+
+
+@contextmanager
+def answers_kept(file: Path) -> Iterator[None]:
+    """Report at Ctrl-C where the answers generated so far are, and how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if file.is_file():
+            log(f"the answers so far are in {file}; continue with --resume --out {file.parent}")
+        raise
 
 
 def job_of(args: argparse.Namespace) -> TrainJob:
@@ -83,8 +102,7 @@ def job_of(args: argparse.Namespace) -> TrainJob:
         raise RequestError("data", "give one of --data, --from-log and --answers")
     if args.from_log is not None and not Path(args.from_log).is_file():
         raise RequestError("from_log", f"there is no file {args.from_log}; a server writes one with --log-requests")
-    if args.out.exists() and not args.out.is_dir():
-        raise RequestError("out", f"{args.out} is a file; name a folder")
+    check_folder_writable(args.out)
     if not args.resume and (args.out / "checkpoint.safetensors").is_file():
         raise RequestError("out", f"{args.out} has a run already; continue it with --resume, or name another folder")
     from foretell.train.settings import TrainJob
@@ -137,10 +155,8 @@ def _log_answers(count: int, total: int) -> None:
 
 
 def _log_progress(progress: TrainingProgress) -> None:
-    full = int(progress.fraction_done * BAR_WIDTH)
-    bar = "#" * full + "." * (BAR_WIDTH - full)
     log(
-        f"[{bar}] step {progress.step}  {progress.elapsed:.0f} s  loss {progress.loss:.4f}  "
+        f"{progress.fraction_done:4.0%}  step {progress.step}  {progress.elapsed:.0f} s  loss {progress.loss:.4f}  "
         f"{progress.accepted:.2f} tokens/step  {progress.tokens_per_second:.0f} tokens/s"
     )
 
@@ -156,8 +172,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def run_export(args: argparse.Namespace) -> int:
     if not (args.draft / "config.json").is_file():
         raise RequestError("draft", f"{args.draft} has no config.json; name the folder of a trained head")
-    if args.out.exists() and not args.out.is_dir():
-        raise RequestError("out", f"{args.out} is a file; name a folder")
+    check_folder_writable(args.out)
     from foretell.build.model_source import open_model
     from foretell.models.draft_heads import read_head
     from foretell.train.export import export_head

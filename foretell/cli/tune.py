@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,10 @@ from foretell.options import add_options, given_options
 from foretell.tune.search_space import LENGTHS
 
 from .bench_common import integers, name_list, open_target
-from .common import Command, check_output_path, write_atomic
+from .common import Command, log, write_atomic
+from .interrupts import sigterm_as_interrupt
+from .outputs import check_writable
+from .tables import open_console, print_blocks
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
@@ -88,7 +90,10 @@ def seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_output_path(args)
+    from foretell.tune.successive_halving import evidence_path
+
+    check_writable(args.out)
+    check_writable(evidence_path(args.out))
     if args.budget < MIN_BUDGET:
         raise RequestError("budget", f"must be {MIN_BUDGET:g} seconds or more, not {args.budget:g}")
     plan = BenchPlan(max_tokens=args.max_tokens, rounds=1, temperatures=(args.temperature,), schemas=True)
@@ -162,13 +167,15 @@ def search(
     search_run.after = lambda: write(args, search_run, conditions | {"complete": False, "seconds": monotonic() - began})
     stopped: BaseException | None = None
     try:
-        search_run.run()
+        with sigterm_as_interrupt():
+            search_run.run()
     except BaseException as error:
-        if not search_run.rungs:
-            raise  # no results to write
         stopped = error
+        if not search_run.ranking():
+            log("no variant was measured before the end; nothing was written")
+            raise
     whole = {"complete": stopped is None, "seconds": monotonic() - began}
-    tell(args, search_run, write(args, search_run, conditions | whole), conditions | whole)
+    report(args, search_run, write(args, search_run, conditions | whole), conditions | whole)
     if stopped is not None:
         raise stopped
     return 0
@@ -222,21 +229,23 @@ def write(args: argparse.Namespace, search_run: SuccessiveHalving, conditions: d
     return verdict
 
 
-def tell(
+def report(
     args: argparse.Namespace, search_run: SuccessiveHalving, verdict: TuneResult, conditions: dict[str, Any]
 ) -> None:
     """Print the table, with --json on standard error."""
     import json
 
-    from foretell.tune.successive_halving import evidence_path, table
+    from foretell.tune.successive_halving import evidence_path, report_table
 
-    lines = [table(search_run.ranking()), "", f"Chosen: {verdict.summary}."]
+    lines = [f"Chosen: {verdict.summary}."]
     if conditions["no_memory_for"]:
         lines.append(f"Not tried, because they do not fit in memory: {', '.join(conditions['no_memory_for'])}.")
     if not conditions["complete"]:
-        lines.append("Interrupted: these are the results so far.")
-    lines.append(f"{args.out}: foretell serve --config {args.out}; measurements in {evidence_path(args.out)}")
-    print("\n".join(lines), file=sys.stderr if args.json else sys.stdout, flush=True)
+        lines.append("Interrupted: these are the results so far. Run the command again to measure more.")
+    console = open_console(to_stderr=args.json)
+    print_blocks(console, [report_table(search_run.ranking()), "\n".join(lines)])
+    console.print(f"Serve with: foretell serve --config {args.out}", soft_wrap=True)
+    console.print(f"Measurements: {evidence_path(args.out)}", soft_wrap=True)
     if args.json:
         print(json.dumps(json.loads(evidence_path(args.out).read_text()), ensure_ascii=False))
 

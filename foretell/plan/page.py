@@ -11,14 +11,10 @@ from html import escape
 from foretell.plan.planner import PlanResult, remarks
 from foretell.plan.table import (
     BEST,
-    HEAD,
-    SPLIT_HEAD,
     Curve,
     batch_curves,
-    cells,
     rate_curves,
-    split_cells,
-    split_title,
+    tables,
     title,
 )
 
@@ -191,9 +187,7 @@ def html(found: PlanResult) -> str:
 <div class="charts">
 {charts}
 </div>
-<h2>By batch size and context</h2>
-<div class="wide">{_table(HEAD, cells(found))}</div>
-{_splits(found)}
+{_tables(found)}
 {notes}
 <details><summary>All figures and assumptions, as JSON</summary><pre>{figures}</pre></details>
 </main>
@@ -202,11 +196,12 @@ def html(found: PlanResult) -> str:
 """
 
 
-def _splits(found: PlanResult) -> str:
-    if not found.splits:
-        return ""
-    table = _table(SPLIT_HEAD, split_cells(found))
-    return f'<h2>{escape(split_title(found))}</h2>\n<div class="wide">{table}</div>'
+def _tables(found: PlanResult) -> str:
+    blocks = [
+        f'<h2>{escape(table.title)}</h2>\n<div class="wide">{_table(table.head, table.rows)}</div>'
+        for table in tables(found)
+    ]
+    return "\n".join(blocks)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

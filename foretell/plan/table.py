@@ -1,13 +1,14 @@
-"""A plan as Markdown tables and terminal plots."""
+"""A plan as tables and terminal plots."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from foretell.plan.memory import GIB
-from foretell.plan.planner import PlanResult, PlanRow, remarks
+from foretell.plan.planner import PlanResult, PlanRow
+from foretell.utils.report_table import ReportTable
 
 Curve = Sequence[tuple[float, float]]
 
@@ -52,47 +53,58 @@ def _plot_column(x: float, left: float, right: float, logarithmic: bool) -> int:
     return round((PLOT_COLUMNS - 1) * share)
 
 
-HEAD = (
-    "batch",
-    "context",
-    "plain step, ms",
-    "length",
-    "step, ms",
-    "draft / verify / host, ms",
-    "accepted per step",
+SPEED_HEAD = (
     "speedup",
-    "break-even",
-    "tokens/s, plain",
+    "plain tokens/s",
     "tokens/s",
-    "$/M tokens, plain",
+    "plain $/M tokens",
     "$/M tokens",
-    "memory, GiB",
+    "memory GiB",
+)
+STEP_HEAD = (
+    "plain step ms",
+    "draft length",
+    "draft ms",
+    "verify ms",
+    "host ms",
+    "step ms",
+    "accepted per step",
+    "break-even acceptance",
 )
 SPLIT_HEAD = (
-    "tensor parallel",
+    "TP",
     "replicas",
-    "all-reduce, ms",
-    "plain step, ms",
-    "length",
+    "all-reduce ms",
+    "plain step ms",
     "speedup",
     "tokens/s",
     "$/M tokens",
-    "memory, GiB",
+    "memory GiB",
 )
 BEST = "best length"
 
 
-def markdown(found: PlanResult) -> str:
-    """Return the title, a row for each batch and context, and the tensor parallel sizes of the largest batch."""
-    blocks = [title(found), _table(HEAD, cells(found))]
+def tables(found: PlanResult) -> list[ReportTable]:
+    """Return speed and steps by batch and context, and the tensor parallel sizes of the largest batch."""
+    contexts = found.query.contexts
+    several = len(contexts) > 1
+    head = ["batch", "context"] if several else ["batch"]
+    at = "" if several else f", {contexts[0]} tokens of context"
+
+    def by_batch(name: str, columns: Sequence[str], cells: Callable[[PlanRow], list[str]]) -> ReportTable:
+        rows = [[str(row.batch), *([str(row.context)] if several else []), *cells(row)] for row in found.rows]
+        return ReportTable([*head, *columns], rows, words=0, title=f"{name}{at}")
+
+    blocks = [
+        by_batch("Speed, price and memory", SPEED_HEAD, _speed_cells),
+        by_batch("Parts of a step", STEP_HEAD, _step_cells),
+    ]
     if found.splits:
-        blocks += [f"{split_title(found)}:", _table(SPLIT_HEAD, split_cells(found))]
-    return "\n\n".join([*blocks, *remarks(found)])
-
-
-def cells(found: PlanResult) -> list[list[str]]:
-    """Return the rows of the table under `HEAD`."""
-    return [_columns(row) for row in found.rows]
+        row = found.splits[0][1]
+        name = f"Other tensor parallel (TP) sizes, batch {row.batch}, {row.context} tokens"
+        rows = [_split_row(found, split, row) for split, row in found.splits]
+        blocks.append(ReportTable(SPLIT_HEAD, rows, words=0, title=name))
+    return blocks
 
 
 def title(found: PlanResult) -> str:
@@ -130,21 +142,9 @@ def rate_curves(found: PlanResult) -> dict[str, Curve]:
     return {f"batch {batch}": list(ratios.items()) for batch, ratios in found.by_acceptance.items()}
 
 
-def _columns(row: PlanRow) -> list[str]:
-    parts = " / ".join(
-        f"{1e3 * part:.2f}"
-        for part in (row.speculative.draft_seconds, row.speculative.verify_seconds, row.speculative.host_seconds)
-    )
+def _speed_cells(row: PlanRow) -> list[str]:
     return [
-        str(row.batch),
-        str(row.context),
-        f"{1e3 * row.plain.seconds:.2f}",
-        str(row.speculative.length),
-        f"{1e3 * row.speculative.seconds:.2f}",
-        parts,
-        f"{row.speculative.tokens:.2f}",
-        f"{row.speedup:.2f}",
-        "never" if row.break_even is None else f"{row.break_even:.2f}",
+        _speedup(row),
         f"{row.tokens_per_second(row.plain):,.0f}",
         f"{row.tokens_per_second(row.speculative):,.0f}",
         f"{row.dollars(row.plain):.2f}",
@@ -153,39 +153,45 @@ def _columns(row: PlanRow) -> list[str]:
     ]
 
 
-def split_title(found: PlanResult) -> str:
-    row = found.splits[0][1]
-    return f"Other tensor parallel sizes, batch {row.batch}, {row.context} tokens"
+def _step_cells(row: PlanRow) -> list[str]:
+    step = row.speculative
+    parts = (step.draft_seconds, step.verify_seconds, step.host_seconds, step.seconds)
+    return [
+        _milliseconds(row.plain.seconds),
+        str(step.length),
+        *map(_milliseconds, parts),
+        f"{step.tokens:.2f}",
+        "never" if row.break_even is None else f"{row.break_even:.2f}",
+    ]
 
 
-def split_cells(found: PlanResult) -> list[list[str]]:
-    """Return the rows of the table under `SPLIT_HEAD`."""
-    return [[str(split), *_split_columns(found, split, row)] for split, row in found.splits]
-
-
-def _split_columns(found: PlanResult, split: int, row: PlanRow) -> list[str]:
+def _split_row(found: PlanResult, split: int, row: PlanRow) -> list[str]:
     target = replace(found.query.target, tensor_parallel=split)
     exchange = target.step(max(1.0, row.batch / row.replicas), 1, row.context).exchange
     return [
+        str(split),
         str(row.replicas),
-        f"{1e3 * exchange:.2f}",
-        f"{1e3 * row.plain.seconds:.2f}",
-        str(row.speculative.length),
-        f"{row.speedup:.2f}",
+        _milliseconds(exchange),
+        _milliseconds(row.plain.seconds),
+        _speedup(row),
         f"{row.tokens_per_second(row.speculative):,.0f}",
         f"{row.dollars(row.speculative):.2f}",
         _memory(row),
     ]
 
 
+def _speedup(row: PlanRow) -> str:
+    """Return the ratio with a word; a step without drafts is plain decoding."""
+    ratio = f"{row.speedup:.2f}"
+    if ratio == "1.00":
+        return ratio
+    return f"{ratio} {'faster' if row.speedup > 1 else 'slower'}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.{2 if seconds < 0.1 else 1}f}"
+
+
 def _memory(row: PlanRow) -> str:
     size = f"{row.memory.total / GIB:.1f}"
-    return size if row.memory.fits else f"{size}, DOES NOT FIT"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with aligned columns."""
-    widths = [max(len(head[i]), 4, *(len(row[i]) for row in rows)) for i in range(len(head))]
-    lines = [" | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
-    rule = " | ".join("-" * (width - 1) + ":" for width in widths)
-    return "\n".join(f"| {line} |" for line in (lines[0], rule, *lines[1:]))
+    return size if row.memory.fits else f"{size} too big"

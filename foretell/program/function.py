@@ -41,7 +41,8 @@ class ProgramJob:
 
 def run_batch_jobs(jobs: Sequence[ProgramJob], threads: int, title: str | None = None) -> list[ProgramState]:
     """Run all jobs in threads and return their states in order; with a title, show a progress bar."""
-    from tqdm import tqdm
+    from rich.console import Console
+    from rich.progress import track
 
     stopped = threading.Event()
     started: list[ProgramState] = []
@@ -58,7 +59,8 @@ def run_batch_jobs(jobs: Sequence[ProgramJob], threads: int, title: str | None =
     with ThreadPoolExecutor(max(1, min(threads, len(jobs))), "foretell-program") as pool:
         runs = [pool.submit(run, job) for job in jobs]
         try:
-            for _ in tqdm(as_completed(runs), desc=title, total=len(runs), unit="run", disable=title is None):
+            done = as_completed(runs)
+            for _ in track(done, title or "", len(runs), console=Console(stderr=True), disable=title is None):
                 pass
         except BaseException:
             stopped.set()

@@ -26,7 +26,7 @@ from foretell.server.routes.tokenize import tokenize_routes
 from foretell.version import VERSION
 
 from .background_tasks import StatsLogger
-from .errors import ApiError, to_api_error, validation_error
+from .errors import ApiError, routing_error, to_api_error, validation_error
 from .middleware import ErrorResponder, build_middleware
 from .service import Service
 from .sse import ClientDisconnected
@@ -90,7 +90,7 @@ def _add_exception_handlers(app: FastAPI, error_response: ErrorResponder) -> Non
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for this class"
-        return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers or {}))
+        return error_response(routing_error(error, request, app.openapi()["paths"]))
 
     async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
 from foretell.errors import CapacityError, RequestError, UnknownModelError
@@ -19,6 +21,14 @@ FIELD = re.compile(r"[a-z0-9_.]+")
 UNION_BRANCHES = ("bool", "dict", "float", "int", "list", "str")  # pydantic adds these to an error's location
 INVALID = "invalid_request_error"
 INTERNAL = "internal_error"
+MAX_SHOWN_PATH = 80  # characters of an unknown path in the error message
+# Routes of other servers, by the start of their path, with what would work here.
+ELSEWHERE = {
+    "/v1/responses": ": OpenAI's Responses API is not supported; use /v1/chat/completions",
+    "/v1/embeddings": ": this server generates text and has no embeddings",
+    "/v1/": ": of OpenAI's API there are chat completions, completions and models",
+    "/api/": ": Ollama's API is not supported; use /v1/chat/completions",
+}
 
 
 @dataclass(eq=False)
@@ -60,6 +70,24 @@ def to_api_error(error: Exception) -> ApiError:
         case TimeoutError():
             return ApiError(504, "the request took longer than the server allows", "server_error", code="timeout")
     return ApiError(500, "internal server error; see the server's log", "server_error", code=INTERNAL)
+
+
+def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Mapping[str, Any]]) -> ApiError:
+    """Return the API error for a request to no route, or with a method that the route does not have.
+
+    `paths` are those of the OpenAPI schema, each with its methods.
+    """
+    asked = f"{request.method} {request.url.path[:MAX_SHOWN_PATH]}"
+    headers = error.headers or {}
+    if error.status_code == 405:
+        allowed = headers.get("Allow", "another method")
+        return ApiError(405, f"{asked} is not allowed; use {allowed}", code="method_not_allowed", headers=headers)
+    if error.status_code != 404:
+        return ApiError(error.status_code, str(error.detail), headers=headers)
+    reason = next((hint for prefix, hint in ELSEWHERE.items() if request.url.path.startswith(prefix)), "")
+    routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+    message = f"there is no {asked}{reason}; this server has {', '.join([*routes, 'GET /docs', 'GET /'])}"
+    return ApiError(404, message, code="not_found", headers=headers)
 
 
 def _with_retry_after(status: int, error: Unavailable, kind: str, code: str) -> ApiError:

@@ -128,15 +128,16 @@ def regenerate(
             answers, save_every = _by_sampler(load(), target, missing, settings), SAMPLER_SAVE_EVERY
         else:
             answers, save_every = _by_engine(engine(), missing, settings), ENGINE_SAVE_EVERY
-        for count, (request, tokens) in enumerate(answers, start=1):
-            found[request.index] = _document(request, tokens)
-            on_answer(count, len(missing))
-            if count % save_every == 0:
+        try:
+            for count, (request, tokens) in enumerate(answers, start=1):
+                found[request.index] = _document(request, tokens)
+                on_answer(count, len(missing))
+                if count % save_every == 0:
+                    cache.save(_sorted_by_index(found))
+        finally:  # an interrupted run keeps its answers
+            if found:
                 cache.save(_sorted_by_index(found))
-    documents = _sorted_by_index(found)
-    if missing:
-        cache.save(documents)
-    return documents
+    return _sorted_by_index(found)
 
 
 def _sorted_by_index(found: dict[int, Document]) -> list[Document]:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -168,10 +168,15 @@ class TrainingRun:
         """Estimate the cost of the run from one discarded step."""
         return estimate_cost(self.trainer, self.job.out, self.corpus.answered_fraction)
 
-    def train(self) -> bool:
-        """Train until this part of the run ends; return True if the run is done and its drafter written."""
+    def train(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Train until this part of the run ends; return True if the run is done and its drafter written.
+
+        When `stop` returns True, the run ends with a checkpoint and without an evaluation.
+        """
         self.job.out.mkdir(parents=True, exist_ok=True)
-        done = self.trainer.run(self.evaluate_checkpoint, self.reporter.on_progress)
+        done = self.trainer.run(self.evaluate_checkpoint, self.reporter.on_progress, stop)
+        if stop() and not done:
+            return False
         self.evaluate_checkpoint()
         self.trainer.save_checkpoint()  # with the best result: a resumed run replaces the drafter only by a better one
         self._write_record(done)

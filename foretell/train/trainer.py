@@ -93,14 +93,20 @@ class Trainer:
         self._counts: list[Tensor] = []  # of the steps since the last progress line
         self._losses: list[Tensor] = []
 
-    def run(self, evaluate: Callable[[], None], report: Callable[[TrainingProgress], None]) -> bool:
+    def run(
+        self,
+        evaluate: Callable[[], None],
+        report: Callable[[TrainingProgress], None],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Train until the run or this part of it is over; return True if the run is done.
 
-        `evaluate` measures the current weights and keeps them if they are the best so far.
+        `evaluate` measures the current weights and keeps them if they are the best so far. `stop` is asked between
+        two steps, so that the checkpoint of a stopped run is that of a whole step.
         """
         began, before = perf_counter(), self.state.elapsed
         saved = checked = began
-        while not self.done:
+        while not (self.done or stop()):
             self.step()
             now = perf_counter()
             self.state.elapsed = before + now - began

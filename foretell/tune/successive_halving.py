@@ -14,12 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.intervals import shown
+from foretell.bench.intervals import INTERVAL, compared, shown
 from foretell.bench.measure import PLAIN, BenchBackend, ProgressCallback, Sample, Variant, measure
 from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import ALL, PairGroup, TaskCell, group_pairs, task_cell
 from foretell.tune.search_space import AUTO, DEFAULT_RULE, serve_settings
+from foretell.utils.report_table import ReportTable
 
 KEEP_ONE_IN = 3  # variants of a rung that go on to the next: 1 in 3
 FINALISTS = 2  # variants of the last rung
@@ -231,15 +232,19 @@ def config_text(result: TuneResult, ranking: Ranking, engine: dict[str, Any], co
 SAME_OUTPUT = {True: "yes", False: "NO", None: "not guaranteed"}
 
 
-def table(ranking: Ranking, most: int = 12) -> str:
-    """Return the top of the ranking as a Markdown table."""
-    head = "| drafter | speedup | accepted per step | prompts | same output |\n| --- | ---: | ---: | ---: | --- |"
+def report_table(ranking: Ranking, most: int = 12) -> ReportTable:
+    """Return the top of the ranking."""
     rows = [
-        f"| {variant.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} "
-        f"| {cell.sequences} | {SAME_OUTPUT[cell.same_text]} |"
+        [
+            variant.name,
+            *compared(cell.speedup, cell.speedup_interval),
+            f"{cell.accepted_per_step:.2f}",
+            str(cell.sequences),
+            SAME_OUTPUT[cell.same_text],
+        ]
         for variant, cell in ranking[:most]
     ]
-    return "\n".join([head, *rows])
+    return ReportTable(("drafter", "speedup", INTERVAL, "accepted per step", "prompts", "same output"), rows)
 
 
 def evidence_path(config: Path) -> Path:

@@ -12,6 +12,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def put_odd(value: Any, draw: random.Random) -> None:
             return
         key = draw.choice(keys)
         if not isinstance(value[key], dict | list) or draw.random() < 0.3:
-            value[key] = draw.choice(ODD)
+            value[key] = deepcopy(draw.choice(ODD))  # one list in two places could come to contain itself
             return
         value = value[key]
 

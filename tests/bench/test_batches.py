@@ -27,7 +27,7 @@ from foretell.bench.metrics import CURVE_POINTS, AcceptanceByDepth, Latency, tok
 from foretell.bench.plan import BenchPlan
 from foretell.bench.progress import WIDTH, ProgressBar, bar
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.report import brief, markdown
+from foretell.bench.report import brief, report_table
 from foretell.bench.results import BenchResult, read_result, result_from_json
 from foretell.bench.run import BenchJob, run
 from foretell.bench.transcripts import transcripts_of
@@ -72,8 +72,8 @@ def test_every_batch_size_is_a_pass_of_its_own() -> None:
     cells = [(cell.task, cell.batch, cell.sequences) for cell in result.cells]
     assert cells == [("code", 1, 4), ("code", 4, 4), ("chat", 1, 4), ("chat", 4, 4)]
     assert [(cell.batch, cell.sequences) for cell in result.overall] == [(1, 8), (4, 8)]
-    head, _, row, *_ = markdown(result).splitlines()
-    assert head.startswith("| task | batch | drafter |") and row.startswith("| code | 1 | a |")
+    table = report_table(result)
+    assert list(table.head[:3]) == ["task", "batch", "drafter"] and table.rows[0][:3] == ["code", "1", "a"]
 
 
 def test_the_clock_of_several_texts_knows_how_many_tokens_it_saw() -> None:
@@ -216,8 +216,13 @@ def test_a_terminal_has_a_bar() -> None:
     now = 3.0
     progress(1, 2, "writing")
     progress(2, 2, "done")
-    lines = stream.getvalue().split("\r\x1b[K")[1:]
-    assert lines[1] == f"{'█' * 12}{'░' * 12} [1/2] writing, about 3 s left" and lines[2].endswith("done\n")
+    text = stream.getvalue()
+    lines = text.removeprefix("\x1b[K").split("\r\x1b[K")
+    assert (
+        text.startswith("\x1b[K")
+        and lines[1] == f"{'█' * 12}{'░' * 12} [1/2] writing, about 3 s left"
+        and lines[2].endswith("done\n")
+    )
     assert [len(bar(done, 7)) for done in range(8)] == [WIDTH] * 8 and bar(7, 7) == "█" * WIDTH
 
 

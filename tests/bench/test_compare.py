@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from foretell.bench.check import running_requests
-from foretell.bench.compare import ComparePlan, markdown, remarks, run_compare
+from foretell.bench.compare import ComparePlan, remarks, report_table, run_compare
 from foretell.bench.http_client import MAX_LINE_BYTES, Address
 from foretell.bench.peers import Endpoint, PeerReply, RequestParams, TransformersPeer, accepted_draft_tokens
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.workloads import load
 from foretell.cli import main as program
-from foretell.errors import RequestError
+from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
 
 from .fakes import ignore_progress, items
@@ -194,7 +196,8 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     assert overall["fast"].speedup_interval == pytest.approx((2.0, 2.0))
     reported = json.loads(json.dumps(found.as_json()))
     assert reported["baseline"] == "base" and reported["same_text"] is False
-    assert "| all | fast | 2.5 | 1000 / 1000 | 2.00 | 2.00 (2.00 to 2.00) | 0 of 4 |" in markdown(found)
+    means = ["all", "fast", "2.5", "1000 / 1000", "2.00", "2.00 faster", "2.00-2.00", "0 of 4"]
+    assert means in report_table(found).rows
 
 
 def test_errors_are_counted_and_told() -> None:
@@ -282,3 +285,28 @@ def test_names_must_differ_and_the_baseline_be_one_of_them(capsys: pytest.Captur
         assert code == 2 and "two have the name" in err
         code, _, err = command(capsys, "compare", f"a={url}", "--baseline", "b")
         assert code == 2 and "is not one of the peers" in err
+
+
+@pytest.mark.parametrize("missing", ["transformers", "accelerate"])
+def test_a_missing_package_is_named(
+    missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
+    target: Any = SimpleNamespace(checkpoint=SimpleNamespace(path=Path("model.gguf"), kind="gguf"))
+    with pytest.raises(ForetellError, match=f"the package {missing}.* is not installed: pip install {missing}"):
+        TransformersPeer(target, ["transformers"])
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_the_built_in_model_is_compared_with_transformers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The documented command, which reads a GGUF file."""
+    out = tmp_path / "compared.json"
+    words = ["compare", "foretell:plain", "foretell", "transformers", "--quick", "--max-tokens", "8", "--tasks", "chat"]
+    code, said, err = command(capsys, *words, "--out", str(out))
+    assert code == 0, err
+    reported = json.loads(out.read_text())
+    assert {cell["arm"] for cell in reported["cells"]} == {"foretell:plain", "foretell", "transformers"}
+    assert all(cell["errors"] == 0 and cell["tokens_per_second"] > 0 for cell in reported["cells"])
+    assert json.loads(said.splitlines()[-1])["bench"] == "compare"

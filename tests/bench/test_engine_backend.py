@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foretell.bench import engine_backend
 from foretell.bench.drafter_slots import DrafterSlots, has_weights, load_llm_for
 from foretell.bench.engine_backend import EngineBackend
 from foretell.bench.measure import PLAIN, variants_of
@@ -18,6 +19,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.llm import LLM
 from foretell.types import Budget, Draft, Request, Sequence, SpeculationChoice
+from tests.heads.test_head_names import write_heads
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,34 @@ def test_later_turns_follow_plain_answers_and_every_prompt_is_cached(llm: LLM, t
     assert llm.engine.stats.cached_prompt_tokens - cached >= len(second.prompt) - 1 - llm.config.page_size
 
 
+def test_every_variant_has_every_prompt_cached(tmp_path: Path, tiny_folder: Path, target: ModelSource) -> None:
+    """An engine that gets a drafter with a head drops all pages, because they lack the head's KV."""
+    write_heads(tiny_folder, tmp_path)
+    variants = [PLAIN, *variants_of([f"eagle:{tmp_path / 'eagle'}", "ngram"], [4], SpeculationConfig())]
+    llm = load_llm_for(variants[1:], model=tiny_folder, quiet=True)
+    backend = EngineBackend(llm, DrafterSlots(llm, target))
+    backend.reset(variants)
+    text = "The quick brown fox jumps over the lazy dog. " * 2
+    talk = BenchPrompt("talk", "chat", ({"role": "user", "content": text},), turns=("And?",))
+    jobs = backend.prepare(talk, 0.0, BenchPlan(max_tokens=8))
+    assert len(jobs) == 2 and len(jobs[0].prompt) > 2 * llm.config.page_size
+    prefilled: list[int] = []
+    measure = engine_backend.timed_generate
+
+    def counted(llm: LLM, requests: list[Request]) -> engine_backend.GenerateTimes:
+        cached = llm.engine.stats.cached_prompt_tokens
+        times = measure(llm, requests)
+        prefilled.append(len(requests[0].prompt) - (llm.engine.stats.cached_prompt_tokens - cached))
+        return times
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_backend, "timed_generate", counted)
+        for job in jobs:
+            for variant in variants:
+                backend.generate(variant, job)
+    assert len(prefilled) == 6 and max(prefilled) <= llm.config.page_size
+
+
 def test_only_some_rules_promise_the_tokens(llm: LLM, target: ModelSource) -> None:
     variants = variants_of(["ngram"], [4], SpeculationConfig(rule="rejection"))
     backend = EngineBackend(llm, DrafterSlots(llm, target))
@@ -107,7 +137,8 @@ def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: ModelSource, m
     monkeypatch.setattr(requests, "make", seen)
     for variant in variants:
         backend.generate(variant, job)
-    assert given == [(False, None), (True, None), (True, "brown fox"), (True, "brown fox")]
+    assert given[::2] == [(False, None)] * 4, "the prompt is prefilled first"
+    assert given[1::2] == [(False, None), (True, None), (True, "brown fox"), (True, "brown fox")]
 
 
 def test_a_drafter_that_fails_is_counted(llm: LLM, target: ModelSource, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,8 +14,8 @@ import pytest
 from foretell.bench.measure import MeasureJob, TimedOutput, Variant
 from foretell.bench.metrics import AcceptanceByDepth
 from foretell.bench.page import check, compare, load, never_slower, synthetic
-from foretell.bench.page.charts import Scale, duration, ratio_scale, round_step, table_of, time_scale, value_scale
-from foretell.bench.page.offline import page
+from foretell.bench.page.charts import Scale, duration, ratio_scale, round_step, time_scale, value_scale
+from foretell.bench.page.offline import output_waits, page, series_of
 from foretell.bench.plan import BenchPlan
 from foretell.bench.results import BenchResult
 from foretell.bench.run import BenchJob, run
@@ -80,11 +80,6 @@ def test_scales() -> None:
     assert (duration(2.0), duration(0.0123), duration(0.00005)) == ("2 s", "12.3 ms", "50 µs")
 
 
-def test_a_table_of_markdown() -> None:
-    table = table_of("| a | b | c |\n| --- | ---: | --- |\n| x | 1 | yes |")
-    assert (table.head, table.rows, table.words) == (["a", "b", "c"], [["x", "1", "yes"]], 1)
-
-
 # The page itself
 
 
@@ -96,6 +91,29 @@ def test_one_file_that_asks_for_nothing() -> None:
     assert "&lt;script&gt;" in text, "that is shown as it was written"
 
 
+def test_a_speedup_is_a_shorter_time_after_the_first_token() -> None:
+    """A slow prefill, as of a head without cached KV, must not turn a faster variant into a slower one."""
+
+    class SlowPrefill(FakeBackend):
+        def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
+            written = super().generate(variant, job)
+            return replace(written, total_seconds=written.total_seconds + 9 * (variant.name == "fast"))
+
+    def seconds(variant: str, job: MeasureJob, time: int) -> float:
+        return {"plain": 0.02, "fast": 0.01, "slow": 0.03}[variant] * (1 + 0.1 * time)
+
+    order = BenchJob("offline", variants("fast", "slow"), items(code=2, chat=2), BenchPlan(temperatures=(0.0,)))
+    found = run(order, SlowPrefill(seconds), ignore_progress).result
+    chart = output_waits(series_of(found))
+    shown = {row.name: float(row.value.removesuffix(" ms")) for row in chart.rows}
+    assert len(found.overall) == 2
+    for cell in found.overall:
+        assert cell.speedup is not None and cell.decode_seconds is not None and cell.plain_decode_seconds is not None
+        assert (cell.speedup > 1) is (cell.decode_seconds.p50 < cell.plain_decode_seconds.p50)
+        assert (cell.speedup > 1) is (shown[cell.variant] < shown["plain"]) is (cell.variant == "fast")
+    assert "first token" in chart.about and chart.title in page(found)
+
+
 def test_it_shows_what_the_run_found() -> None:
     found = result()
     text = page(found)
@@ -104,7 +122,7 @@ def test_it_shows_what_the_run_found() -> None:
         assert f"<b>{cell.speedup:.2f}×</b>" in text and f"{cell.speedup_interval[0]:.2f} to " in text
     assert "75.0% of " in text and "50.0% of " in text, "acceptance by depth"
     assert "drafting" in text and "verification" in text and "host" in text
-    assert "Time per token" in text and "Time per request" in text
+    assert "Time per token" in text and "Time per output" in text
     assert "p99 " in text and "a processor" in text and "not set" in text
     assert text.count('<details class="text">') == 6 and "4 of 11 tokens drafted" in text
     assert text.count('good">same text</span>') == 6

@@ -51,10 +51,18 @@ def test_a_page_is_written_and_then_left_alone(script: ModuleType, elsewhere: Pa
     text = elsewhere.read_text()
     assert text.startswith("before\n<!-- run run.json -->\n| task |") and text.endswith("<!-- end of run -->\nafter\n")
     assert "| code | 10 | 20 | 2.00 (1.50 to 2.50) | 2.25 | yes |" in text and "| mean of 1 |" in text
-    assert "Measured 2026-01-01: m (int8); a cpu, 2 cores; as long as each asks; 3 rounds" in text
+    assert "Measured 2026-01-01: m (int8); a cpu, 2 cores; each prompt's own limit; 3 rounds" in text
     assert script.main(["--check"]) == 0
     elsewhere.write_text(text.replace("2.25", "3.25"))
     assert script.main(["run.json", "--check"]) == 1
+
+
+def test_a_short_table_has_the_extremes_and_the_mean(script: ModuleType, elsewhere: Path) -> None:
+    elsewhere.write_text("<!-- run run.json short -->\n<!-- end of run -->\n")
+    assert script.main([]) == 0
+    rows = [line for line in elsewhere.read_text().splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[2:]] == ["| code (least)", "| code (most)", "| mean of 1 tasks"]
+    assert rows[2].endswith("| 10 | 20 | 2.00 (1.50 to 2.50) |")
 
 
 def test_what_is_missing_is_said(script: ModuleType, elsewhere: Path) -> None:

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from foretell.bench.measure import MeasureJob
-from foretell.bench.plan import BenchPlan
-from foretell.bench.report import markdown, remarks
+from foretell.bench.plan import QUICK_DRAFTERS, QUICK_OFFLINE, BenchPlan
+from foretell.bench.report import remarks, report_table
 from foretell.bench.results import BenchResult, TaskCell
 from foretell.bench.run import BenchJob, run
 
@@ -107,7 +107,7 @@ def test_a_text_that_differs_is_found_and_named() -> None:
     assert [(cell.task, cell.variant, cell.differing) for cell in wrong] == [("chat", "b", ("chat-1, turn 1",))]
     assert [cell.same_text for cell in result.overall] == [True, False]
     assert any("NOT THE SAME TEXT: b, chat, T=0: chat-1, turn 1." in line for line in remarks(result))
-    assert markdown(result).count("| NO |") == 2
+    assert [row[-1] for row in report_table(result).rows].count("NO") == 2
 
 
 def test_a_text_too_short_to_time_still_counts_its_steps() -> None:
@@ -133,13 +133,15 @@ def test_the_json_has_its_fields_for_each_cell_and_over_all() -> None:
         assert low <= cell["speedup"] <= high
 
 
-def test_the_table_is_markdown_with_columns_for_each_temperature() -> None:
+def test_the_table_has_a_row_for_each_temperature() -> None:
     result = measured(FakeBackend(halved), ("a",), BenchPlan(temperatures=(0.0, 1.0), rounds=2), code=1)
-    head, rule, row, mean = markdown(result).splitlines()
-    assert "speedup, T=0" in head and "speedup, T=1" in head
-    assert {line.count("|") for line in (head, rule, row, mean)} == {10}
-    assert row.startswith("| code | a | 1.00 | ") and row.endswith("| yes |")
-    assert mean.startswith("| mean of 1 | a |")
+    table = report_table(result)
+    assert list(table.head[:4]) == ["task", "T", "drafter", "accepted per step"] and table.words == 3
+    names = [["code", "0", "a"], ["code", "1", "a"], ["mean of 1", "0", "a"], ["mean of 1", "1", "a"]]
+    assert [row[:3] for row in table.rows] == names
+    assert {len(row) for row in table.rows} == {len(table.head)}
+    assert [row[-3] for row in table.rows] == ["2.00 faster", "0.20 slower"] * 2
+    assert all(row[3] == "1.00" and row[-1] == "yes" for row in table.rows)
 
 
 def test_a_promise_that_was_not_made_is_not_broken() -> None:
@@ -168,3 +170,22 @@ def test_a_failing_drafter_is_told() -> None:
     failed: tuple[TaskCell, ...] = (replace(result.overall[0], drafter_failures=3),)
     assert any("a FAILED in 3 steps" in line for line in remarks(replace(result, overall=failed)))
     assert not any("FAILED" in line for line in remarks(result))
+
+
+def test_short_outputs_are_said_to_understate_the_speedup() -> None:
+    def noted(limit: int | None) -> bool:
+        result = BenchResult("bench", {"max_tokens": limit}, (), ())
+        return any("understate the speedup of longer ones" in line for line in remarks(result))
+
+    assert noted(24) and not noted(128) and not noted(None)
+    assert not noted(QUICK_OFFLINE.max_tokens) and noted(QUICK_DRAFTERS.max_tokens)
+
+
+def test_an_interval_of_few_prompts_is_said_to_be_wide() -> None:
+    def seconds(variant: str, job: MeasureJob, time: int) -> float:
+        return 1.0 if variant == "plain" else {"code-0": 0.2, "code-1": 0.9}[job.prompt_id]
+
+    result = measured(FakeBackend(seconds), ("a",), BenchPlan(temperatures=(0.0,), rounds=1), code=2)
+    assert [row[-2] for row in report_table(result).rows] == ["wide", "wide"]
+    assert any("raise --per-task" in line for line in remarks(result))
+    assert not any("raise --per-task" in line for line in remarks(measured(FakeBackend(), code=2)))

@@ -13,7 +13,7 @@ import pytest
 
 from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import SyntheticPlan, SyntheticSetting, markdown, remarks, run_synthetic
+from foretell.bench.synthetic import SyntheticPlan, SyntheticSetting, remarks, report_table, run_synthetic
 from foretell.bench.synthetic_drafters import SetRateOracle, low_discrepancy, uniforms
 from foretell.cli import main as program
 from foretell.errors import RequestError
@@ -127,7 +127,7 @@ def test_a_cell_has_its_law_and_its_ratio() -> None:
     assert cell.accepted_per_step == pytest.approx(1.75) and cell.off == pytest.approx(0.0)
     assert cell.speedup == pytest.approx(2.0) and cell.speedup_interval == pytest.approx((2.0, 2.0))
     assert found.holds and found.same_text and json.loads(json.dumps(found.as_json()))["within_tolerance"] is True
-    assert "| 0.5 | 2 | 8 | lockstep | 1.75 |" in markdown(found)
+    assert ["0.5", "2", "8", "lockstep", "1.75"] in [row[:5] for row in report_table(found).rows]
     reported = found.as_json()
     apart, in_step = reported["overall"]
     assert (apart["arm"], in_step["arm"], apart["cells"]) == ("sequence", "batch", 2) and "draws" not in reported[

@@ -132,7 +132,8 @@ def test_the_command_prints_a_report_or_json(
     model = ["--model", str(tiny_folder), "--drafter", "ngram,exit:1"]
     assert main(["explain", *model]) == 0
     report = capsys.readouterr().out
-    assert "break-even acceptance rate by batch size and draft length" in report
+    assert "ngram: break-even acceptance rate by batch size and draft length" in report
+    assert max(map(len, report.splitlines())) <= 80
     assert "exit:1: draft time in ms by number of draft tokens" in report
     assert main(["explain", *model, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -112,7 +112,7 @@ def test_the_command_line_starts_without_torch() -> None:
 
 
 def test_programs_for_a_server_need_no_torch() -> None:
-    assert not loaded_by("from foretell import program") & {"torch", "numpy", "httpx", "tqdm", "fastapi"}
+    assert not loaded_by("from foretell import program") & {"torch", "numpy", "httpx", "rich", "fastapi"}
 
 
 def test_the_values_need_no_torch() -> None:

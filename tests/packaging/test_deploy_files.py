@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def test_an_image_runs_as_a_user_without_privileges_and_reports_its_health(name:
     assert (
         words["VOLUME"] == "/cache" and "FORETELL_HOME=/cache/foretell" in words["ENV"] and "HF_HOME=" in words["ENV"]
     )
+    assert words["FROM"].startswith("python:3.11-"), "the version of the lock"
     assert json.loads(words["ENTRYPOINT"]) == ["foretell"] and accepts(json.loads(words["CMD"]))
 
 
@@ -165,6 +167,15 @@ def test_hooks_run_the_tools_of_the_environment() -> None:
     for hook in hooks.values():
         program = shlex.split(hook["entry"])[0]
         assert hook["language"] == "system" and program.startswith(".venv/bin/") and (BIN / Path(program).name).exists()
+
+
+def test_a_wheel_has_every_file_of_the_package() -> None:
+    patterns = tomllib.loads(text_of("pyproject.toml"))["tool"]["setuptools"]["package-data"]["foretell"]
+    packed = {path for pattern in patterns for path in (ROOT / "foretell").glob(pattern)}
+    files = {path for path in (ROOT / "foretell").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert not {path for path in files - packed if path.suffix != ".py"}
+    folders = {path.parent for path in files if path.suffix == ".py"}
+    assert all((folder / "__init__.py").exists() for folder in folders), "setuptools looks for packages"
 
 
 def test_the_source_package_names_what_exists() -> None:

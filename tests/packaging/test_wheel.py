@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from foretell.kernels.native.build import build_library
 from foretell.kernels.native.library import library
 from foretell.utils.system import home
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "dist", "site", "*.egg-info", "__pycache__", ".*_cache")
+TOP_LEVEL = (".git", ".venv", "build", "dist", "site")  # of the repository, not part of it
 LIMIT = 1800  # seconds; a slow index takes minutes
 TEXT = (
     "generate",
@@ -42,7 +43,7 @@ pytestmark = [
 
 
 def run(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run a program to its end, which must be a good one, and return its output."""
+    """Run a program, which must succeed without a warning about kernels, and return its output."""
     done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, (words, done.stdout[-3000:], done.stderr[-3000:])
     assert "no native kernels" not in done.stderr
@@ -52,7 +53,12 @@ def run(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository, since a build writes into it."""
-    return shutil.copytree(ROOT, tmp_path_factory.mktemp("packaging") / "tree", ignore=LEFT_OUT)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        wrong = {name for name in names if name == "__pycache__" or name.endswith(("_cache", ".egg-info"))}
+        return wrong | (set(TOP_LEVEL) if Path(folder) == ROOT else set())
+
+    return shutil.copytree(ROOT, tmp_path_factory.mktemp("packaging") / "tree", ignore=left_out)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +101,19 @@ def test_packages_are_described_and_carry_the_library_for_every_python(packages:
     run(sys.executable, "-m", "twine", "check", "--strict", *packages.iterdir())
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl") and len(list(packages.glob("*.tar.gz"))) == 1
     names = [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
-    assert sorted(Path(name).suffix for name in names) == [".sha256", ".so"]
+    (shared,) = [name for name in names if name.endswith(".so")]
+    assert len(names) == 2 and f"{shared}.sha256" in names
+    compiled = build_library().read_bytes()
+    assert zipfile.ZipFile(wheel).read(shared) == compiled, "what the same compiler makes of a source tree"
+
+
+def test_a_wheel_that_is_built_without_a_compiler_is_pure_python(tree: Path, bare: dict[str, str]) -> None:
+    words = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tree.parent / "pure", tree)
+    done = subprocess.run(words, env=bare, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0 and "this wheel has no native library: no C++ compiler" in done.stderr
+    (wheel,) = (tree.parent / "pure").iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
 
 
 def test_auditwheel_finds_a_manylinux_tag_for_the_wheel(wheel: Path, tree: Path) -> None:

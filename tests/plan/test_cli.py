@@ -40,12 +40,34 @@ def plan_json(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
 def test_a_plan_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = plan(capsys, EXAMPLE)
     assert code == 0
-    assert out.startswith("llama-3.1-70b (70.6 billion weights, bfloat16) on NVIDIA H100 SXM x 4, tensor parallel 4;")
-    rows = [line for line in out.splitlines() if line.startswith("|") and "8192" in line]
-    assert [int(row.split("|")[1]) for row in rows] == [1, 2, 4, 8, 16, 32, 64]
-    assert "Other tensor parallel sizes" in out and "DOES NOT FIT" in rows[-1]
-    assert "there is room for 34 sequences" in out
+    title = " ".join(out.split())
+    assert title.startswith("llama-3.1-70b (70.6 billion weights, bfloat16) on NVIDIA H100 SXM x 4, tensor parallel 4;")
+    rows = [line.split() for line in out.splitlines() if line[:5].strip().isdigit()]
+    speeds = [row for row in rows if "faster" in row][:7]
+    assert [int(row[0]) for row in speeds] == [1, 2, 4, 8, 16, 32, 64] and speeds[-1][-2:] == ["too", "big"]
+    assert [int(row[0]) for row in rows if "faster" not in row] == [1, 2, 4, 8, 16, 32, 64], "parts of a step"
+    assert "Other tensor parallel (TP) sizes" in out and "there is room for 34 sequences" in " ".join(out.split())
     assert "Speedup by batch" in out and "Not calibrated" in out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "line",
+    [
+        EXAMPLE,
+        f"{EXAMPLE},128k",
+        "--target smollm2-135m --draft ngram --gpu cpu --batch 1..4096",
+        "--target llama-3.1-405b --draft eagle --gpu h100 --count 8 --batch 1..65536 --context 2k,32k",
+        "fleet --target llama-3.1-8b --draft eagle --rate 5 --seconds 60 --ttft 0.5",
+    ],
+)
+def test_no_line_is_wider_than_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = plan(capsys, line)
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= width
 
 
 def test_a_plan_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -136,7 +158,7 @@ def test_svg_and_html_are_self_contained(capsys: pytest.CaptureFixture[str], tmp
     reader = HTMLParser()
     reader.handle_starttag = lambda tag, attrs: tags.append((tag, dict(attrs)))  # type: ignore[method-assign]
     reader.feed(page.read_text())
-    assert [tag for tag, _ in tags].count("svg") == 2 and [tag for tag, _ in tags].count("table") == 2
+    assert [tag for tag, _ in tags].count("svg") == 2 and [tag for tag, _ in tags].count("table") == 3
     assert not [attrs for _, attrs in tags if {"src", "href"} & set(attrs)], "nothing is fetched"
 
 
@@ -148,7 +170,22 @@ def test_a_fleet_of_a_given_size_and_the_smallest_one(capsys: pytest.CaptureFixt
     assert again["first_token_p99"] == found["first_token_p99"]
     assert plan_json(capsys, f"{line} --replicas 1")["meets_goals"] is (found["replicas"] == 1)
     code, out, _ = plan(capsys, line)
-    assert code == 0 and "the smallest fleet that meets the SLOs" in out and "dollars per million output tokens" in out
+    assert (
+        code == 0
+        and "the smallest fleet that meets the SLOs" in " ".join(out.split())
+        and "dollars per million output tokens" in out
+    )
+
+
+def test_a_fleet_without_goals_meets_none(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "fleet --target llama-3.1-8b --draft eagle --rate 30 --prompt 800 --output 200 --seconds 60"
+    _, out, _ = plan(capsys, line)
+    said = " ".join(out.split())
+    assert "the smallest fleet that keeps up with the requests. No SLO was given" in said and "meets" not in said
+    _, out, _ = plan(capsys, f"{line} --replicas 9")
+    assert "9 replicas" in out and "keeps up with the requests." in " ".join(out.split())
+    _, out, _ = plan(capsys, f"{line} --replicas 9 --ttft 9")
+    assert "meets the SLOs." in " ".join(out.split())
 
 
 def test_routing_and_speculation_matter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,9 @@ def test_the_docs_are_a_page_of_our_own(server: ServerProcess) -> None:
     ):
         assert reported in reply.text, reported
     assert "default-src 'none'" in reply.headers["content-security-policy"]
-    assert "<script" not in reply.text and not re.findall(r'(?:src|href)="(?!/)[^"]*"', reply.text)
+    assert "<script" not in reply.text and not re.findall(r'(?:src|href)="(?![/#])[^"]*"', reply.text)
+    anchors = set(re.findall(r'href="#([^"]+)"', reply.text))
+    assert len(anchors) > 30 and anchors <= set(re.findall(r' id="([^"]+)"', reply.text))
     style = re.search(r"<style>(.*?)</style>", reply.text)
     assert style is not None
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
@@ -284,10 +286,30 @@ def test_bodies_that_are_no_requests(server: ServerProcess, body: str) -> None:
     assert reply.status_code == 400 and reply.json()["error"]["message"]
 
 
-def test_unknown_paths_and_methods(server: ServerProcess) -> None:
-    assert server.http.get("/v1/nothing").status_code == 404
-    assert server.http.get("/v1/completions").status_code == 405
-    assert server.http.get("/v1/nothing").json()["error"]["message"]
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/v1/responses", "use /v1/chat/completions"),
+        ("POST", "/v1/embeddings", "has no embeddings"),
+        ("POST", "/api/chat", "Ollama's API is not supported"),
+        ("GET", "/api/tags", "Ollama's API is not supported"),
+        ("GET", "/v1/nothing", "of OpenAI's API there are chat completions"),
+        ("GET", "/nothing", "there is no GET /nothing; this server has"),
+    ],
+)
+def test_an_unknown_path_is_answered_with_the_routes(server: ServerProcess, method: str, path: str, hint: str) -> None:
+    reply = server.http.request(method, path, json={"input": "Hello"} if method == "POST" else None)
+    error = reply.json()["error"]
+    assert reply.status_code == 404 and (error["type"], error["code"]) == ("invalid_request_error", "not_found")
+    assert hint in error["message"] and "\n" not in error["message"]
+    for route in ("POST /v1/chat/completions", "GET /v1/models", "POST /tokenize", "GET /metrics", "GET /docs"):
+        assert route in error["message"]
+
+
+def test_a_wrong_method_is_answered_with_the_right_one(server: ServerProcess) -> None:
+    reply = server.http.get("/v1/completions")
+    assert reply.status_code == 405 and reply.headers["allow"] == "POST"
+    assert reply.json()["error"]["message"] == "GET /v1/completions is not allowed; use POST"
 
 
 def test_pages_of_other_origins_get_no_leave(server: ServerProcess) -> None:

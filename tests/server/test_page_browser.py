@@ -4,61 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser import DESKTOP, PHONE, Opened, browser, expect, open_page
+from tests.browser import DESKTOP, PHONE, browser, expect, open_page
+from tests.server.page_driver import FAINT, KEY, NAMELESS, TEXT, ask, event_stream, keyed, page_of
 from tests.server.process import ServerProcess
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-__all__ = ["browser"]
-KEY = "a-key-of-the-page"
-TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+__all__ = ["browser", "keyed"]
 HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script><b>bold</b>"
-FLAGS = ("--num-speculative-tokens", "4", "--prompt-lookup-min", "1", "--drafter", "ngram,suffix")
-
-
-@pytest.fixture(scope="module")
-def keyed(folder: Path, browser: Browser) -> Iterator[ServerProcess]:
-    """Start a server with a key, only if there is a browser."""
-    with ServerProcess(folder, *FLAGS, "--api-key", KEY) as process:
-        yield process
-
-
-@contextmanager
-def page_of(
-    browser: Browser, server: ServerProcess, size: tuple[int, int] = DESKTOP, dark: bool = False
-) -> Iterator[Opened]:
-    """Open the page and enter the key; the only error allowed is the first 401."""
-    with open_page(browser, f"{server.url}/", size, dark) as opened:
-        opened.page.fill("#key", KEY)
-        opened.page.press("#key", "Enter")
-        opened.page.wait_for_selector("#set-rule option[value=match]", state="attached")
-        opened.errors.clear()  # that it came without a key is logged by the browser
-        yield opened
-    assert not opened.errors
-    assert all(address.startswith(server.url) for address in opened.asked)
-
-
-def ask(opened: Opened, text: str = TEXT, tokens: int = 40) -> Any:
-    """Send a message and wait for the complete response."""
-    page = opened.page
-    before = page.locator(".answer").count()
-    if not page.locator("#set-tokens").is_visible():
-        page.click("#settings summary")
-    page.fill("#set-tokens", str(tokens))
-    page.fill("#message", text)
-    page.press("#message", "Enter")
-    answer = page.locator(".answer").nth(before)
-    answer.wait_for()
-    page.wait_for_selector(".answer.writing", state="detached")
-    return answer
 
 
 def test_the_key_is_requested_and_stored_in_the_tab_only(browser: Browser, keyed: ServerProcess) -> None:
@@ -87,6 +45,7 @@ def test_the_key_is_requested_and_stored_in_the_tab_only(browser: Browser, keyed
 def test_a_response_streams_with_the_origin_of_its_tokens(browser: Browser, keyed: ServerProcess) -> None:
     with page_of(browser, keyed) as opened:
         page = opened.page
+        page.uncheck("#markdown")
         answer = ask(opened, tokens=200)
         drafted = answer.locator("> .text .token:not(.by-target)")
         expect(answer.locator(".foot")).to_contain_text("lossless")
@@ -114,7 +73,9 @@ def test_a_response_streams_with_the_origin_of_its_tokens(browser: Browser, keye
 
 def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProcess) -> None:
     with page_of(browser, keyed) as opened:
-        page, answer = opened.page, ask(opened)
+        page = opened.page
+        page.uncheck("#markdown")  # which would hide the characters of Markdown
+        answer = ask(opened)
         focused, card = page.locator("*:focus"), page.locator("#card")
         answer.locator("> .text").focus()
         page.keyboard.press("ArrowRight")
@@ -188,8 +149,16 @@ def test_a_race_is_run_in_turns_and_replayed(browser: Browser, keyed: ServerProc
         arms = [body["speculative"] is not False for body in bodies]
         assert arms == [True, False, True, True, False, False, True], "warm, then off and on in turns, each first once"
         assert len({body["cache_salt"] for body in bodies}) == 7 and len({body["seed"] for body in bodies}) == 1
+        clocks = page.locator(".lane .clock").all_inner_texts()
+        page.select_option("#race-slower", "5")
+        expect(page.locator("#race-state")).to_have_text("Replayed 5 times slower; the clocks show measured time.")
+        page.wait_for_selector("#race-result:not([hidden])")
+        assert page.locator(".lane .clock").all_inner_texts() == clocks
+        page.select_option("#race-slower", "1")
+        expect(page.locator("#race-state")).to_have_text("Replayed in real time.")
+        page.wait_for_selector("#race-result:not([hidden])")
         page.click("#race-replay")
-        expect(page.locator("#race-replay")).to_be_enabled()
+        page.wait_for_selector("#race-result:not([hidden])")
         outputs = [page.locator(f"#lane-{arm} .text").evaluate("e => e.textContent") for arm in ("off", "on")]
         assert outputs[0] == outputs[1] != ""
         expect(page.locator("#lane-off .text .token:not(.by-target)")).to_have_count(0)
@@ -197,6 +166,13 @@ def test_a_race_is_run_in_turns_and_replayed(browser: Browser, keyed: ServerProc
         page.select_option("#set-drafter", "none")
         page.click("#race-go")
         page.wait_for_selector("#banner:not([hidden])")
+
+
+def test_slow_motion_stretches_the_slower_run_to_four_seconds(browser: Browser, keyed: ServerProcess) -> None:
+    slower = """async (ends) => (await import("./page/replay.js")).slowMotion(ends.map((end) => ({ end })))"""
+    with page_of(browser, keyed) as opened:
+        found = [opened.page.evaluate(slower, ends) for ends in ([80, 200], [1500, 400], [9000, 100], [0, 0])]
+        assert found == [20, 3, 1, 4000], "and is never faster than measured"
 
 
 SLOW_WIRE = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
@@ -317,41 +293,6 @@ def test_the_page_fits_and_has_enough_contrast(
             assert page.evaluate(NAMELESS) == []
 
 
-# Texts whose contrast with their background is below 4.5.
-FAINT = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (colour) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const background = (element) => {
-    for (let e = element; e; e = e.parentElement) {
-      const found = rgba(getComputedStyle(e).backgroundColor);
-      if (found[3] === 255) return found;
-    }
-    return [255, 255, 255, 255];
-  };
-  const faint = new Set();
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!own || !element.checkVisibility() || element.closest("[disabled]")) continue;
-    const [a, b] = [light(rgba(getComputedStyle(element).color)), light(background(element))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (contrast < 4.5) faint.add(`${element.tagName}.${element.className} ${contrast.toFixed(2)}`);
-  }
-  return [...faint];
-}"""
-# Things to be used that have no name for those who cannot see them.
-NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, [role=img], [role=region]")]
-  .filter((e) => e.checkVisibility() && !e.labels?.length && !e.getAttribute("aria-label") && !e.textContent.trim())
-  .map((e) => e.id || e.className)"""
-
-
 REJECTED = {  # a token with a rejected draft token, and an accepted one
     "choices": [
         {
@@ -373,8 +314,7 @@ REJECTED = {  # a token with a rejected draft token, and an accepted one
 def test_the_card_shows_rejected_draft_tokens_with_both_probabilities(browser: Browser, keyed: ServerProcess) -> None:
     with page_of(browser, keyed) as opened:
         page = opened.page
-        stream = {"content_type": "text/event-stream", "body": f"data: {json.dumps(REJECTED)}\n\ndata: [DONE]\n\n"}
-        page.route("**/v1/chat/completions", lambda route: route.fulfill(**stream))
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(**event_stream(REJECTED)))
         tokens, card = ask(opened).locator("> .text .token"), page.locator("#card")
         expect(tokens).to_have_count(2)
         tokens.first.hover()

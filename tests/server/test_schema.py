@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +62,57 @@ def test_events_are_described_one_by_one(server: ServerProcess) -> None:
         assert len(lines) > 1
         for line in lines:
             jsonschema.validate({"event": "message", "data": line.removeprefix("data: ")}, described["itemSchema"])
+
+
+def test_every_field_and_type_has_a_description(server: ServerProcess) -> None:
+    api = server.http.get("/openapi.json").json()
+    schemas = api["components"]["schemas"]
+    fields = [
+        (
+            f"{name}.{field}",
+            schemas[described["$ref"].rpartition("/")[2]] | described if "$ref" in described else described,
+        )
+        for name, schema in schemas.items()
+        for field, described in schema.get("properties", {}).items()
+    ]
+    types = list(schemas.items())
+    operations = [(path, call) for path, methods in api["paths"].items() for call in methods.values()]
+    parameters = [(path, each) for path, call in operations for each in call.get("parameters", ())]
+    assert len(fields) > 200 and len(types) > 30 and parameters
+    missing = [name for name, each in fields + types + operations + parameters if not each.get("description")]
+    assert missing == []
+
+
+def test_required_fields_come_first_and_those_without_effect_last(server: ServerProcess) -> None:
+    schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
+    for name, first in {"ChatCompletionRequest": "messages", "CompletionRequest": "prompt"}.items():
+        properties = schemas[name]["properties"]
+        assert next(iter(properties)) == first
+        without_effect = ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]
+        without_effect += ["prompt_cache_retention", "request_id", "priority"]
+        assert list(properties)[-len(without_effect) :] == without_effect
+        for field in without_effect:
+            assert properties[field]["description"].startswith("Accepted without effect.")
+
+
+def test_the_examples_of_the_docs_work(server: ServerProcess) -> None:
+    examples = re.findall(r"<pre>(.*?)</pre>", server.http.get("/docs").text, re.S)
+    assert len(examples) >= 11
+    commands = [shlex.split(html.unescape(example)) for example in examples]
+    for words in commands:
+        path, body = words[1].removeprefix("http://127.0.0.1:8000"), words[-1] if "-d" in words else ""
+        if body:
+            given = json.loads(html.unescape(body)) | ({"max_tokens": 4} if "completions" in path else {})
+            if path == "/detokenize":
+                given = {"tokens": [1, 2, 3]}  # the tiny model has fewer tokens
+            assert server.http.post(path, json=given).status_code == 200, path
+        else:
+            assert server.http.get(path.replace("MODEL", "tiny")).status_code == 200, path
+
+
+def test_server_info_is_described(server: ServerProcess) -> None:
+    api = server.http.get("/openapi.json").json()
+    schema = {**api["components"]["schemas"]["ServerInfo"], "components": api["components"]}
+    info = server.http.get("/server_info").json()
+    jsonschema.validate(info, schema)
+    assert set(info) == set(schema["properties"])

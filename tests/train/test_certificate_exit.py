@@ -27,7 +27,7 @@ def outputs(drafted: int, accepted: int, differences: tuple[Difference, ...] = (
 @pytest.mark.parametrize(
     ("result", "code", "lossless", "line"),
     [
-        (outputs(99, 50), 0, True, "verdict: lossless: the same tokens over 50 accepted and 49 rejected draft tokens"),
+        (outputs(99, 50), 0, True, "  the same tokens over 50 accepted and 49 rejected draft tokens\n"),
         (outputs(0, 0), 4, None, "verdict: inconclusive: part 3, greedy: no token was drafted"),
         (outputs(99, 50, WRONG), 3, False, "verdict: NOT LOSSLESS"),
     ],

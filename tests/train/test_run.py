@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from foretell.cli.interrupts import deferred_interrupt
 from foretell.cli.main import main
+from foretell.train.trainer import Trainer
 from tests.folder import write_tiny_folder
 from tests.waiting import TIMEOUT, wait_for
 
@@ -138,6 +140,65 @@ def test_a_killed_run_resumes_exactly(folder: Path) -> None:
     assert start(command(folder, "eagle", "killed", *flags, "--resume")).wait() == undisturbed.wait() == 0
     whole, killed = (load_file(folder / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(whole[name].equal(killed[name]) for name in whole)
+
+
+def test_ctrl_c_before_the_first_checkpoint_saves_one_and_says_how_to_go_on(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--steps", "6", "--save-every", "1h"]
+    assert main(command(folder, "medusa", "undisturbed", *flags)) == 0
+    step, out = Trainer.step, folder / "interrupted"
+
+    def interrupted(trainer: Trainer) -> None:
+        if trainer.state.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        step(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        assert main(command(folder, "medusa", "interrupted", *flags)) == 130
+    err = capsys.readouterr().err
+    assert "stopping after this step" in err
+    assert f"checkpoint of step 3 saved; continue with --resume --out {out}" in err
+    assert (out / "checkpoint.safetensors").is_file() and not (out / "run.json").exists()
+    assert main(command(folder, "medusa", "interrupted", *flags, "--resume")) == 0
+    whole, resumed = (load_file(folder / name / "model.safetensors") for name in ("undisturbed", "interrupted"))
+    assert all(whole[name].equal(resumed[name]) for name in whole)
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    before, said = signal.getsignal(signal.SIGINT), list[str]()
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt(said.append) as stopped:
+        assert not stopped()
+        signal.raise_signal(signal.SIGINT)
+        assert stopped() and len(said) == 1
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_keeps_the_answers_generated_so_far(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(count: int, total: int) -> None:
+        if count == 2:
+            raise KeyboardInterrupt
+
+    out = folder / "unanswered"
+    with monkeypatch.context() as patch:
+        patch.setattr("foretell.cli.train._log_answers", stop)
+        assert main(command(folder, "medusa", "unanswered", "--steps", "2")) == 130
+    err = capsys.readouterr().err
+    assert f"the answers so far are in {out / 'answers.npz'}; continue with --resume --out {out}" in err
+    assert main(command(folder, "medusa", "unanswered", "--steps", "2", "--resume")) == 0
+    assert "2 of 12 answers reused" in capsys.readouterr().err
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = command(folder, "medusa", "x", "--steps", "2")
+    line[line.index("--out") + 1] = "/proc/none/deeper"
+    assert main(line) == 2
+    err = capsys.readouterr().err
+    assert "out: /proc/none/deeper cannot be written" in err and err.count("\n") == 1
 
 
 # Slow steps: the run is far from done when the test sees its first checkpoint, however busy the machine is.

@@ -77,7 +77,7 @@ def test_it_writes_a_config_for_serve_and_its_evidence(
     text = out.read_text()
     assert text.startswith("# ") and all(f"#   {name}: " in text for name in names)
     assert yaml.safe_load(text)["model"] == str(tiny_folder)
-    assert "| drafter | speedup |" in err and f"foretell serve --config {out}" in err
+    assert "prompts" in err and f"foretell serve --config {out}" in err
 
 
 def test_ctrl_c_leaves_a_config(
@@ -98,6 +98,21 @@ def test_ctrl_c_leaves_a_config(
     part = json.loads(out.with_suffix(".json").read_text())
     assert part["complete"] is False and len(part["arms"]) == 6
     assert "interrupted" in out.read_text() and serve_config(out)
+
+
+def test_ctrl_c_before_the_first_result_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: EngineBackend, variant: Any, job: MeasureJob) -> TimedOutput:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EngineBackend, "generate", stopped)
+    out = tmp_path / "tuned.yaml"
+    out.write_text("model: kept\n")
+    code, printed, err = tune(capsys, *arguments_for(tiny_folder, trace, out))
+    assert code == 130 and not printed
+    assert "no variant was measured before the end; nothing was written" in err
+    assert out.read_text() == "model: kept\n" and not out.with_suffix(".json").exists()
 
 
 def test_drafters_without_memory_are_reported(

@@ -183,15 +183,6 @@ class Tile:
     tone: Literal["", "good", "bad"] = ""
 
 
-@dataclass(frozen=True)
-class FigureTable:
-    """All figures of a run; the first `words` columns are text."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: int = 1
-
-
 def colour(index: int) -> str:
     """Return the colour of a series by its index."""
     return f"c{index % NUM_COLOURS}"
@@ -232,10 +223,3 @@ def _box_plot(latency: Latency, scale: Scale, css: str) -> list[Mark]:
     low, lower, middle, upper, high = (scale.at(value) for value in _percentiles(latency))
     box = Mark("box", lower, max(upper, lower + 0.4), css)
     return [Mark("line", low, high, css), box, Mark("tick", middle, middle, css)]
-
-
-def table_of(markdown: str) -> FigureTable:
-    """Parse a Markdown table; columns that are not right-aligned are text."""
-    head, rule, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines())
-    words = next((index for index, mark in enumerate(rule) if mark.endswith(":")), len(rule))
-    return FigureTable(head, rows, words)

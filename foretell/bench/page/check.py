@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..check import OFF, CheckResult, markdown, remarks
+from ..check import OFF, CheckResult, remarks, report_table
 from ..compare import ALL
-from .charts import ChartRow, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale, table_of, value_scale
+from .charts import ChartRow, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale, value_scale
 from .compare import transcripts
 from .render import render
 
@@ -24,7 +24,7 @@ def page(found: CheckResult) -> str:
             Tile({True: "yes", False: "NO", None: "–"}[facts.same_text], "same text", f"{facts.requests} requests"),
         ],
         charts=[chart for chart in (ratios(found), accepted(found)) if chart.rows],
-        table=table_of(markdown(found)),
+        table=report_table(found),
         facts=found.conditions,
         remarks=remarks(found),
         warnings=wrong,

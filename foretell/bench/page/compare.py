@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..compare import CompareCell, CompareResult, CompareSample, markdown, remarks
+from ..compare import CompareCell, CompareResult, CompareSample, remarks, report_table
 from .charts import (
     ChartRow,
     Mark,
@@ -15,7 +15,6 @@ from .charts import (
     interval_marks,
     latency_chart,
     ratio_scale,
-    table_of,
     value_scale,
 )
 from .render import ShownTranscript, ShownVersion, render
@@ -36,7 +35,7 @@ def page(found: CompareResult) -> str:
         lead="The same prompts for every peer, sequential and interleaved, the first round dropped.",
         tiles=[_tile(cell) for cell in found.overall],
         charts=[*charts, latency_chart("Time to first token", about, known)],
-        table=table_of(markdown(found)),
+        table=report_table(found),
         facts=found.conditions,
         remarks=remarks(found),
         warnings=["The run was stopped early: this is the finished part."] if found.stopped else [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..load import OFF, LoadCell, LoadResult, markdown, remarks
+from ..load import OFF, LoadCell, LoadResult, remarks, report_table
 from ..metrics import Latency
 from .charts import (
     ChartRow,
@@ -16,7 +16,6 @@ from .charts import (
     interval_marks,
     latency_chart,
     ratio_scale,
-    table_of,
     value_scale,
 )
 from .render import render
@@ -37,7 +36,7 @@ def page(found: LoadResult) -> str:
             Tile(f"{cell.tokens_per_second:.0f}", f"{cell.load}, {cell.variant}", "tokens/s") for cell in found.cells
         ],
         charts=[ratios(found, colours), speeds(found, colours), first_token(found, colours), per_token(found, colours)],
-        table=table_of(markdown(found)),
+        table=report_table(found),
         facts=found.conditions,
         remarks=remarks(found),
         warnings=[*failed, *stopped],

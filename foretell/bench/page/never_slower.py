@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..never_slower import ALL, NeverSlowerCell, NeverSlowerResult, markdown, remarks
-from .charts import ChartRow, LegendEntry, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale, table_of
+from ..never_slower import ALL, NeverSlowerCell, NeverSlowerResult, remarks, report_table
+from .charts import ChartRow, LegendEntry, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale
 from .render import render
 
 VERDICTS = {"held": "c2", "slower": "c6", "inconclusive": "c4"}
@@ -25,7 +25,7 @@ def page(found: NeverSlowerResult) -> str:
             Tile("yes" if found.same_text else "NO", "same text", tone="good" if found.same_text else "bad"),
         ],
         charts=[ratios(found)],
-        table=table_of(markdown(found)),
+        table=report_table(found),
         facts=found.conditions,
         remarks=remarks(found),
         warnings=["The run was stopped early: this is the finished part."] if found.stopped else [],

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from foretell.utils.report_table import ReportTable
+
 from ..metrics import AcceptanceByDepth
-from ..report import remarks, temperature_label
+from ..report import SAME_TEXT, remarks, temperature_label, temperature_name
 from ..results import BenchResult, TaskCell
 from .charts import (
     ChartRow,
     Column,
     ColumnChart,
-    FigureTable,
     LegendEntry,
     Mark,
     Panel,
@@ -95,7 +96,7 @@ def page(result: BenchResult) -> str:
     series = series_of(result)
     best = max(series, key=lambda each: each.overall.speedup or 0.0)
     charts: list[Chart] = [ratios(series), accepted(series), positions(series), time_split(series)]
-    charts += [token_waits(series), text_waits(series)]
+    charts += [token_waits(series), output_waits(series)]
     return render(
         title=f"Foretell bench: {result.bench}",
         headline=headline(series, best),
@@ -144,7 +145,7 @@ def tiles(cell: TaskCell, same: bool) -> list[Tile]:
     between = "" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
     ratio = "–" if cell.speedup is None else f"{cell.speedup:.2f}×"
     rates = [_rate(cell.plain_tokens_per_second), _rate(cell.tokens_per_second)]
-    same_text = {True: "yes", False: "NO", None: "not promised"}[cell.same_text if same else False]
+    same_text = SAME_TEXT[cell.same_text if same else False]
     return [
         Tile(ratio, "speedup", between),
         Tile(f"{cell.accepted_per_step:.2f}", "tokens per step", "1 is plain decoding"),
@@ -266,16 +267,16 @@ def token_waits(series: Sequence[Series]) -> RowChart:
     )
 
 
-def text_waits(series: Sequence[Series]) -> RowChart:
-    """Chart the time per request."""
-    latencies = [("plain", "plain", series[0].overall.plain_request_seconds)]
-    latencies += [(each.name, each.colour, each.overall.request_seconds) for each in series]
+def output_waits(series: Sequence[Series]) -> RowChart:
+    """Chart the time per output, from its first token as for the speedup."""
+    latencies = [("plain", "plain", series[0].overall.plain_decode_seconds)]
+    latencies += [(each.name, each.colour, each.overall.decode_seconds) for each in series]
     found = [(name, css, latency) for name, css, latency in latencies if latency is not None]
-    about = "From the request to the end of its batch, with the prompt in the prefix cache."
-    return latency_chart("Time per request", about, found)
+    about = "From the first token to the end of the request or its batch, without prefill."
+    return latency_chart("Time per output", about, found)
 
 
-def table(result: BenchResult) -> FigureTable:
+def table(result: BenchResult) -> ReportTable:
     head = [
         "task",
         "drafter",
@@ -290,7 +291,7 @@ def table(result: BenchResult) -> FigureTable:
         "high",
     ]
     head += ["tokens/s", "plain tokens/s", "noise", "same text"]
-    return FigureTable(head, [_figures(cell) for cell in (*result.cells, *result.overall)], words=2)
+    return ReportTable(head, [_figures(cell) for cell in (*result.cells, *result.overall)], words=2)
 
 
 def _figures(cell: TaskCell) -> list[str]:
@@ -301,6 +302,5 @@ def _figures(cell: TaskCell) -> list[str]:
     ]
     counts = [str(value) for value in (cell.batch, cell.sequences, cell.tokens, cell.steps)]
     noise = "–" if cell.noise is None else f"{cell.noise:.1%}"
-    same = {True: "yes", False: "NO", None: "not promised"}[cell.same_text]
-    degrees = temperature_label(cell.temperature).removeprefix("T=").removeprefix("T ")
-    return [cell.task, cell.variant, degrees, *counts, f"{cell.accepted_per_step:.3f}", *ratios, *rates, noise, same]
+    names = [cell.task, cell.variant, temperature_name(cell.temperature)]
+    return [*names, *counts, f"{cell.accepted_per_step:.3f}", *ratios, *rates, noise, SAME_TEXT[cell.same_text]]

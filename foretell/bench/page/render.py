@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from foretell.types import TARGET
+from foretell.utils.report_table import ReportTable
 
 from ..report import temperature_label
 from ..transcripts import Transcript, TranscriptVersion
-from .charts import ColumnChart, FigureTable, RowChart, Tile
+from .charts import ColumnChart, RowChart, Tile
 
 TEMPLATES = Path(__file__).parent / "templates"
 Chart = RowChart | ColumnChart
@@ -24,7 +25,7 @@ def render(
     lead: str,
     tiles: Sequence[Tile],
     charts: Sequence[Chart],
-    table: FigureTable,
+    table: ReportTable,
     facts: Mapping[str, Any],
     remarks: Sequence[str] = (),
     warnings: Sequence[str] = (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..synthetic import MODE_LABELS, TOLERANCE, SyntheticCell, SyntheticResult, markdown, remarks
+from ..synthetic import MODE_LABELS, TOLERANCE, SyntheticCell, SyntheticResult, remarks, report_table
 from .charts import (
     ChartRow,
     LegendEntry,
@@ -14,7 +14,6 @@ from .charts import (
     Tile,
     interval_marks,
     ratio_scale,
-    table_of,
     value_scale,
 )
 from .render import render
@@ -38,7 +37,7 @@ def page(found: SyntheticResult) -> str:
             Tile("yes" if found.same_text else "NO", "same text", "", "good" if found.same_text else "bad"),
         ],
         charts=[ratios(found), accepted(found)],
-        table=table_of(markdown(found)),
+        table=report_table(found),
         facts=found.conditions,
         remarks=remarks(found),
         warnings=["The run was stopped early: this is the finished part."] if found.stopped else [],

@@ -9,6 +9,7 @@ from typing import Any
 from foretell.errors import CapacityError
 from foretell.plan.fleet.arrivals import SimulatedRequest
 from foretell.plan.fleet.simulate import FleetRun, FleetSpec, quantile, route_of, simulate
+from foretell.utils.report_table import ReportTable
 
 MOST_REPLICAS = 1024
 MILLION, HOUR = 1e6, 3600.0
@@ -100,39 +101,41 @@ class FleetTrial:
         return found
 
 
-NAME, VALUE = 39, 17  # widths of the columns
-
-
-def fleet_report(trial: FleetTrial, found: SizedFleet, asked_for: bool) -> str:
-    """Return the report on a simulated fleet."""
+def fleet_report(trial: FleetTrial, found: SizedFleet, asked_for: bool) -> list[str | ReportTable]:
+    """Return the summary, the figures, and a warning if the fleet is overloaded; `asked_for` by its size."""
     run, figures = found.run, found.as_json()
-    replicas = found.fleet.replicas
-    first = f"{replicas} {'replica' if replicas == 1 else 'replicas'}"
-    result = "meets the SLOs" if figures["meets_goals"] else "does not meet the SLOs"
-    fleet = f"{first} with batches up to {found.fleet.service.max_num_seqs}, routing {trial.routing}"
-    lines = [
-        f"{fleet}: {result}." if asked_for else f"{fleet}: the smallest fleet that meets the SLOs.",
-        "",
-        f"| {'':<{NAME}} | {'':>{VALUE}} |",
-        f"| {'-' * NAME} | {'-' * (VALUE - 1)}: |",
-        _line("requests served", f"{len(run.requests):,}"),
-        _line("time to first token, p50 / p99", _pair(figures["first_token_p50"], figures["first_token_p99"], "s")),
-        _line("time per output token, p50 / p99", _pair(figures["per_token_p50"], figures["per_token_p99"], "ms")),
-        _line("tokens/s", f"{run.tokens_per_second:,.0f}"),
-        _line("utilisation", f"{run.utilisation:.0%}"),
-        _line("batch slots in use", f"{figures['seats_taken']:.0%}"),
-        _line("requests per replica, with waiting ones", f"{run.sequences_per_replica:.1f}"),
-        _line("prompt tokens from the prefix cache", f"{run.cached_share:.0%}"),
-        _line("dollars per hour", f"{figures['dollars_per_hour']:.2f}"),
-        _line("dollars per million output tokens", _dollars(figures["dollars_per_million_tokens"])),
+    rows = [
+        ("requests served", f"{len(run.requests):,}"),
+        ("time to first token, p50 / p99", _pair(figures["first_token_p50"], figures["first_token_p99"], "s")),
+        ("time per output token, p50 / p99", _pair(figures["per_token_p50"], figures["per_token_p99"], "ms")),
+        ("tokens/s", f"{run.tokens_per_second:,.0f}"),
+        ("utilisation", f"{run.utilisation:.0%}"),
+        ("batch slots in use", f"{figures['seats_taken']:.0%}"),
+        ("requests per replica, with waiting ones", f"{run.sequences_per_replica:.1f}"),
+        ("prompt tokens from the prefix cache", f"{run.cached_share:.0%}"),
+        ("dollars per hour", f"{figures['dollars_per_hour']:.2f}"),
+        ("dollars per million output tokens", _dollars(figures["dollars_per_million_tokens"])),
     ]
+    blocks: list[str | ReportTable] = [_summary(trial, found, asked_for), ReportTable(("", ""), rows)]
     if not run.keeps_up:
-        lines += ["", "The fleet is overloaded: its queue grows, and latencies grow with --seconds. Add replicas."]
-    return "\n".join(lines)
+        blocks.append("The fleet is overloaded: its queue grows, and latencies grow with --seconds. Add replicas.")
+    return blocks
 
 
-def _line(name: str, value: str) -> str:
-    return f"| {name:<{NAME}} | {value:>{VALUE}} |"
+def _summary(trial: FleetTrial, found: SizedFleet, asked_for: bool) -> str:
+    """Return one sentence; without SLOs a fleet can only keep up with its requests or not."""
+    replicas, slo, met = found.fleet.replicas, found.slo, found.slo.met_by(found.run)
+    count = f"{replicas} {'replica' if replicas == 1 else 'replicas'}"
+    fleet = f"{count} with batches up to {found.fleet.service.max_num_seqs}, routing {trial.routing}"
+    if slo == FleetSlo():
+        does, does_not = "keeps up with the requests", "does not keep up with the requests"
+        note = " No SLO was given: set --ttft or --tpot."
+    else:
+        does, does_not = "meets the SLOs", "does not meet the SLOs"
+        note = ""
+    if not asked_for:
+        return f"{fleet}: the smallest fleet that {does}.{note}"
+    return f"{fleet}: {does if met else does_not}.{note}"
 
 
 def _pair(p50: float | None, p99: float | None, unit: str) -> str:

@@ -6,24 +6,35 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from foretell.server.openai.requests import FailFastList, GenerationRequest, StrictModel, ranged
+from foretell.server.openai.requests import (
+    FailFastList,
+    GenerationRequest,
+    StrictModel,
+    described,
+    ranged,
+    sampling,
+)
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class FunctionCall(BaseModel):
+    """A function and its arguments, as a model called it."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    name: str
-    arguments: str = "{}"
+    name: str = Field(description="Name of the function.")
+    arguments: str = Field(default="{}", description="Its arguments as JSON text.")
 
 
 class ToolCall(BaseModel):
+    """A tool call of an earlier response."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    id: str | None = described("Id of the call, which the message with its result repeats.")
+    type: Literal["function"] = Field(default="function", description="Always `function`.")
+    function: FunctionCall = Field(description="The function and its arguments.")
 
 
 class ChatMessageParam(BaseModel):
@@ -31,14 +42,14 @@ class ChatMessageParam(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    role: Role
-    content: str | FailFastList[dict[str, Any]] | None = None
-    name: str | None = None
-    tool_calls: FailFastList[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
+    role: Role = Field(description="Who speaks: system or developer, user, assistant, or the result of a tool.")
+    content: str | FailFastList[dict[str, Any]] | None = described("The text, as a string or as text parts.")
+    name: str | None = described("Name of the speaker, if the chat template uses it.")
+    tool_calls: FailFastList[ToolCall] | None = described("Calls that an assistant's message made.")
+    tool_call_id: str | None = described("Role tool: the call that this is the result of.")
+    reasoning_content: str | None = described("Reasoning of an earlier response, if the chat template uses it.")
+    reasoning: str | None = described("Another name of reasoning_content.")
+    refusal: str | None = described("A refusal of an earlier response; its text if content is missing.")
 
     @model_validator(mode="before")
     @classmethod
@@ -51,60 +62,72 @@ class ChatMessageParam(BaseModel):
 
 
 class FunctionDefinition(StrictModel):
-    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$", description="Name of the function.")
+    description: str | None = described("What it does, for the model.")
+    parameters: dict[str, Any] | None = described("JSON schema of its arguments.")
+    strict: bool | None = described("true: a grammar enforces the schema (chat formats of Hermes and Qwen).")
 
 
 class Tool(StrictModel):
-    type: Literal["function"]
-    function: FunctionDefinition
+    """A tool that the model may use."""
+
+    type: Literal["function"] = Field(description="Always `function`.")
+    function: FunctionDefinition = Field(description="The function.")
 
 
 class NamedFunction(StrictModel):
-    name: str
+    """The name of a function."""
+
+    name: str = Field(description="Name of a function in tools.")
 
 
 class NamedTool(StrictModel):
-    type: Literal["function"] = "function"
-    function: NamedFunction
+    """A function that must be called."""
+
+    type: Literal["function"] = Field(default="function", description="Always `function`.")
+    function: NamedFunction = Field(description="The function that must be called.")
 
 
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: FailFastList[ChatMessageParam] = Field(min_length=1)
-    max_completion_tokens: int | None = ranged(1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = ranged(0, 20)
-    tools: FailFastList[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(default=None, description="false returns only the first tool call.")
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = Field(
-        default=None, description="A chat template variable; rejected if the template does not use it."
+    messages: FailFastList[ChatMessageParam] = Field(
+        min_length=1,
+        description="The conversation so far, oldest message first.",
+        examples=[[{"role": "user", "content": "Why is the sky blue?"}]],
     )
-    include_reasoning: bool | None = None
-    thinking_budget: int | None = ranged(0)
-    thinking_token_budget: int | None = Field(default=None, description="Alias of thinking_budget.")
+    max_completion_tokens: int | None = ranged("OpenAI's newer name of max_tokens; it takes precedence.", 1)
+    logprobs: bool | None = described("true: return the logprob of each token.")
+    top_logprobs: int | None = ranged("With logprobs: also those of this many most likely tokens.", 0, 20)
+    tools: FailFastList[Tool] | None = described("Functions that the model may call.")
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = described(
+        "`auto`: the model decides (the default with tools), `none`, `required`: at least one call, or a function."
+    )
+    parallel_tool_calls: bool | None = described("false: return only the first tool call.")
+    chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template, such as enable_thinking.")
+    reasoning_effort: str | None = described("A chat template variable; rejected if the template does not use it.")
+    include_reasoning: bool | None = described("false: leave reasoning_content out of the response.")
+    thinking_budget: int | None = sampling("thinking_budget", 0)
+    thinking_token_budget: int | None = described("Alias of thinking_budget.")
 
 
 class TokenizeRequest(StrictModel):
     """POST /tokenize: a prompt or the messages of a chat."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: FailFastList[ChatMessageParam] | None = None
-    tools: FailFastList[Tool] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
+    model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
+    prompt: str | None = Field(default=None, description="The text; leave out messages.", examples=["Hello, world"])
+    messages: FailFastList[ChatMessageParam] | None = described("The conversation; leave out prompt.")
+    tools: FailFastList[Tool] | None = described("With messages: functions that the model may call.")
+    add_special_tokens: bool = Field(default=True, description="With prompt: add the tokens that start a sequence.")
+    add_generation_prompt: bool = Field(default=True, description="With messages: end with the start of a response.")
+    chat_template_kwargs: dict[str, Any] | None = described("With messages: variables of the chat template.")
+    return_token_strs: bool = Field(default=False, description="Return the text of each token, too.")
 
 
 class DetokenizeRequest(StrictModel):
     """POST /detokenize."""
 
-    model: str | None = None
-    tokens: FailFastList[int]
+    model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
+    tokens: FailFastList[int] = Field(description="Token ids.", examples=[[19556, 28, 905]])

@@ -5,9 +5,12 @@ Unknown fields are rejected by name.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from foretell.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
@@ -53,10 +56,38 @@ UNSUPPORTED_FIELDS: dict[str, str] = {
 }
 
 
-def ranged(minimum: float, maximum: float | None = None) -> Any:
+SAMPLING_HELP = {field.name: field.metadata.get("help", "") for field in fields(SamplingParams)}
+
+
+def described(description: str) -> Any:
+    """Return an optional field with a description for the OpenAPI schema."""
+    return Field(default=None, description=description)
+
+
+def ranged(description: str, minimum: float, maximum: float | None = None) -> Any:
     """Return an optional field with its range in the OpenAPI schema; SamplingParams checks it with a clearer error."""
     limits = {"minimum": minimum, "maximum": maximum}
-    return Field(default=None, json_schema_extra={name: limit for name, limit in limits.items() if limit is not None})
+    schema: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    return Field(default=None, description=description, json_schema_extra=schema)
+
+
+def sampling(name: str, minimum: float, maximum: float | None = None) -> Any:
+    """Return an optional field with the description of this sampling parameter."""
+    text = SAMPLING_HELP[name]
+    return ranged(f"{text[0].upper()}{text[1:]}.", minimum, maximum)
+
+
+def ignored(description: str) -> Any:
+    """Return a field that is accepted without effect."""
+    return Field(default=None, description=f"Accepted without effect. {description}")
+
+
+def order_properties(schema: dict[str, Any]) -> None:
+    """Move the required properties of a schema to its start and those without effect to its end."""
+    properties, required = schema["properties"], schema.get("required", ())
+    without_effect = IgnoredFields.model_fields
+    names = sorted(properties, key=lambda name: (name not in required, name in without_effect))
+    schema["properties"] = {name: properties[name] for name in names}
 
 
 class StrictModel(BaseModel):
@@ -76,123 +107,140 @@ class StrictModel(BaseModel):
 
 
 class StreamOptions(StrictModel):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    """What a stream contains besides the output."""
+
+    include_usage: bool = Field(default=False, description="Send `usage` in a last chunk without choices.")
+    continuous_usage_stats: bool = Field(default=False, description="Send `usage` in every chunk.")
     include_obfuscation: bool = Field(default=False, description="Accepted without effect.")
 
 
 class JsonSchema(StrictModel):
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | bool = Field(alias="schema")
-    strict: bool | None = None
+    """A named JSON schema."""
+
+    name: str | None = described("A name for the schema; it has no effect.")
+    description: str | None = described("What the output is for; it has no effect.")
+    schema_: dict[str, Any] | bool = Field(alias="schema", description="The JSON schema of the output.")
+    strict: bool | None = described("The schema is always enforced, so this has no effect.")
 
 
 class ResponseFormat(StrictModel):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    """OpenAI's format of the output."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="`text` for any output, `json_object` for any JSON object, `json_schema` for a schema."
+    )
+    json_schema: JsonSchema | None = described("The schema, if `type` is `json_schema`.")
 
 
 class StructuredOutputs(StrictModel):
     """vLLM's structured outputs; exactly one of the first five fields must be set."""
 
-    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: FailFastList[str] | None = None
-    grammar: str | None = Field(default=None, description="A Lark grammar.")
-    disable_any_whitespace: bool = False
+    json_: dict[str, Any] | bool | str | None = Field(
+        default=None, alias="json", description="A JSON schema, as an object or as text."
+    )
+    json_object: bool | None = described("true: any JSON object.")
+    regex: str | None = described("A regular expression that the entire output matches.")
+    choice: FailFastList[str] | None = described("The output is one of these strings.")
+    grammar: str | None = described("A Lark grammar.")
+    disable_any_whitespace: bool = Field(default=False, description="Generate JSON on one line, as json.dumps does.")
 
 
 class Prediction(StrictModel):
     """OpenAI's predicted outputs: the expected text, used as draft."""
 
-    type: Literal["content"] = "content"
-    content: str | FailFastList[dict[str, Any]]
+    type: Literal["content"] = Field(default="content", description="Always `content`.")
+    content: str | FailFastList[dict[str, Any]] = Field(description="The expected text, as a string or as text parts.")
 
 
 class Speculative(StrictModel):
     """Speculative decoding settings of this request; fields left out keep the server's settings."""
 
-    enabled: bool = True
-    drafter: str | None = None
-    method: str | None = Field(default=None, description="Alias of drafter.")
-    max_draft: int | None = ranged(0, 64)
-    n_max: int | None = Field(default=None, description="Alias of max_draft.")
-    n_min: int | None = Field(default=None, description="Accepted without effect: the draft length is adaptive.")
-    p_min: float | None = Field(default=None, description="Accepted without effect: the draft length is adaptive.")
-    deadline: float | None = Field(default=None, description="SLO: seconds until the output should be complete.")
-    min_tokens_per_second: float | None = Field(default=None, description="SLO: minimum decode speed of this request.")
-    rule: str | None = None
-    acceptance_threshold: float | None = None
-    acceptance_threshold_lower: float | None = None
-    workload: str | None = None
+    enabled: bool = Field(default=True, description="false: plain decoding, without draft tokens.")
+    drafter: str | None = described("One of the server's drafters, or several with commas; `/server_info` lists them.")
+    method: str | None = described("Alias of drafter.")
+    max_draft: int | None = ranged("Maximum draft tokens per step, up to the server's own limit.", 0, 64)
+    n_max: int | None = described("Alias of max_draft.")
+    n_min: int | None = described("Accepted without effect: the draft length is adaptive.")
+    p_min: float | None = described("Accepted without effect: the draft length is adaptive.")
+    deadline: float | None = described("SLO: seconds until the output should be complete.")
+    min_tokens_per_second: float | None = described("SLO: minimum decode speed of this request.")
+    rule: str | None = described(
+        "Verification rule. Lossless: match, rejection, block, auto. Lossy: confidence, typical, ensemble."
+    )
+    acceptance_threshold: float | None = described("Rule confidence: accept from this draft probability on.")
+    acceptance_threshold_lower: float | None = described("Rule confidence: reject below this draft probability.")
+    workload: str | None = described("Rule confidence: preset of the threshold: code, json, narrative or auto.")
 
 
 class IgnoredFields(StrictModel):
     """Fields that clients send and that have no effect here."""
 
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    request_id: Any = None
-    priority: Any = None
+    user: Any = ignored("The end user's id.")
+    metadata: Any = ignored("Labels of a stored completion.")
+    store: Any = ignored("Nothing is stored.")
+    service_tier: Any = ignored("There is one tier.")
+    safety_identifier: Any = ignored("The end user's id.")
+    prompt_cache_key: Any = ignored("Prefixes are cached by their tokens; see cache_salt.")
+    prompt_cache_retention: Any = ignored("The least recently used prefixes are evicted.")
+    request_id: Any = ignored("The server makes its own `id`.")
+    priority: Any = ignored("Requests are served in order of arrival.")
 
 
 class GenerationRequest(IgnoredFields):
     """The fields shared by chat completions and completions."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = ranged(1, 128)
-    temperature: float | None = ranged(0, 100)
-    top_p: float | None = ranged(0.001, 1)
-    top_k: int | None = ranged(-1)
-    min_p: float | None = ranged(0, 1)
-    presence_penalty: float | None = ranged(-2, 2)
-    frequency_penalty: float | None = ranged(-2, 2)
-    repetition_penalty: float | None = ranged(0.01, 100)
-    max_tokens: int | None = ranged(1)
-    min_tokens: int | None = ranged(0)
-    seed: int | None = ranged(-(2**63), 2**63 - 1)
-    stop: str | FailFastList[str] | None = None
-    stop_token_ids: FailFastList[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    bad_words: FailFastList[str] | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: FailFastList[int] | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | bool | str | None = None
-    guided_regex: str | None = None
-    guided_choice: FailFastList[str] | None = None
-    guided_grammar: str | None = None
-    prediction: Prediction | None = None
-    speculative: bool | Speculative | None = None
-    speculative_n_max: int | None = Field(default=None, alias="speculative.n_max")
-    speculative_n_min: int | None = Field(default=None, alias="speculative.n_min")
-    speculative_p_min: float | None = Field(default=None, alias="speculative.p_min")
-    cache_salt: str | None = Field(
-        default=None, description="Requests share the prefix cache only with those of the same salt."
+    model_config = ConfigDict(json_schema_extra=order_properties)
+
+    model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
+    stream: bool | None = described("true: send the output as server-sent events while it is generated.")
+    stream_options: StreamOptions | None = described("What a stream contains besides the output.")
+    n: int | None = sampling("n", 1, 128)
+    temperature: float | None = sampling("temperature", 0, 100)
+    top_p: float | None = sampling("top_p", 0.001, 1)
+    top_k: int | None = sampling("top_k", -1)
+    min_p: float | None = sampling("min_p", 0, 1)
+    presence_penalty: float | None = sampling("presence_penalty", -2, 2)
+    frequency_penalty: float | None = sampling("frequency_penalty", -2, 2)
+    repetition_penalty: float | None = sampling("repetition_penalty", 0.01, 100)
+    max_tokens: int | None = ranged("Maximum output tokens; by default the rest of the context.", 1)
+    min_tokens: int | None = sampling("min_tokens", 0)
+    seed: int | None = sampling("seed", -(2**63), 2**63 - 1)
+    stop: str | FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
+    stop_token_ids: FailFastList[int] | None = described("Token ids that end the output.")
+    ignore_eos: bool | None = described("true: continue after the model's end-of-sequence tokens.")
+    skip_special_tokens: bool | None = described("false: leave special tokens such as <|im_end|> in the text.")
+    bad_words: FailFastList[str] | None = described("Words that are never generated, as they are usually tokenized.")
+    logit_bias: dict[str, float] | None = described("By token id, a number from -100 to 100 added to its logit.")
+    allowed_token_ids: FailFastList[int] | None = described("No other token is generated.")
+    response_format: ResponseFormat | None = described("OpenAI's format of the output; a grammar enforces it.")
+    structured_outputs: StructuredOutputs | None = described("vLLM's format of the output; a grammar enforces it.")
+    guided_json: dict[str, Any] | bool | str | None = described("A JSON schema of the output, in vLLM's older name.")
+    guided_regex: str | None = described("A regular expression of the output, in vLLM's older name.")
+    guided_choice: FailFastList[str] | None = described("The possible outputs, in vLLM's older name.")
+    guided_grammar: str | None = described("A Lark grammar of the output, in vLLM's older name.")
+    prediction: Prediction | None = described("OpenAI's predicted output, used as draft; it never changes the output.")
+    speculative: bool | Speculative | None = described(
+        "Speculative decoding of this request: false for plain decoding, or settings."
     )
-    return_token_origin: bool | None = Field(default=None, description="Return the drafter of each token, or target.")
-    return_token_details: bool | None = Field(
-        default=None,
-        description="Return each token's probability and the draft tokens rejected there; implies return_rounds.",
+    speculative_n_max: int | None = Field(
+        default=None, alias="speculative.n_max", description="llama.cpp's name of speculative.max_draft."
     )
-    return_rounds: bool | None = Field(
-        default=None, description="Return drafted and accepted tokens and times of each step."
+    speculative_n_min: int | None = Field(
+        default=None, alias="speculative.n_min", description="Accepted without effect: the draft length is adaptive."
     )
-    return_tokens_as_token_ids: bool | None = None
-    timings_per_token: bool | None = None
-    return_progress: bool | None = Field(
-        default=None, description="Return the prefilled and cached prompt tokens in the first chunk of a stream."
+    speculative_p_min: float | None = Field(
+        default=None, alias="speculative.p_min", description="Accepted without effect: the draft length is adaptive."
+    )
+    cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
+    return_token_origin: bool | None = described("Return the drafter of each token, or target.")
+    return_token_details: bool | None = described(
+        "Return each token's probability and the draft tokens rejected there; implies return_rounds."
+    )
+    return_rounds: bool | None = described("Return drafted and accepted tokens and times of each step.")
+    return_tokens_as_token_ids: bool | None = described("Name tokens in logprobs `token:ID` instead of by their text.")
+    timings_per_token: bool | None = described("Send llama.cpp's `timings` in every chunk of a stream.")
+    return_progress: bool | None = described(
+        "Return the prefilled and cached prompt tokens in the first chunk of a stream."
     )
 
     @model_validator(mode="before")
@@ -228,7 +276,9 @@ def is_neutral(name: str, value: Any) -> bool:
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]]
-    echo: bool | None = None
-    logprobs: int | None = ranged(0, 20)
-    max_tokens: int | None = ranged(0)
+    prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]] = Field(
+        description="One or more prompts, as text or as token ids.", examples=["The capital of France is"]
+    )
+    echo: bool | None = described("true: return the prompt before the output.")
+    logprobs: int | None = ranged("Return logprobs of each token and of this many most likely ones.", 0, 20)
+    max_tokens: int | None = ranged("Maximum output tokens, by default 16. 0 with echo scores the prompt.", 0)

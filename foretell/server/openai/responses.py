@@ -8,81 +8,105 @@ from pydantic import BaseModel, Field
 
 
 class ErrorBody(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    """What is wrong, and what would work."""
+
+    message: str = Field(description="One line: what is wrong; what would work.")
+    type: str = Field(description="OpenAI's class of the error, such as invalid_request_error.")
+    param: str | None = Field(description="The request field at fault, if there is one.")
+    code: str | None = Field(description="A short name of the error, such as invalid_value.")
 
 
 class ErrorResponse(BaseModel):
-    error: ErrorBody
+    """An error in OpenAI's shape."""
+
+    error: ErrorBody = Field(description="The error.")
 
 
 class PromptDetails(BaseModel):
-    cached_tokens: int
+    """Parts of the prompt tokens."""
+
+    cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
 
 
 class CompletionDetails(BaseModel):
-    reasoning_tokens: int
-    accepted_prediction_tokens: int | None = Field(default=None, description="Present if the request has a prediction.")
-    rejected_prediction_tokens: int | None = None
+    """Parts of the output tokens."""
+
+    reasoning_tokens: int = Field(description="Output tokens of the reasoning.")
+    accepted_prediction_tokens: int | None = Field(
+        default=None, description="Accepted tokens of the request's prediction; present if it has one."
+    )
+    rejected_prediction_tokens: int | None = Field(
+        default=None, description="Rejected tokens of the request's prediction; present if it has one."
+    )
 
 
 class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
+    """OpenAI's token counts. Rejected draft tokens never count."""
+
+    prompt_tokens: int = Field(description="Prompt tokens; a prompt counts once however many choices it has.")
+    completion_tokens: int = Field(description="Output tokens of all choices.")
+    total_tokens: int = Field(description="Prompt and output tokens.")
+    prompt_tokens_details: PromptDetails = Field(description="Parts of the prompt tokens.")
+    completion_tokens_details: CompletionDetails = Field(description="Parts of the output tokens.")
 
 
 class TimingInfo(BaseModel):
-    """llama.cpp's timings, in milliseconds. `draft_n` is present if drafting was allowed."""
+    """llama.cpp's timings, in milliseconds."""
 
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-    draft_n: int | None = None
-    draft_n_accepted: int | None = None
+    cache_n: int = Field(description="Prompt tokens found in the prefix cache.")
+    prompt_n: int = Field(description="Prompt tokens that were prefilled.")
+    prompt_ms: float = Field(description="Time of the prefill.")
+    prompt_per_token_ms: float = Field(description="Time of the prefill per token.")
+    prompt_per_second: float = Field(description="Prefilled tokens per second.")
+    predicted_n: int = Field(description="Output tokens.")
+    predicted_ms: float = Field(description="Time from the first output token to the last.")
+    predicted_per_token_ms: float = Field(description="Decode time per token after the first.")
+    predicted_per_second: float = Field(description="Decoded tokens per second.")
+    draft_n: int | None = Field(default=None, description="Draft tokens; present if drafting was allowed.")
+    draft_n_accepted: int | None = Field(default=None, description="Accepted ones; present if drafting was allowed.")
 
 
 class SpeculationInfo(BaseModel):
-    rule: str
-    lossless: bool
-    seeds: list[int]
-    drafters: dict[str, dict[str, int]]
-    skipped: dict[str, int]
+    """How the output was drafted and verified."""
+
+    rule: str = Field(description="Verification rule.")
+    lossless: bool = Field(description="Whether output or distribution are exactly the target's.")
+    seeds: list[int] = Field(description="Seed of each choice.")
+    drafters: dict[str, dict[str, int]] = Field(description="Drafted and accepted tokens by drafter.")
+    skipped: dict[str, int] = Field(description="Steps without a draft, by reason.")
 
 
 class CompletionResponse(BaseModel):
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    usage: Usage
-    timings: TimingInfo
-    metrics: dict[str, Any] | None = Field(default=None, description="vLLM's speculative_decoding statistics.")
-    speculation: SpeculationInfo
+    """The fields shared by chat completions and completions."""
+
+    id: str = Field(description="Id of the response.")
+    object: str = Field(description="Type of the response, as OpenAI names it.")
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="Name of the model.")
+    system_fingerprint: str = Field(description="Name and version of the server.")
+    usage: Usage = Field(description="OpenAI's token counts.")
+    timings: TimingInfo = Field(description="llama.cpp's timings.")
+    metrics: dict[str, Any] | None = Field(
+        default=None, description="vLLM's `speculative_decoding` statistics; present if drafting was allowed."
+    )
+    speculation: SpeculationInfo = Field(description="How the output was drafted and verified.")
 
 
 class ChatMessage(BaseModel):
-    role: str
-    content: str | None
-    refusal: str | None
-    reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    """The assistant's message."""
+
+    role: str = Field(description="Always `assistant`.")
+    content: str | None = Field(description="The text; null if there are only tool calls.")
+    refusal: str | None = Field(description="Always null.")
+    reasoning_content: str | None = Field(default=None, description="The reasoning, if the model has one.")
+    tool_calls: list[dict[str, Any]] | None = Field(default=None, description="Calls in OpenAI's shape.")
 
 
 class TokenProbabilities(BaseModel):
-    id: int
-    text: str
+    """A token with the target's and the drafter's probability."""
+
+    id: int = Field(description="Token id.")
+    text: str = Field(description="The characters that the token adds.")
     probability: float = Field(
         description="Target probability after the sampling parameters; at temperature 0, the softmax of the logits."
     )
@@ -91,22 +115,24 @@ class TokenProbabilities(BaseModel):
 
 
 class TokenDetails(TokenProbabilities):
-    origin: str
+    """A token of the output, with the draft tokens rejected at its position."""
+
+    origin: str = Field(description="The drafter whose draft token was accepted, or `target`.")
     rejected: list[TokenProbabilities] = Field(description="Rejected draft tokens at this position.")
 
 
 class SpeculationRound(BaseModel):
     """One step of a sequence; times in milliseconds."""
 
-    tokens: int
-    drafted: int
-    accepted: int
-    drafter: str | None
+    tokens: int = Field(description="Output tokens of the step.")
+    drafted: int = Field(description="Draft tokens that were verified.")
+    accepted: int = Field(description="Accepted ones among the output tokens.")
+    drafter: str | None = Field(description="The drafter of the draft.")
     skipped: str | None = Field(description="Why the step had no draft.")
     at_ms: float | None = Field(default=None, description="End of the step, since the start of prefill.")
-    step_ms: float | None = None
-    drafting_ms: float | None = None
-    target_ms: float | None = None
+    step_ms: float | None = Field(default=None, description="Time of the step.")
+    drafting_ms: float | None = Field(default=None, description="Its part for drafting.")
+    target_ms: float | None = Field(default=None, description="Its part for the target's forward pass.")
     plain_ms: float | None = Field(default=None, description="Estimated time of the step without drafts, if known.")
     texts: int | None = Field(default=None, description="Sequences that got tokens in the step.")
 
@@ -114,65 +140,91 @@ class SpeculationRound(BaseModel):
 class ChoiceDetails(BaseModel):
     """Per-token fields of a choice; present if requested."""
 
-    token_ids: list[int] | None = None
-    token_origins: list[str] | None = None
-    token_texts: list[str] | None = None
-    token_details: list[TokenDetails] | None = None
-    rounds: list[SpeculationRound] | None = None
+    token_ids: list[int] | None = Field(default=None, description="With return_token_origin: the output's token ids.")
+    token_origins: list[str] | None = Field(
+        default=None, description="With return_token_origin: the drafter of each token, or `target`."
+    )
+    token_texts: list[str] | None = Field(
+        default=None, description="With return_token_origin: the characters that each token adds."
+    )
+    token_details: list[TokenDetails] | None = Field(default=None, description="With return_token_details.")
+    rounds: list[SpeculationRound] | None = Field(
+        default=None, description="With return_rounds or return_token_details: the steps of the sequence."
+    )
 
 
 class ChatChoice(ChoiceDetails):
-    index: int
-    message: ChatMessage
-    logprobs: dict[str, Any] | None
-    finish_reason: str
+    """One of the n outputs. A chunk of a stream has `delta`, a part of the message, instead of `message`."""
+
+    index: int = Field(description="Number of the choice, from 0.")
+    message: ChatMessage = Field(description="The assistant's message.")
+    logprobs: dict[str, Any] | None = Field(description="Logprobs of the tokens in OpenAI's shape, if requested.")
+    finish_reason: str = Field(description="stop, length (the token limit) or tool_calls.")
 
 
 class ChatCompletion(CompletionResponse):
-    choices: list[ChatChoice]
+    """The response of /v1/chat/completions."""
+
+    choices: list[ChatChoice] = Field(description="The n outputs.")
 
 
 class TextChoice(ChoiceDetails):
-    index: int
-    text: str
-    logprobs: dict[str, Any] | None
-    finish_reason: str
+    """One of the outputs."""
+
+    index: int = Field(description="Number of the choice: n for each prompt, in order.")
+    text: str = Field(description="The output, after the prompt with echo.")
+    logprobs: dict[str, Any] | None = Field(description="Logprobs of the tokens in OpenAI's shape, if requested.")
+    finish_reason: str = Field(description="stop or length (the token limit).")
 
 
 class TextCompletion(CompletionResponse):
-    choices: list[TextChoice]
+    """The response of /v1/completions."""
+
+    choices: list[TextChoice] = Field(description="The outputs.")
 
 
 class ModelCard(BaseModel):
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    root: str
-    max_model_len: int
-    drafter: str
+    """A name of the served model."""
+
+    id: str = Field(description="The name to use as `model`.")
+    object: str = Field(description="Always `model`.")
+    created: int = Field(description="Unix time of the server's start in seconds.")
+    owned_by: str = Field(description="Always `foretell`.")
+    root: str = Field(description="The model as given at the start.")
+    max_model_len: int = Field(description="Context length in tokens.")
+    drafter: str = Field(description="Drafter, or mix for several.")
 
 
 class ModelList(BaseModel):
-    object: str
-    data: list[ModelCard]
+    """All names of the served model."""
+
+    object: str = Field(description="Always `list`.")
+    data: list[ModelCard] = Field(description="The names.")
 
 
 class TokenizeResponse(BaseModel):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
+    """The tokens of a text."""
+
+    count: int = Field(description="Number of tokens.")
+    max_model_len: int = Field(description="Context length in tokens.")
+    tokens: list[int] = Field(description="Token ids.")
+    token_strs: list[str] | None = Field(default=None, description="With return_token_strs: the text of each token.")
 
 
 class DetokenizeResponse(BaseModel):
-    prompt: str
+    """The text of tokens."""
+
+    prompt: str = Field(description="The text.")
 
 
 class HealthStatus(BaseModel):
-    status: str
-    reason: str | None = None
+    """Whether the server works."""
+
+    status: str = Field(description="`ok` or `unavailable`.")
+    reason: str | None = Field(default=None, description="Why it is unavailable.")
 
 
 class VersionInfo(BaseModel):
-    version: str
+    """The version of this server."""
+
+    version: str = Field(description="Version of Foretell.")

@@ -21,6 +21,9 @@ const REASONS = {
 /** Describe why a step had a draft or none. */
 export const reasonText = (reason) => REASONS[reason] ?? reason;
 
+/** Describe why one drafter drafted or was skipped; another one may have drafted in the same step. */
+export const drafterReasonText = (reason) => (reason === "no_guess" ? "it had no draft to propose" : reasonText(reason));
+
 const RULES = {
   match: "Lossless: a draft token is accepted if it equals the target’s token. The same seed gives the same output.",
   rejection: "Lossless: rejection sampling. The same distribution, but other samples than plain decoding.",
@@ -36,7 +39,8 @@ export const ruleText = (rule) => RULES[rule] ?? "";
 
 export const fixed = (value, digits = 1) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 export const whole = (value) => (Number.isFinite(value) ? Math.round(value).toLocaleString("en") : "–");
-export const percent = (share) => (Number.isFinite(share) ? `${Math.round(share * 100)} %` : "–");
+export const count = (value, noun) => `${whole(value)} ${noun}${value === 1 ? "" : "s"}`;
+export const percent = (share) => (Number.isFinite(share) ? `${Math.round(share * 100)}%` : "–");
 export const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
 export const times = (ratio) => (Number.isFinite(ratio) ? `${ratio.toFixed(2)}×` : "–");
 

@@ -51,6 +51,7 @@ class Page {
       document.title = `Foretell · ${info.served_model_names[0]}`;
       this.drafters.register(info.drafters);
       this.settings.load(info);
+      this.chat.restore();
       part("forget-key").hidden = !this.api.key;
     } catch (error) {
       this.showError(error);

@@ -1,8 +1,8 @@
 // Race: the same prompt with plain and with speculative decoding. The runs alternate; then both are replayed.
 import { isStop, ConnectionLost } from "./api.js";
-import { announce, make, part } from "./dom.js";
+import { announce, make, part, prefersReducedMotion } from "./dom.js";
 import { exampleButtons, FIRST } from "./examples.js";
-import { Lane, replay } from "./replay.js";
+import { Lane, replay, slowMotion } from "./replay.js";
 import { RoundStats } from "./round_stats.js";
 import { fixed, times } from "./format.js";
 
@@ -19,6 +19,7 @@ export class Race {
     for (const name of MODES) shown.set(this.lanes[name].element, this.lanes[name]);
     this.stopper = null;
     this.lap = null; // the lap that is shown
+    this.replayed = 0; // replays so far
     part("race-prompt").value = FIRST;
     part("race-examples").replaceChildren(...exampleButtons((text) => (part("race-prompt").value = text)));
     part("race-form").addEventListener("submit", (event) => {
@@ -27,6 +28,7 @@ export class Race {
     });
     part("race-stop").addEventListener("click", () => this.stopper?.abort());
     part("race-replay").addEventListener("click", () => this.play(true));
+    part("race-slower").addEventListener("change", () => this.play(true));
     document.addEventListener("keydown", (event) => event.key === "Escape" && part("card").hidden && this.stopper?.abort());
   }
 
@@ -71,6 +73,7 @@ export class Race {
   }
 
   async run(request, laps) {
+    this.replayed += 1;
     part("race-result").hidden = true;
     part("lanes").hidden = true;
     this.setState("Warming up…");
@@ -140,15 +143,19 @@ export class Race {
 
   /** Replay the shown lap; without animation if reduced motion is preferred, unless `asked` for. */
   async play(asked) {
+    const lanes = MODES.map((name) => this.lanes[name]);
+    const current = (this.replayed += 1);
+    const isCurrent = () => current === this.replayed; // a new race or replay ends this one
     for (const name of MODES) this.lanes[name].load(this.lap[name]);
+    const slower = Number(part("race-slower").value) || slowMotion(lanes);
+    const speed = slower === 1 ? "Replayed in real time" : `Replayed ${slower} times slower; the clocks show measured time`;
+    const animated = asked || !prefersReducedMotion();
     part("race-result").hidden = true;
-    part("race-replay").disabled = true;
-    this.setState("Replaying the measured runs…");
-    await replay(Object.values(this.lanes), asked);
+    this.setState(animated ? `${speed}.` : "");
+    await replay(lanes, slower, () => animated && isCurrent() && !part("view-race").hidden);
+    if (!isCurrent()) return;
     part("race-result").hidden = false;
-    part("race-replay").disabled = false;
     part("race-result").scrollIntoView({ block: "nearest" });
-    this.setState("");
     announce(`${part("race-ratio").textContent}. ${part("race-same").textContent}`);
   }
 }

@@ -1,7 +1,8 @@
 // Replays two measured runs.
-import { part, prefersReducedMotion } from "./dom.js";
 import { paint, roam } from "./tokens.js";
-import { fixed, seconds } from "./format.js";
+import { count, fixed, seconds } from "./format.js";
+
+const REPLAY_MS = 4000; // of the slower lane: a measured run is often over before the eye sees it
 
 export class Lane {
   constructor(element, drafters) {
@@ -43,7 +44,7 @@ export class Lane {
   finish() {
     const { tokens, perStep, speed } = this.run.stats;
     const first = this.run.stats.rounds[0]?.at_ms ?? 0;
-    this.parts.figures.textContent = `${tokens} tokens · ${fixed(speed)}/s · ${fixed(perStep, 2)} tokens/step · TTFT ${fixed(first, 0)} ms`;
+    this.parts.figures.textContent = `${count(tokens, "token")} · ${fixed(speed)}/s · ${fixed(perStep, 2)} tokens/step · TTFT ${fixed(first, 0)} ms`;
   }
 
   find(element) {
@@ -52,24 +53,24 @@ export class Lane {
   }
 }
 
-/** Run all lanes by one clock to the end; without animation if reduced motion is preferred, unless asked for. */
-export function replay(lanes, asked) {
-  const longest = Math.max(...lanes.map((lane) => lane.end));
-  if (prefersReducedMotion() && !asked) {
-    for (const lane of lanes) lane.show(longest);
-    return Promise.resolve();
-  }
+/** Return how many times slower to replay, so that the slower lane takes about four seconds; never faster than measured. */
+export function slowMotion(lanes) {
+  return Math.max(1, Math.round(REPLAY_MS / Math.max(1, longest(lanes))));
+}
+
+const longest = (lanes) => Math.max(...lanes.map((lane) => lane.end));
+
+/** Run all lanes by one clock, `slower` times slower than measured; once not `isAnimated()`, show the end. */
+export function replay(lanes, slower, isAnimated) {
+  const end = longest(lanes);
   return new Promise((resolve) => {
     const began = performance.now();
     const frame = (now) => {
-      const ms = Math.max(0, now - began);
-      for (const lane of lanes) lane.show(ms);
-      if (ms < longest && !part("view-race").hidden) requestAnimationFrame(frame);
-      else {
-        for (const lane of lanes) lane.show(longest);
-        resolve();
-      }
+      const ms = isAnimated() ? Math.max(0, now - began) / slower : end;
+      for (const lane of lanes) lane.show(Math.min(ms, end));
+      if (ms < end) requestAnimationFrame(frame);
+      else resolve();
     };
-    requestAnimationFrame(frame);
+    frame(began);
   });
 }

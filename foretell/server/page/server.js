@@ -1,7 +1,7 @@
 // The server view: load, KV cache, the controller's decisions and their reasons.
 import { drawPositions, drawSplit } from "./charts.js";
 import { make, part } from "./dom.js";
-import { bytes, fixed, percent, reasonText, times, whole } from "./format.js";
+import { bytes, drafterReasonText, fixed, percent, times, whole } from "./format.js";
 
 const INTERVAL_MS = 1000;
 
@@ -55,7 +55,8 @@ export class ServerView {
       tile("waiting", whole(state.waiting)),
       tile(`of ${whole(pages)} KV pages in use`, whole(state.pages_held), meter),
       tile("tokens/s", fixed(speed)),
-      tile("speedup", state.speedup === null ? "–" : times(state.speedup)),
+      tile("estimated speedup", state.speedup === null ? "–" : times(state.speedup)),
+      tile("acceptance rate", state.drafts ? percent(state.acceptance_rate) : "–"),
       tile("mean acceptance length", fixed(state.avg_spec_accept_length, 2)),
     );
   }
@@ -70,7 +71,7 @@ export class ServerView {
         "tr",
         fresh ? { class: "fresh" } : {},
         make("th", { scope: "row" }, each.drafter),
-        make("td", {}, make("b", {}, each.decision), `: ${reasonText(each.reason)}`),
+        make("td", {}, make("b", {}, each.decision), `: ${drafterReasonText(each.reason)}`),
         make("td", { class: "number" }, fresh ? `+${whole(fresh)}` : ""),
         make("td", { class: "number" }, whole(each.steps)),
       );
@@ -107,11 +108,11 @@ function memoryFacts({ memory }) {
 function servedFacts(info, state) {
   return [
     ["model", info.model],
-    ["names", info.served_model_names.join(", ")],
-    ["context", `${whole(info.max_model_len)} tokens`],
+    ["served names", info.served_model_names.join(", ")],
+    ["context length", `${whole(info.max_model_len)} tokens`],
     ["drafters", info.drafters.join(", ") || "none"],
     ["max draft tokens per step", whole(info.max_draft)],
-    ["rule", info.rule],
+    ["verification rule", info.rule],
     ["finished sequences", whole(state.texts)],
     ["output tokens", whole(state.tokens)],
     ["preemptions", whole(state.preemptions)],

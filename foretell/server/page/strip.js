@@ -1,5 +1,6 @@
 // A strip of steps: the drafted and accepted tokens of each.
 import { make } from "./dom.js";
+import { count } from "./format.js";
 
 const TALLEST = 16; // draft tokens; columns are not drawn higher
 
@@ -32,6 +33,6 @@ export class Strip {
 
   describe() {
     const rounds = this.element.childElementCount;
-    this.element.setAttribute("aria-label", `${rounds} steps, ${this.drafted} tokens drafted, ${this.accepted} accepted`);
+    this.element.setAttribute("aria-label", `${count(rounds, "step")}, ${count(this.drafted, "draft token")}, ${this.accepted} accepted`);
   }
 }

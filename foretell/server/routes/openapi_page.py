@@ -1,9 +1,14 @@
-"""/docs: the OpenAPI schema as an HTML page, without scripts or external resources."""
+"""/docs: the OpenAPI schema as an HTML page, without scripts or external resources.
+
+Swagger UI would be 1.5 MB of scripts, which FastAPI loads from a CDN: that needs the internet and a weaker policy.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any
@@ -14,10 +19,14 @@ from fastapi.responses import HTMLResponse
 Schema = Mapping[str, Any]
 
 STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-    "code{font:13px ui-monospace,monospace}h2{margin-top:2.5rem;border-top:1px solid #8884;padding-top:1rem}"
-    "table{border-collapse:collapse;width:100%}td{vertical-align:top;padding:.2rem .8rem .2rem 0}"
-    "td:first-child{white-space:nowrap}summary{cursor:pointer}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "code,pre{font:13px/1.5 ui-monospace,monospace}h2{margin-top:2.5rem;border-top:1px solid #8884;padding-top:1rem}"
+    "pre{background:#8881;border-radius:6px;padding:.7rem .9rem;overflow-x:auto}"
+    "table{border-collapse:collapse;width:100%}td{vertical-align:top;padding:.25rem .8rem .25rem 0}"
+    "tr+tr>td{border-top:1px solid #8883}td:first-child,code{overflow-wrap:anywhere}"
+    "td:first-child{width:15rem}td:nth-child(2):not(:last-child){width:13rem}h2 code,h3 code{font-size:1.05rem}"
+    "@media(max-width:45rem){tr,td{display:block;width:auto!important;border:0!important;padding:0}tr{margin:.8rem 0}}"
+    "nav ul{columns:20rem;padding-left:1.2rem}a{color:LinkText}.required{font-weight:600}"
 )
 POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -28,6 +37,12 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+INTRO = (
+    'The <a href="/">page</a> has a chat; <a href="/openapi.json"><code>/openapi.json</code></a> is this schema for '
+    "programs. If the server has API keys, send one: <code>Authorization: Bearer KEY</code>."
+)
+MAX_SHOWN_LIMIT = 2**31  # larger limits are those of the integer type
+BACKTICKS = re.compile(r"`([^`]+)`")
 
 
 def openapi_routes(schema: Callable[[], Schema]) -> APIRouter:
@@ -42,37 +57,69 @@ def openapi_routes(schema: Callable[[], Schema]) -> APIRouter:
 
 
 def render_page(api: Schema) -> str:
-    """Return the HTML page of an OpenAPI document."""
-    title = escape(f"{api['info']['title']} {api['info']['version']}")
-    calls = "".join(
-        _call(api, path, method, call) for path, methods in api["paths"].items() for method, call in methods.items()
+    """Return the HTML page of an OpenAPI document: endpoints with examples first, then all types."""
+    title = escape(f"{api['info']['title']} {api['info']['version']}: HTTP API")
+    calls = [(path, method, call) for path, methods in api["paths"].items() for method, call in methods.items()]
+    entries = "".join(
+        f'<li><a href="#{_anchor(path, method)}"><code>{method.upper()} {escape(path)}</code></a></li>'
+        for path, method, _ in calls
     )
-    intro = 'OpenAPI schema: <a href="/openapi.json"><code>/openapi.json</code></a>. <a href="/">Playground</a>.'
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return (
-        f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{title}</h1><p>{intro}</p>{calls}</body></html>'
+    sections = "".join(_call(api, path, method, call) for path, method, call in calls)
+    types = "".join(_type_section(api, name) for name in sorted(api["components"]["schemas"]))
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style>"
     )
+    body = (
+        f'<h1>{title}</h1><p>{INTRO}</p><nav aria-label="Endpoints"><ul>{entries}</ul></nav>'
+        f'<main>{sections}<h2 id="types">Types</h2>{types}</main>'
+    )
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+
+
+def _anchor(path: str, method: str) -> str:
+    return escape(f"{method}{re.sub(r'[^a-z0-9]+', '-', path.lower())}")
 
 
 def _call(api: Schema, path: str, method: str, call: Schema) -> str:
-    """Return the section of one endpoint: description, request fields, responses."""
-    found = f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(call.get('description', ''))}</p>"
+    """Return the section of one endpoint: description, example, request fields, responses."""
+    found = (
+        f'<h2 id="{_anchor(path, method)}"><code>{method.upper()} {escape(path)}</code></h2>'
+        f"<p>{_text(call.get('description', ''))}</p>"
+    )
     content = call.get("requestBody", {}).get("content", {}).get("application/json")
+    found += f"<h3>Example</h3><pre>{escape(_curl(api, path, content))}</pre>"
     if content is not None:
         found += f"<h3>Fields</h3>{_fields(api, content['schema'])}"
     rows = "".join(
         f"<tr><td><code>{status}</code></td>"
-        f"<td>{escape(response.get('description', ''))}{_response_fields(api, response)}</td></tr>"
+        f"<td>{_text(response.get('description', ''))}{_response_type(response)}</td></tr>"
         for status, response in call["responses"].items()
     )
     return f"{found}<h3>Responses</h3><table>{rows}</table>"
 
 
-def _response_fields(api: Schema, response: Schema) -> str:
-    """Return the fields of a response in a collapsed block."""
+def _curl(api: Schema, path: str, content: Schema | None) -> str:
+    """Return a command that calls an endpoint, with the examples of its fields as body."""
+    url = f"http://127.0.0.1:8000{re.sub(r'{[^}]+}', 'MODEL', path)}"
+    if content is None:
+        return f"curl {url}"
+    properties = _resolved(api, content["schema"])["properties"]
+    body = {name: field["examples"][0] for name, field in properties.items() if "examples" in field}
+    return f"curl {url} \\\n  -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}'"
+
+
+def _response_type(response: Schema) -> str:
+    """Return the type of a response's body."""
     schema = response.get("content", {}).get("application/json", {}).get("schema", {})
-    fields = _fields(api, schema)
-    return f"<details><summary>{escape(_type_name(schema))}</summary>{fields}</details>" if fields else ""
+    return f": {_type_name(schema)}" if schema else ""
+
+
+def _type_section(api: Schema, name: str) -> str:
+    """Return the description and the fields of one type."""
+    schema = api["components"]["schemas"][name]
+    description = _text(schema.get("description", ""))
+    return f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3><p>{description}</p>{_fields(api, schema)}'
 
 
 def _fields(api: Schema, schema: Schema) -> str:
@@ -84,9 +131,27 @@ def _rows(api: Schema, schema: Schema) -> Iterator[str]:
     resolved = _resolved(api, schema)
     required = resolved.get("required", ())
     for name, field in resolved.get("properties", {}).items():
-        notes = [escape(field.get("description", "")), "required" if name in required else ""]
-        note = "; ".join(each for each in notes if each)
-        yield f"<tr><td><code>{escape(name)}</code></td><td>{escape(_type_name(field))}</td><td>{note}</td></tr>"
+        mark = '<span class="required">Required.</span> ' if name in required else ""
+        described = {**_resolved(api, field), **field}  # a reference has no description that its type has, too
+        note = f"{mark}{_text(described.get('description', ''))}{_limits(field)}"
+        yield f"<tr><td><code>{escape(name)}</code></td><td>{_type_name(field)}</td><td>{note}</td></tr>"
+
+
+def _limits(field: Schema) -> str:
+    """Return the range and the default of a field, if it has them and its description does not say so."""
+    low, high = field.get("minimum"), field.get("maximum")
+    notes = []
+    if low is not None and abs(low) < MAX_SHOWN_LIMIT:
+        notes.append(f"{low:g} to {high:g}" if high is not None else f"{low:g} or more")
+    if field.get("default") is not None:
+        notes.append(f"default {json.dumps(field['default'])}")
+    shown = [note for note in notes if note not in field.get("description", "")]
+    return f" ({escape(', '.join(shown))})" if shown else ""
+
+
+def _text(text: str) -> str:
+    """Return a description as HTML; text in backticks is code."""
+    return BACKTICKS.sub(r"<code>\1</code>", escape(text))
 
 
 def _resolved(api: Schema, schema: Schema) -> Schema:
@@ -97,15 +162,16 @@ def _resolved(api: Schema, schema: Schema) -> Schema:
 
 
 def _type_name(schema: Schema) -> str:
-    """Return a short name of a schema's type."""
+    """Return a short name of a schema's type as HTML, with links to types of this page."""
     if "$ref" in schema:
-        return str(schema["$ref"].rpartition("/")[2])
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f'<a href="#{name}">{name}</a>'
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(kind for each in schema["anyOf"] if (kind := _type_name(each)) != "null"))
     if "enum" in schema:
-        return ", ".join(map(str, schema["enum"]))
+        return escape(", ".join(map(str, schema["enum"])))
     if "const" in schema:
-        return str(schema["const"])
+        return escape(str(schema["const"]))
     if schema.get("type") == "array":
         return f"list of {_type_name(schema.get('items', {}))}"
-    return str(schema.get("type", "any"))
+    return escape(str(schema.get("type", "any")))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse, Response
 
 from foretell.server.memory_report import process_memory
 from foretell.server.openai.responses import HealthStatus, ModelCard, ModelList, VersionInfo
+from foretell.server.openai.server_info import ServerInfo
 from foretell.server.routes.generate import error_responses
 from foretell.version import VERSION
 
@@ -130,7 +131,7 @@ def _add_model_routes(router: APIRouter, service: Service) -> None:
         return ModelList(object="list", data=[card(name) for name in service.model_names])
 
     @router.get("/v1/models/{name:path}", responses=error_responses(401, 403, 404))
-    async def model(name: str) -> ModelCard:
+    async def model(name: Annotated[str, Path(description="A name that /v1/models lists.")]) -> ModelCard:
         """Describe one model."""
         return card(service.check_model(name))
 
@@ -160,7 +161,9 @@ def _add_metrics_routes(router: APIRouter, service: Service) -> None:
         """Return the version of this server."""
         return VersionInfo(version=VERSION)
 
-    @router.get("/server_info", responses=error_responses(401, 403))
+    @router.get(
+        "/server_info", response_model=None, responses={200: {"model": ServerInfo}, **error_responses(401, 403)}
+    )
     async def server_info() -> dict[str, Any]:
         """Describe the model, the settings, the memory and the speculation statistics."""
         return server_info_body(service)

@@ -1,0 +1,95 @@
+"""Reports on a terminal: tables and notes within its width, with colours for results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from foretell.utils.report_table import ReportTable
+
+# A cell is coloured by its last word, so that the colour never says more than the text.
+STYLES = {
+    "faster": "green",
+    "held": "green",
+    "slower": "bold red",
+    "inconclusive": "yellow",
+    "NO": "bold red",
+    "big": "bold red",
+}
+
+
+def open_console(to_stderr: bool = False) -> Console:
+    """Return a console that prints text as it is; its width is the terminal's, else $COLUMNS, else 80."""
+    from rich.console import Console
+
+    return Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
+
+
+def print_blocks(console: Console, blocks: Sequence[str | ReportTable]) -> None:
+    """Print paragraphs and tables with an empty line between them."""
+    for index, block in enumerate(blocks):
+        if index:
+            console.print()
+        if isinstance(block, str):
+            console.print(block)
+            continue
+        if block.title:
+            console.print(block.title, style="bold")
+        console.print(terminal_table(block, console.width))
+
+
+def terminal_table(table: ReportTable, width: int) -> Table:
+    """Return the table without its title for a terminal of that width."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    widths, gap = column_widths(table, width)
+    found = Table(
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        show_header=any(table.head),
+        padding=(0, gap - 1, 0, 0),
+    )
+    for index, (name, size) in enumerate(zip(table.head, widths, strict=True)):
+        found.add_column(name, justify="left" if index < table.words else "right", width=size, overflow="fold")
+    for row in table.rows:
+        found.add_row(*map(styled, row))
+    return found
+
+
+def column_widths(table: ReportTable, width: int) -> tuple[list[int], int]:
+    """Return widths of columns that fit the terminal, and the gap between two of them.
+
+    Names of columns are wrapped first, then the gap becomes narrower, then cells are wrapped, always between words.
+    """
+    columns = list(zip(*table.rows, strict=True)) or [("",)] * len(table.head)
+    cells = [max(map(len, column)) for column in columns]
+    widths = [max(len(name), size) for name, size in zip(table.head, cells, strict=True)]
+    for gap, wrapped in ((2, False), (1, True)):
+        least = [
+            max(longest_word(name), *map(longest_word, column) if wrapped else (size,))
+            for name, column, size in zip(table.head, columns, cells, strict=True)
+        ]
+        excess = sum(widths) + gap * len(widths) - 1 - width
+        while excess > 0 and (spare := [i for i in range(len(widths)) if widths[i] > least[i]]):
+            widths[max(spare, key=lambda i: widths[i])] -= 1
+            excess -= 1
+        if excess <= 0:
+            break
+    return widths, gap
+
+
+def longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def styled(cell: str) -> RenderableType:
+    """Return a cell in the colour of its last word."""
+    from rich.text import Text
+
+    last = cell.rsplit(maxsplit=1)[-1:] or [""]
+    return Text(cell, style=STYLES.get(last[0], ""))

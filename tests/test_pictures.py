@@ -1,0 +1,64 @@
+"""The pictures of README and documentation, and the script that makes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import struct
+import zlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+NAMES = ("chat.png", "race.png", "server.png", "demo.svg", "certify.svg", "plan.svg")
+LARGEST = 200 * 1024  # bytes; pictures are part of every clone
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_pictures", DOCS / "make_pictures.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_picture_is_there_and_small(name: str) -> None:
+    picture = (DOCS / "pictures" / name).read_bytes()
+    assert len(picture) < LARGEST
+    assert picture.startswith(b"<svg" if name.endswith("svg") else b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("svg")])
+def test_terminal_pictures_load_nothing(name: str) -> None:
+    picture = (DOCS / "pictures" / name).read_text()
+    assert set(re.findall(r"https?://[\w.]+", picture)) <= {"http://www.w3.org", "https://www.textualize.io"}
+    assert "@font-face" not in picture and "url(http" not in picture
+
+
+def test_a_command_is_drawn_with_its_output(script: ModuleType, tmp_path: Path) -> None:
+    script.draw_terminal(tmp_path / "version.svg", "--version")
+    words = re.sub(r"<[^>]+>|&#160;|\s", " ", (tmp_path / "version.svg").read_text())
+    assert "foretell --version" in " ".join(words.split())
+
+
+def test_a_failed_command_is_reported(script: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="failed"):
+        script.draw_terminal(tmp_path / "no.svg", "no-such-command")
+    assert not (tmp_path / "no.svg").exists()
+
+
+def test_pixels_and_palette_are_written_as_png(script: ModuleType) -> None:
+    picture = {"width": 2, "height": 2, "palette": [[1, 2, 3], [4, 5, 6]], "indices": "AAEBAA=="}  # 0 1 / 1 0
+    png = script.indexed_png(picture)
+    chunks, at = {}, 8
+    while at < len(png):
+        size, kind = struct.unpack(">I4s", png[at : at + 8])
+        chunks[kind] = png[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + chunks[kind])
+        at += 12 + size
+    assert struct.unpack(">II", chunks[b"IHDR"][:8]) == (2, 2) and chunks[b"PLTE"] == bytes(range(1, 7))
+    assert zlib.decompress(chunks[b"IDAT"]) == bytes([0, 0, 1, 0, 1, 0])
