@@ -70,9 +70,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if word.startswith("-"):
             refuse_flag(inner, word.split("=")[0])
     if unknown:
-        has_url = "--base-url" in inner._option_string_actions and "://" in unknown[0]
-        hint = "name a server with --base-url" if has_url else "quote arguments with spaces"
-        inner.error(f"unexpected {unknown[0]!r}; {hint}")
+        inner.error(f"unexpected {unknown[0]!r}; quote arguments with spaces")
     return args
 
 
