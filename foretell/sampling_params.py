@@ -45,16 +45,24 @@ class SamplingParams:
     """Sampling parameters in vLLM's names. The defaults are greedy; `LLM.default_params` returns the model's own."""
 
     temperature: float = option(
-        0.0, "sampling temperature; 0 is greedy, 1 samples from the model's own distribution", common=True
+        0.0,
+        "sampling temperature; 0 is greedy, 1 samples from the model's own distribution",
+        aliases=("--temp",),
+        common=True,
     )
     top_p: float = option(1.0, "sample from the most likely tokens that together reach this probability", common=True)
     top_k: int = option(0, "sample from this many of the most likely tokens; 0 means all", common=True)
     min_p: float = option(0.0, "drop tokens below this fraction of the most likely token's probability")
     presence_penalty: float = option(0.0, "penalty for tokens that occur in the output, once each (-2 to 2)")
     frequency_penalty: float = option(0.0, "penalty for tokens by how often they occur in the output (-2 to 2)")
-    repetition_penalty: float = option(1.0, "divide the logits of tokens in prompt or output by this; 1 is off")
+    repetition_penalty: float = option(
+        1.0, "divide the logits of tokens in prompt or output by this; 1 is off", aliases=("--repeat-penalty",)
+    )
     max_tokens: int | None = option(
-        None, f"maximum output tokens (default: {DEFAULT_MAX_TOKENS}, or fewer where the context ends)", common=True
+        None,
+        f"maximum output tokens (default: {DEFAULT_MAX_TOKENS}, or fewer where the context ends)",
+        aliases=("--predict", "--n-predict"),
+        common=True,
     )
     skip_special_tokens: bool = option(True, "leave special tokens such as <|im_end|> out of the text")
     min_tokens: int = option(0, "minimum output tokens before the sequence may end")

@@ -22,6 +22,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import ModelError
 from foretell.hub.catalog import BUILTINS, LocalModel
 from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_installed, known_targets
+from foretell.models.draft_heads.loading import SHIPPED
 from foretell.models.hf_config import from_hf
 from foretell.models.load import meta_model
 from tests.folder import write_tiny_folder
@@ -117,6 +118,29 @@ def test_pairs_of_an_unknown_model_still_lists_what_works(capsys: pytest.Capture
     code, out = run(PAIRS, capsys, "unknown/model", "--json")
     assert (code, json.loads(out)["known"]) == (0, [])
     assert set(json.loads(out)["for_any"]) == set(FOR_ANY)
+
+
+def test_the_heads_that_ship_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    target = find_target("smollm2-135m")
+    shipped = {folder.name for folder in (SHIPPED / "smollm2-135m").iterdir() if folder.is_dir()}
+    assert target is not None and {draft.kind for draft in target.drafts} == shipped
+    out = run(PAIRS, capsys, "smollm2-135m")[1]
+    assert all(f"  {kind} " in out for kind in shipped) and out.count("ships with the package") == len(shipped)
+
+
+def test_the_names_of_the_planner_are_found() -> None:
+    names = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct", "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.2"}
+    names |= {"gemma-3-4b": "google/gemma-3-4b-it", "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B"}
+    assert {name: found.id for name in names if (found := find_target(name)) is not None} == names
+    assert find_target("other/llama-3.1-8b") is None, "of an owner, it may be another model"
+
+
+def test_targets_that_cannot_be_served_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    marked = {target.id for target in known_targets() if target.not_served}
+    assert marked >= {"deepseek-ai/DeepSeek-R1", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B"}
+    assert "Qwen/Qwen3-8B" not in marked
+    assert "not served here: mixture of experts" in run(PAIRS, capsys, "openai/gpt-oss-20b")[1]
+    assert run(PAIRS, capsys)[1].count("not served here") == len(marked)
 
 
 def test_a_draft_is_local_only_with_its_weights(tmp_path: Path) -> None:

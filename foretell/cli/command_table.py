@@ -54,9 +54,9 @@ COMMANDS: dict[str, Entry] = {name: entry for group in GROUPS.values() for name,
 # Two examples for each page of help, without the program's name.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("run smollm2-135m 'Why is the sky blue?'", "serve smollm2-135m --port 8000"),
-    "demo": ("demo", "demo --model gemma3-270m --json"),
+    "demo": ("demo", "demo --json --out demo.json"),
     "run": ("run smollm2-135m", "run smollm2-135m 'Why is the sky blue?' --temperature 0.7"),
-    "chat": ("chat --system 'Answer in one sentence.'", "chat --model gemma3-270m --temperature 0.7"),
+    "chat": ("chat --system 'Answer in one sentence.'", "chat --url http://127.0.0.1:8000 --temperature 0.7"),
     "generate": ("generate 'Why is the sky blue?' --max-tokens 64", "generate - --json --out answer.json"),
     "serve": (
         "serve Qwen/Qwen3-4B --port 8000 --api-key secret",

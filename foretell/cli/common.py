@@ -40,7 +40,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sampling flags; defaults are the model's own."""
-    add_options(parser.add_argument_group("sampling"), SamplingParams)
+    title = "sampling (the model's generation config overrides these defaults)"
+    add_options(parser.add_argument_group(title), SamplingParams)
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--help-all", action=HelpAction, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{PROGRAM}: {message}; see '{self.prog} --help'\n")
+        hint = "" if message.endswith("?") else f"; see '{self.prog} --help'"
+        self.exit(USAGE_ERROR, f"{PROGRAM}: {message}{hint}\n")
 
     def format_usage(self) -> str:
         formatter = Formatter(self.prog)

@@ -268,3 +268,11 @@ def test_the_commands_of_the_docs_run(
 
 def test_the_docs_have_commands() -> None:
     assert len(PAGE) >= 4, "or the test above tests nothing"
+
+
+def test_a_short_context_is_planned_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", "--target", str(tmp_path), "--no-plot", "--json"]) == 0
+    assert {row["context"] for row in json.loads(capsys.readouterr().out)["rows"]} == {1024}

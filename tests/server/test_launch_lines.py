@@ -140,6 +140,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     "mlx": {"--model m --adapter-path a": "LoRA", "--model m --max-tokens 100": "max_tokens"},
 }
+LLAMA_CLI = "generate hi -m model.gguf -t 2 --temp 0.7 --top-k 40 --repeat-penalty 1.1 --n-predict 64"
 OLLAMA = ("run smollm2-135m", "run smollm2-135m 'Why?'", "list", "ps", "pull smollm2-135m", "show smollm2-135m", "rm x")
 
 
@@ -166,6 +167,17 @@ def test_or_it_is_refused_with_the_reason(engine: str, line: str, capsys: pytest
     error = capsys.readouterr().err
     assert code == 2 and REFUSED[engine][line] in error
     assert error.count("\n") == 1 and len(error) < 300 and ("did you mean" in error) == ("temprature" in line)
+
+
+def test_the_sampling_flags_of_llama_cli_work() -> None:
+    args = parse(shlex.split(LLAMA_CLI))
+    assert (args.threads, args.temperature, args.top_k, args.repetition_penalty, args.max_tokens) == (
+        2,
+        0.7,
+        40,
+        1.1,
+        64,
+    )
 
 
 @pytest.mark.parametrize("line", OLLAMA)
