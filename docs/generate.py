@@ -88,6 +88,26 @@ def default_of(field: Field[Any]) -> str:
     return f"`{json.dumps(field.default).strip(chr(34))}`"
 
 
+def refused_flags() -> list[str]:
+    """Return the flags of other engines that are refused, by reason."""
+    from foretell.server.foreign_flags import ONLY, UNSUPPORTED
+
+    reasons: dict[str, list[str]] = {}
+    for flag, reason in UNSUPPORTED.items():
+        reasons.setdefault(reason, []).append(f"`{flag}`")
+    for flag, (values, reason) in ONLY.items():
+        reasons.setdefault(reason, []).append(f"`{flag}` (other than {' or '.join(values)})")
+    lines = [row("flags", "why"), row("---", "---")]
+    return [*lines, *(row(", ".join(flags), cell(reason)) for reason, flags in reasons.items())]
+
+
+def ignored_flags() -> list[str]:
+    """Return the flags of other engines that are accepted without effect."""
+    from foretell.server.foreign_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES
+
+    return wrapped(", ".join(f"`{flag}`" for flag in sorted((*SWITCHES, *WITH_VALUES, *OPTIONAL_VALUE))))
+
+
 # Commands
 
 
@@ -336,6 +356,8 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "metrics": metrics,
     "gateway metrics": gateway_metrics,
     "catalog": catalog,
+    "refused flags": refused_flags,
+    "ignored flags": ignored_flags,
 }
 PARTS |= {heading.lower(): (lambda cls=cls: option_table(cls)) for cls, heading in SHARED.items()}
 

@@ -47,8 +47,9 @@ QUESTION = "Write a Python function that reverses a string, and show how it is c
 COMMANDS = {
     "demo": "demo",
     "certify": "certify --drafter ngram --quick",
-    "plan": "plan --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --count 4 --batch 1..64 --context 8k",
+    "plan": "plan --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --count 4 --batch 1..16 --context 8k",
 }
+SHOWN_LINES = {"plan": 30}  # of an output that is longer than a picture should be
 # Returns the pixels of a PNG picture as indices into a palette of its 256 most frequent colours.
 INDEX_COLOURS = """async (png) => {
   const bytes = Uint8Array.from(atob(png), (c) => c.charCodeAt(0));
@@ -226,7 +227,9 @@ def draw_terminal(path: Path, arguments: str) -> None:
     output = run_in_terminal([*FORETELL, *arguments.split()])
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
     prompt = Text.assemble(("$ ", "bold green"), (f"foretell {arguments}", "bold"))
-    console.print(prompt, Text.from_ansi(output.replace("\r\n", "\n").strip("\n")), sep="\n")
+    lines = Text.from_ansi(output.replace("\r\n", "\n").strip("\n")).split("\n", allow_blank=True)
+    shown = SHOWN_LINES.get(path.stem, len(lines))
+    console.print(prompt, *lines[:shown], *([Text("…")] if shown < len(lines) else []), sep="\n")
     svg = console.export_svg(title="foretell", unique_id=path.stem)
     path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # fonts of another server
     report_file(path)

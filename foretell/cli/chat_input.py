@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretell.errors import RequestError
 from foretell.utils.system import home
 
 if TYPE_CHECKING:
@@ -40,7 +41,12 @@ def on_terminal() -> bool:
 
 
 def _plain_line() -> str:
-    return input(PROMPT if sys.stdin.isatty() else "")
+    try:
+        line = input(PROMPT if sys.stdin.isatty() else "")
+        line.encode()  # bytes that are not text may have become surrogates
+    except UnicodeError:
+        raise RequestError("prompt", "standard input is not UTF-8; convert it, such as with iconv") from None
+    return line
 
 
 def _editor(commands: Iterable[str], keep_history: bool) -> Callable[[], str]:

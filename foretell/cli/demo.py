@@ -6,12 +6,14 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.utils.report_table import ReportTable
+
 from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
 from .stream_output import StreamRenderer, StreamStats, palette_of, stream_renderer, wants_colour
+from .tables import print_blocks
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from foretell.llm import LLM
     from foretell.sampling_params import SamplingParams
@@ -87,9 +89,8 @@ def show(llm: LLM) -> list[Comparison]:
     for name, text in PROMPTS.items():
         print_heading(console, name, text)
         comparisons.append(compare(llm, name, quiet=False))
-    console.print(table(comparisons))
-    if comparisons[0].ratio < comparisons[-1].ratio:
-        console.print(WHY)
+    console.print()
+    print_blocks(console, [table(comparisons), *([WHY] if comparisons[0].ratio < comparisons[-1].ratio else [])])
     return comparisons
 
 
@@ -140,25 +141,25 @@ def _generate(
     return stats
 
 
-def table(comparisons: list[Comparison]) -> Table:
-    """Return the comparison as a table that fits 80 columns."""
-    from rich.table import Table
-
-    found = Table("prompt", title="tokens/s, plain and with speculation", title_justify="left")
-    for heading in ("tokens", "tokens/step", "plain", "speculative", "ratio"):
-        found.add_column(heading, justify="right")
-    found.add_column("same text")
-    for each in comparisons:
-        found.add_row(
-            each.name,
-            str(len(each.speculative.tokens)),
-            f"{each.speculative.accepted_per_step:.2f}",
-            f"{each.plain.tokens_per_second:.0f}",
-            f"{each.speculative.tokens_per_second:.0f}",
-            f"{each.ratio:.2f}x",
-            "yes" if each.same_text else "NO",
-        )
-    return found
+def table(comparisons: list[Comparison]) -> ReportTable:
+    """Return the comparison as a table."""
+    return ReportTable(
+        ["prompt", "same text", "tokens", "tokens/step", "plain", "speculative", "ratio"],
+        [
+            [
+                each.name,
+                "yes" if each.same_text else "NO",
+                str(len(each.speculative.tokens)),
+                f"{each.speculative.accepted_per_step:.2f}",
+                f"{each.plain.tokens_per_second:.0f}",
+                f"{each.speculative.tokens_per_second:.0f}",
+                f"{each.ratio:.2f}x",
+            ]
+            for each in comparisons
+        ],
+        title="Speed in tokens/s, plain and speculative",
+        words=2,
+    )
 
 
 DEMO = Command("compare three prompts with and without speculation", add_report_arguments, run)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, log, output_result
+from .tables import print_columns
 
 if TYPE_CHECKING:
     from foretell.hub.catalog import LocalModel

@@ -7,8 +7,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, log, output_result
+from .tables import print_columns
 
 if TYPE_CHECKING:
     from foretell.build.draft_compat import DraftCompat

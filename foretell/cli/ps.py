@@ -6,8 +6,8 @@ import argparse
 import time
 from dataclasses import asdict
 
-from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, output_result
+from .tables import print_columns
 
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))  # seconds each
 

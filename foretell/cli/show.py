@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ForetellError
 
-from .columns import print_columns
 from .common import Command, add_output_arguments, check_output_path, output_result
 from .pairs import drafter_rows, known_drafters
+from .tables import print_columns
 
 if TYPE_CHECKING:
     from foretell.hub import Checkpoint

@@ -1,8 +1,9 @@
-"""Reports on a terminal: tables and notes within its width, with colours for results."""
+"""Reports on a terminal: tables and notes within its width, with colours for results, and aligned columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from foretell.utils.report_table import ReportTable
+
+PIPE_COLUMNS = 1000  # wide enough that no line is wrapped for a program that reads it
 
 # A cell is coloured by its last word, so that the colour never says more than the text.
 STYLES = {
@@ -93,3 +96,20 @@ def styled(cell: str) -> RenderableType:
 
     last = cell.rsplit(maxsplit=1)[-1:] or [""]
     return Text(cell, style=STYLES.get(last[0], ""))
+
+
+def print_columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> None:
+    """Print aligned columns; those in `right` are right-aligned. Without a header text, the header is left out."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
+    for column, header in enumerate(headers):
+        table.add_column(header, justify="right" if column in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

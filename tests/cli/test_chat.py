@@ -113,6 +113,17 @@ def test_options_that_do_not_fit_a_chat_are_refused(
     assert message in err
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_binary_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path, errors: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff b\n"), encoding="utf-8", errors=errors))
+    assert main(["chat", str(model)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "foretell: prompt: standard input is not UTF-8; convert it, such as with iconv"
+    ]
+
+
 def test_help_offers_no_option_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["chat", "--help"])

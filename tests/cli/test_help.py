@@ -88,6 +88,7 @@ def test_plan_and_plan_fleet_have_their_own_pages(capsys: pytest.CaptureFixture[
         (["serve", "--prot", "1"], "there is no option --prot; did you mean '--port'?"),
         (["generate", "hi", "--wholly-unknown"], "there is no option --wholly-unknown; see"),
         (["generate", "hi", "--enable-metrix"], "there is no option --enable-metrix; see"),
+        (["bench", "load", "http://127.0.0.1:8000", "more"], "unexpected 'more'"),
         (["bench", "ofline"], "offline"),
         (["sevre"], "did you mean 'serve'?"),
     ],

@@ -178,6 +178,20 @@ def test_a_response_and_its_code_are_copied(browser: Browser, keyed: ServerProce
         assert page.evaluate("navigator.clipboard.readText()") == 'def f(a_b):\n    return "*"'
 
 
+def test_copying_works_without_https(browser: Browser, keyed: ServerProcess) -> None:
+    """Over plain HTTP from another machine, browsers have no navigator.clipboard."""
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        with generating(opened, "copied *text*"):
+            answer = ask(opened)
+        answer.get_by_role("button", name="Copy the response").click()
+        expect(answer.get_by_role("button", name="Copy the response")).to_have_text("Copied")
+        page.focus("#message")
+        page.keyboard.press("Control+V")
+        expect(page.locator("#message")).to_have_value("copied *text*")
+
+
 def test_the_last_response_is_regenerated_with_the_present_settings(browser: Browser, keyed: ServerProcess) -> None:
     with page_of(browser, keyed) as opened:
         page = opened.page

@@ -9,12 +9,14 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return;
   }
+  const focused = document.activeElement;
   const field = make("textarea", { class: "unseen", readonly: true });
   field.value = text;
   document.body.append(field);
   field.select();
   const done = document.execCommand("copy");
   field.remove();
+  focused?.focus();
   if (!done) throw new Error("the browser refused");
 }
 

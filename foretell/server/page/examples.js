@@ -14,7 +14,7 @@ Paul`;
 const EDIT = `${LETTER}\n\nRepeat the letter above, but with Thursday instead of Tuesday.`;
 
 const EXAMPLES = [
-  ["A question", "Why is the sky blue during the day and red in the evening?"],
+  ["A question", "What is photosynthesis?"],
   ["A letter to change", EDIT],
   ["A little code", "Write a Python function that reverses a string, and show how it is called."],
 ];
