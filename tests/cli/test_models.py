@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache folder with a built-in model and packed weights of it and of another model."""
     monkeypatch.setenv("FORETELL_HOME", str(tmp_path / "home"))
     for module in ("catalog", "stored"):
-        monkeypatch.setattr(f"foretell.hub.{module}.cached_models", lambda: [])
+        monkeypatch.setattr(f"foretell.hub.{module}.cached_models", list)
     model = tmp_path / "home" / "models" / "smollm2-135m" / "smollm2-135m.gguf"
     model.parent.mkdir(parents=True)
     model.write_bytes(b"GGUF")
