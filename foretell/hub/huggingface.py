@@ -166,11 +166,11 @@ class CachedRepo:
 
 def cached_repos() -> list[CachedRepo]:
     """Return the cached model repositories with a config.json, sorted by name."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir().repos
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except (CacheNotFound, OSError, ValueError):
         return []
     models = [model for repo in repos if repo.repo_type == "model" for model in cached_revisions(repo)]

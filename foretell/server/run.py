@@ -73,7 +73,8 @@ def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCon
     from foretell.build.engine_builder import build_engine
     from foretell.build.model_source import print_progress
 
-    assembly = build_engine(engine, speculation, progress=print_progress)
+    progress = LOG.info if config.log_format == "json" else print_progress
+    assembly = build_engine(engine, speculation, progress=progress)
     assembly.grammars.prepare()
     trim_memory()
     return Service(assembly, config, engine, speculation)

@@ -28,7 +28,8 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache folder with a built-in model and packed weights of it and of another model."""
     monkeypatch.setenv("FORETELL_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for module in ("catalog", "stored"):
+        monkeypatch.setattr(f"foretell.hub.{module}.cached_models", list)
     model = tmp_path / "home" / "models" / "smollm2-135m" / "smollm2-135m.gguf"
     model.parent.mkdir(parents=True)
     model.write_bytes(b"GGUF")

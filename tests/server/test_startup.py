@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from foretell.errors import RequestError
 from foretell.server.memory_report import MemoryReport
 from foretell.server.run import bind
 from foretell.server.startup import Startup, announce
+from tests.server.process import ServerProcess
 
 MEMORY = MemoryReport(weights=1 << 30, drafter=0, cache=1 << 29, pages=64, activations=1, process=1 << 28)
 READY = Startup("127.0.0.1", 8000, "tiny", ("suffix", "eagle"), "drafters suffix, eagle with 4 draft tokens", MEMORY)
@@ -43,6 +45,12 @@ def test_a_pipe_gets_one_line_and_json_logs_one_object(capsys: pytest.CaptureFix
     found = json.loads(line)
     assert line.count("\n") == 1 and found["message"].startswith("foretell: http://127.0.0.1:8000")
     assert (found["url"], found["drafters"]) == ("http://127.0.0.1:8000", ["suffix", "eagle"])
+
+
+def test_json_logs_have_nothing_but_objects(folder: Path) -> None:
+    with ServerProcess(folder, "--quantization", "int8", "--log-format", "json", "--enforce-eager") as server:
+        lines = [json.loads(line)["message"] for line in server.log.read_text().splitlines()]
+    assert any("quantization: int8" in line for line in lines) and any("--enforce-eager" in line for line in lines)
 
 
 def test_an_address_of_another_machine_is_the_hosts_fault() -> None:
