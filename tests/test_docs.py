@@ -131,7 +131,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def run(command: str, cwd: Path) -> str:
     """Run a shell line with this checkout's `foretell` and return what it prints."""
-    line = command.replace("foretell ", f"{sys.executable} -m foretell ")
+    line = re.sub(r"(^|\| )foretell ", rf"\1{sys.executable} -m foretell ", command)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         line, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONG, cwd=cwd,
