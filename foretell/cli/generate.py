@@ -21,7 +21,7 @@ from .common import (
     read_text,
     sampling_params,
 )
-from .interrupt import catch_interrupts
+from .interrupts import catch_interrupts
 from .stream_output import print_legend, print_stream, stream_renderer
 
 if TYPE_CHECKING:

@@ -9,6 +9,25 @@ from contextlib import contextmanager
 from typing import Any
 
 Handler = Callable[..., Any]
+FORCED = 3  # presses of Ctrl-C after which an output ends in the middle of a step
+
+
+@contextmanager
+def catch_interrupts(on_press: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+    """Collect SIGINTs in a list instead of raising: an exception in the middle of a step can get lost.
+
+    A step of a large model takes long, so the third one raises all the same.
+    """
+    pressed: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        pressed.append(number)
+        on_press()
+        if len(pressed) >= FORCED:
+            raise KeyboardInterrupt
+
+    with _handled((signal.SIGINT,), handle):
+        yield pressed
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from foretell.sampling_params import DEFAULT_MAX_TOKENS
 from foretell.types import TARGET, Delta
 
-from .interrupt import catch_interrupts
+from .interrupts import catch_interrupts
 
 if TYPE_CHECKING:
     from foretell.llm import LLM

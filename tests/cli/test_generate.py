@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretell import LLM, SamplingParams
-from foretell.cli.interrupt import catch_interrupts
+from foretell.cli.interrupts import catch_interrupts
 from foretell.cli.main import main
 from foretell.engine.engine import Engine
 
