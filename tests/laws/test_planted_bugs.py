@@ -9,7 +9,7 @@ import torch
 
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
-from foretell.engine import verifier
+from foretell.engine import rule_verifier, verifier
 from foretell.engine.rule_verifier import VerifyCase
 from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
@@ -59,7 +59,8 @@ def accepts_without_verifying(patch: pytest.MonkeyPatch) -> None:
     def accept_first(draft: Draft, target_tokens: tuple[int, ...]) -> VerifyResult:
         return VerifyResult((0,), target_tokens[1]) if len(draft) else VerifyResult((), target_tokens[0])
 
-    patch.setattr(verifier, "verify_match", accept_first)
+    for module in (verifier, rule_verifier):
+        patch.setattr(module, "verify_match", accept_first)
 
 
 def page_shared_while_written(patch: pytest.MonkeyPatch) -> None:
