@@ -12,19 +12,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FIRST = "attack bench certify cli cluster kernels_triton packaging program server train tune".split()  # half of the time
-    "attack",
-    "bench",
-    "certify",
-    "cli",
-    "cluster",
-    "kernels_triton",
-    "packaging",
-    "program",
-    "server",
-    "train",
-    "tune",
-)  # about half of the time
+# About half of the time.
+FIRST = "attack bench certify cli cluster kernels_triton packaging program server train tune".split()
 
 
 def main(arguments: list[str]) -> int:
