@@ -17,7 +17,6 @@ SWITCHES = (
     "--disable-cuda-graph",
     "--disable-cuda-graph-padding",
     "--disable-custom-all-reduce",
-    "--disable-fastapi-docs",
     "--disable-frontend-multiprocessing",
     "--disable-log-requests",
     "--disable-log-stats",
@@ -49,9 +48,7 @@ SWITCHES = (
     "--no-jinja",
     "--no-mmap",
     "--no-slots",
-    "--no-ui",
     "--no-warmup",
-    "--no-webui",
     "--props",
     "--skip-server-warmup",
     "--slots",
@@ -72,8 +69,6 @@ WITH_VALUES = (
     "--api-server-count",
     "--attention-backend",
     "--cache-reuse",
-    "--cache-type-k",
-    "--cache-type-v",
     "--chat-template-content-format",
     "--chunked-prefill-size",
     "--compilation-config",
@@ -89,10 +84,8 @@ WITH_VALUES = (
     "--gpu-layers-draft",
     "--grammar-backend",
     "--guided-decoding-backend",
-    "--kv-cache-dtype",
     "--load-format",
     "--log-colors",
-    "--log-file",
     "--log-level",
     "--log-level-http",
     "--log-verbosity",
@@ -129,7 +122,6 @@ WITH_VALUES = (
     "--threads-batch-draft",
     "--threads-draft",
     "--threads-http",
-    "--timeout",
     "--tokenizer-mode",
     "--tokenizer-worker-num",
     "--ubatch-size",
@@ -139,10 +131,6 @@ WITH_VALUES = (
     "-cc",
     "-cd",
     "-cram",
-    "-ctk",
-    "-ctkd",
-    "-ctv",
-    "-ctvd",
     "-devd",
     "-lv",
     "-ngl",
@@ -151,7 +139,6 @@ WITH_VALUES = (
     "-tb",
     "-tbd",
     "-td",
-    "-to",
     "-ub",
 )
 OPTIONAL_VALUE = ("--disable-flashinfer", "--flash-attn", "-fa")  # given with or without a value
@@ -160,12 +147,21 @@ EXPERTS = "mixtures of experts are not served"
 ONE_NODE = "a server runs on one machine; `foretell serve --replicas` uses a Ray cluster"
 PIPELINE = "layers are not split over devices; use --tensor-parallel-size"
 TASKS = "only text generation is served"
+KV_NOT_QUANTIZED = "the KV cache has the type of the model's weights; choose it with --dtype"
+KV_TYPES = ("auto", "f16", "bf16", "float16", "bfloat16")  # those that do not quantize the KV cache
 # Flags that are accepted with one value, which is how a server works here, by value and reason to refuse others.
 ONLY: dict[str, tuple[tuple[str, ...], str]] = {
+    "--cache-type-k": (KV_TYPES, KV_NOT_QUANTIZED),
+    "--cache-type-v": (KV_TYPES, KV_NOT_QUANTIZED),
+    "-ctk": (KV_TYPES, KV_NOT_QUANTIZED),
+    "-ctkd": (KV_TYPES, KV_NOT_QUANTIZED),
+    "-ctv": (KV_TYPES, KV_NOT_QUANTIZED),
+    "-ctvd": (KV_TYPES, KV_NOT_QUANTIZED),
     "--cpu-offload-gb": (("0",), "weights are not offloaded to the CPU"),
     "--decode-context-parallel-size": (("1",), "the context is not split over devices"),
     "--expert-parallel-size": (("1",), EXPERTS),
     "--ep-size": (("1",), EXPERTS),
+    "--kv-cache-dtype": (KV_TYPES, KV_NOT_QUANTIZED),
     "--nnodes": (("1",), ONE_NODE),
     "--node-rank": (("0",), ONE_NODE),
     "--pipeline-parallel-size": (("1",), PIPELINE),
@@ -179,12 +175,13 @@ ONLY: dict[str, tuple[tuple[str, ...], str]] = {
 
 LORA = "LoRA adapters are not served; merge the adapter into the model"
 MULTIMODAL = "only text is served"
-MOE = EXPERTS
 ROPE = "RoPE settings are those of the model's config; edit its config.json"
 TLS = "the server speaks HTTP; put a TLS proxy in front of it"
 EACH_REQUEST = "send it with each request"
 SAMPLER = "this sampler does not exist here; use temperature, top_k, top_p and min_p"
 OFFLOAD = "a model is on one device, or split with --tensor-parallel-size"
+PAGES = "the server always has /docs and its page; let a proxy in front of it hide them"
+TIMEOUT = "set how long a request may take with --request-timeout"
 TOKEN = "set HF_TOKEN in the environment, where other users cannot see it"
 EMBEDDINGS = "embeddings and reranking are not served"
 KV_TRANSFER = "KV caches are not shared between servers"
@@ -196,10 +193,11 @@ UNSUPPORTED: dict[str, str] = {
     "--chat-template-kwargs": "send chat_template_kwargs with each request",
     "--completion-template": "use /v1/completions with a complete prompt",
     "--control-vector": "control vectors are not served",
-    "--cpu-moe": MOE,
-    "-cmoe": MOE,
+    "--cpu-moe": EXPERTS,
+    "-cmoe": EXPERTS,
     "--data-parallel-address": ONE_NODE,
     "--default-chat-template-kwargs": "send chat_template_kwargs with each request",
+    "--disable-fastapi-docs": PAGES,
     "--disaggregation-mode": KV_TRANSFER,
     "--dist-init-addr": ONE_NODE,
     "--dry-multiplier": SAMPLER,
@@ -207,8 +205,8 @@ UNSUPPORTED: dict[str, str] = {
     "--embedding": EMBEDDINGS,
     "--embeddings": EMBEDDINGS,
     "--enable-dp-attention": "attention is split with --tensor-parallel-size",
-    "--enable-eplb": MOE,
-    "--enable-expert-parallel": MOE,
+    "--enable-eplb": EXPERTS,
+    "--enable-expert-parallel": EXPERTS,
     "--enable-hierarchical-cache": "KV pages of preempted sequences go to --swap-space",
     "--enable-lora": LORA,
     "--enable-multimodal": MULTIMODAL,
@@ -233,6 +231,7 @@ UNSUPPORTED: dict[str, str] = {
     "--kv-transfer-config": KV_TRANSFER,
     "--limit-mm-data-per-request": MULTIMODAL,
     "--limit-mm-per-prompt": MULTIMODAL,
+    "--log-file": "the log goes to standard error; redirect it with 2> FILE",
     "--logit-bias": EACH_REQUEST,
     "--lora": LORA,
     "--lora-modules": LORA,
@@ -254,9 +253,11 @@ UNSUPPORTED: dict[str, str] = {
     "-mm": MULTIMODAL,
     "--model-url": "download the file and name it",
     "-mu": "download the file and name it",
-    "--n-cpu-moe": MOE,
+    "--n-cpu-moe": EXPERTS,
     "--n-predict": "set max_tokens in each request",
     "--no-kv-offload": OFFLOAD,
+    "--no-ui": PAGES,
+    "--no-webui": PAGES,
     "--nowordwrap": "lines are not wrapped",
     "--num-gpu-blocks-override": "set the size of the KV cache with --kv-memory",
     "--override-kv": "the config is the model's own",
@@ -284,6 +285,8 @@ UNSUPPORTED: dict[str, str] = {
     "--ssl-key-file": TLS,
     "--ssl-keyfile": TLS,
     "--system-prompt-file": EACH_REQUEST,
+    "--timeout": TIMEOUT,
+    "-to": TIMEOUT,
     "--tensor-split": OFFLOAD,
     "-ts": OFFLOAD,
     "--think": "reasoning is up to the model's chat template",
@@ -291,7 +294,6 @@ UNSUPPORTED: dict[str, str] = {
     "--tool-parser-plugin": "tool parsers are built in; see --tool-call-parser",
     "--top-n-sigma": SAMPLER,
     "--typical": SAMPLER,
-    "--verbose": "statistics are always printed",
     "--xtc-probability": SAMPLER,
     "--yarn-orig-ctx": ROPE,
 }
@@ -335,5 +337,5 @@ def add_foreign_flags(parser: argparse._ActionsContainer) -> None:
             parser.add_argument(flag, nargs=nargs, action=_IgnoredFlag, **settings)
     for flag in ONLY:
         parser.add_argument(flag, action=_OnlyFlag, **settings)
-    for flag in UNSUPPORTED.keys() - set(SWITCHES):
+    for flag in UNSUPPORTED:
         parser.add_argument(flag, nargs="?", action=_RefusedFlag, **settings)
