@@ -57,8 +57,13 @@ def nearest_flag(flag: str, parser: argparse.ArgumentParser) -> str:
     """Return a hint for an unknown flag to append to a message; empty if no flag of the help is very similar."""
     known = parser._option_string_actions.items()
     names = {name.lstrip("-"): name for name, action in known if action.help != argparse.SUPPRESS}
-    close = difflib.get_close_matches(flag.lstrip("-"), names, n=1, cutoff=VERY_CLOSE)
-    return f"; did you mean '{names[close[0]]}'?" if close else ""
+    close = very_close(flag.lstrip("-"), names)
+    return f"; did you mean '{names[close]}'?" if close else ""
+
+
+def very_close(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is very similar to `name`, if there is one."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=VERY_CLOSE)), None)
 
 
 def strict(cls: type[T]) -> type[T]:

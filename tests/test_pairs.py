@@ -143,6 +143,13 @@ def test_targets_that_cannot_be_served_are_marked(capsys: pytest.CaptureFixture[
     assert run(PAIRS, capsys)[1].count("not served here") == len(marked)
 
 
+def test_a_part_of_a_name_finds_the_targets_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    several = run(PAIRS, capsys, "GPT-OSS")[1]
+    assert "openai/gpt-oss-20b" in several and "openai/gpt-oss-120b" in several and "Qwen" not in several
+    assert run(PAIRS, capsys, "gpt-oss-20")[1].startswith("openai/gpt-oss-20b, 20.9B")
+    assert "no draft model or head is known for zzz" in run(PAIRS, capsys, "zzz")[1]
+
+
 def test_a_draft_is_local_only_with_its_weights(tmp_path: Path) -> None:
     draft, cached = Suggestion("model", "a/b", 1.0), LocalModel("a/b", tmp_path, 9, builtin=False, present=True)
     assert not is_installed(draft, [cached])

@@ -16,7 +16,16 @@ from foretell.sampling_params import SamplingParams
 
 from .chat_backend import ChatBackend, LocalBackend, Messages, ServerBackend
 from .chat_input import line_reader
-from .common import Command, add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, log, write_atomic
+from .common import (
+    MODEL_ARGUMENT,
+    Command,
+    add_engine_arguments,
+    add_sampling_arguments,
+    check_sampling,
+    load_llm,
+    log,
+    write_atomic,
+)
 from .outputs import check_writable
 
 API_KEY = "FORETELL_API_KEY"
@@ -45,7 +54,7 @@ REFUSED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model",
+        MODEL_ARGUMENT,
         nargs="?",
         metavar="MODEL",
         default=argparse.SUPPRESS,
@@ -79,13 +88,16 @@ def run(args: argparse.Namespace) -> int:
             raise RequestError(name, reason)
     check_sampling(args)
     sampling = given_options(args, SamplingParams)
+    read = line_reader(COMMANDS, keep_history=args.history)
+    line = None if sys.stdin.isatty() else read()  # input that is not text is refused before a model is loaded
     backend = _backend(args)
     conversation = Conversation(backend, args.system, sampling)
     if sys.stdin.isatty():
         log(f"{backend.banner(sampling)}\n/help lists commands, Ctrl-D leaves")
-    read = line_reader(COMMANDS, keep_history=args.history)
-    while (line := read()) is not None and line.rstrip().partition(" ")[0] not in LEAVE:
+        line = read()
+    while line is not None and line.rstrip().partition(" ")[0] not in LEAVE:
         conversation.handle(line)
+        line = read()
     return 0
 
 

@@ -82,7 +82,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench load": ("bench load --quick", "bench load --base-url http://127.0.0.1:8000 --seconds 30"),
     "bench compare": (
         "bench compare foretell:plain foretell --quick",
-        "bench compare vllm=http://127.0.0.1:8001 foretell=http://127.0.0.1:8000",
+        "bench compare vllm=http://127.0.0.1:8001 foretell --quick",
     ),
     "bench check": ("bench check http://127.0.0.1:8000", "bench check http://127.0.0.1:8000 --api-key secret --json"),
     "certify": ("certify --quick", "certify --drafter ngram --rule rejection --out certificate.json"),
@@ -90,11 +90,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tune": ("tune --budget 5m", "tune --trace requests.jsonl --out tuned.yaml"),
     "plan": (
         "plan --target llama-3.1-8b --gpu h100 --acceptance 0.7",
-        "plan --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --count 4 --batch 1..64 --context 8k",
+        "plan --target llama-3.1-70b --gpu h100 --count 4 --batch 1..64",
     ),
     "plan fleet": (
-        "plan fleet --target llama-3.1-8b --draft eagle --gpu l40s --rate 30 --ttft 2 --tpot 0.04",
-        "plan fleet --target llama-3.1-70b --gpu h100 --count 4 --rate 20 --replicas 12",
+        "plan fleet --target llama-3.1-8b --gpu l40s --rate 30 --ttft 2",
+        "plan fleet --target llama-3.1-8b --gpu h100 --rate 20 --replicas 12",
     ),
     "train": (
         "train eagle --data prompts.jsonl --out my-head",
@@ -103,12 +103,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     **{
         f"train {kind}": (
             f"train {kind} --data prompts.jsonl --out my-{kind} --budget 10m",
-            f"train {kind} --from-log requests.jsonl --out my-{kind} --dry-run",
+            f"train {kind} --from-log log.jsonl --out my-{kind} --dry-run",
         )
         for kind in ("medusa", "eagle", "block", "distill", "streaming")
     },
     "export": (
         "export my-head --format eagle3 --out for-sglang",
-        "export my-head --format speculators --out for-vllm --target-name meta-llama/Llama-3.1-8B-Instruct",
+        "export my-head --format speculators --out for-vllm",
     ),
 }

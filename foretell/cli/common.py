@@ -23,6 +23,8 @@ from .outputs import check_writable
 if TYPE_CHECKING:
     from foretell.llm import LLM
 
+MODEL_ARGUMENT = "model_argument"  # where the parser keeps a model that is named without --model
+
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the engine and of speculation."""

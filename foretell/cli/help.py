@@ -12,7 +12,7 @@ from foretell.options import is_common
 from .command_table import EXAMPLES, GROUPS
 
 PROGRAM = "foretell"
-ABOUT = "Lossless speculative decoding for language models, never slower than plain decoding"
+ABOUT = "Lossless speculative decoding for language models; drafts only where it pays"
 USAGE_ERROR = 2  # exit code
 MAX_WIDTH = 100  # columns of a page of help
 HELP_COLUMN = 32

@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
 from foretell import __version__
-from foretell.errors import ForetellError
-from foretell.options import nearest, nearest_flag
+from foretell.errors import ForetellError, RequestError
+from foretell.options import nearest_flag, very_close
 
 from .command_table import COMMANDS
-from .common import Command
+from .common import MODEL_ARGUMENT, Command
 from .help import PROGRAM, Overview, Parser
 
 INTERRUPTED = 130  # exit code
 DEBUG = "FORETELL_DEBUG"
+INSTEAD = {"stop": f"kill the PID that '{PROGRAM} ps' shows"}  # by command of other programs
+SAME_AS = re.compile(r"same as (--[\w-]+)")  # in the help of a flag of another engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +62,8 @@ def replace_unencodable() -> None:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the arguments, or exit with one line that says what is wrong."""
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     name = next((name for name in (" ".join(argv[:2]), *argv[:1]) if name in COMMANDS), None)
     if name is None:
         explain_command(argv)
@@ -71,6 +76,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
             refuse_flag(inner, word.split("=")[0])
     if unknown:
         inner.error(f"unexpected {unknown[0]!r}; quote arguments with spaces")
+    merge_model(args)
     return args
 
 
@@ -78,7 +84,9 @@ def explain_command(argv: list[str]) -> NoReturn:
     """Print the overview or the version, or refuse a command that does not exist."""
     parser, _ = build_parser([])
     if argv and not argv[0].startswith("-"):
-        parser.error(f"there is no command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
+        close = very_close(argv[0], COMMANDS)
+        hint = f"; did you mean {close!r}?" if close else f"; {INSTEAD[argv[0]]}" if argv[0] in INSTEAD else ""
+        parser.error(f"there is no command {argv[0]!r}{hint}")
     parser.parse_known_args(argv[:1])  # exits for --help and --version
     if argv:
         parser.error(f"there is no option {argv[0]} before the command")
@@ -87,11 +95,25 @@ def explain_command(argv: list[str]) -> NoReturn:
 
 
 def refuse_flag(parser: Parser, flag: str) -> NoReturn:
-    """Refuse a flag that the parser lacks: one of another engine, or a mistyped one."""
-    from foretell.server.foreign_flags import refuse_unsupported
+    """Refuse a flag that the parser lacks: one that only a server has, or a mistyped one."""
+    server = build_parser(["serve"])[1]["serve"]._option_string_actions.get(flag)
+    if server is None:
+        parser.error(f"there is no option {flag}{nearest_flag(flag, parser)}")
+    if server.help == argparse.SUPPRESS:  # of another engine, without effect or without an equivalent
+        parser.error(f"there is no option {flag}")
+    same = SAME_AS.search(server.help or "")
+    here = f"; here: {same[1]}" if same and same[1] in parser._option_string_actions else ""
+    parser.error(f"{flag} is an option of {PROGRAM} serve{here}")
 
-    refuse_unsupported(flag)
-    parser.error(f"there is no option {flag}{nearest_flag(flag, parser)}")
+
+def merge_model(args: argparse.Namespace) -> None:
+    """Make a model that is named as an argument the value of --model; refuse two different ones."""
+    named = vars(args).pop(MODEL_ARGUMENT, None)
+    if named is None:
+        return
+    if getattr(args, "model", named) != named:
+        raise RequestError("model", f"is given twice, as {named!r} and as {args.model!r}; give one")
+    args.model = named
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:

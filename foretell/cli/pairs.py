@@ -24,23 +24,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_output_path(args)
     from foretell.hub.catalog import local_models
-    from foretell.hub.pairs import FOR_ANY, find_target, known_targets
+    from foretell.hub.pairs import FOR_ANY, known_targets
 
     known = known_targets()
-    found = None if args.model is None else find_target(args.model)
-    shown = known if args.model is None else () if found is None else (found,)
+    shown = known if args.model is None else matching_targets(args.model)
+    found = shown[0] if args.model is not None and len(shown) == 1 else None
     models = local_models()
     result = {"model": args.model, "known": [as_json(target, models) for target in shown], "for_any": FOR_ANY}
     output_result(result, args)
     if args.json:
         return 0
-    if args.model is None:
-        print_columns(("target", "size", "drafters", ""), overview(known), right=(1,))
+    if len(shown) > 1:
+        print_columns(("target", "size", "drafters", ""), overview(shown), right=(1,))
     else:
         print(about(args.model, found, known))
     print("\ndrafters:" if found else "\nfor any model, with nothing to download:")
-    print_columns(("", "", ""), drafter_rows(known_drafters(args.model or "")))
+    print_columns(("", "", ""), drafter_rows(known_drafters(found.id if found else "")))
     return 0
+
+
+def matching_targets(name: str) -> tuple[KnownTarget, ...]:
+    """Return the target of a model, or else those whose id has the name as a part."""
+    from foretell.hub.pairs import find_target, known_targets
+
+    found = find_target(name)
+    return (found,) if found else tuple(each for each in known_targets() if name and name.lower() in each.id.lower())
 
 
 def as_json(target: KnownTarget, models: Sequence[LocalModel]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import asdict
 
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
         for each in servers
     ]
     print_columns(("URL", "model", "drafters", "PID", "up"), rows)
+    if sys.stdout.isatty():
+        print("stop one with kill PID")
     return 0
 
 

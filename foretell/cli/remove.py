@@ -59,7 +59,7 @@ def files_to_remove(models: list[str], packed_only: bool) -> list[StoredFiles]:
 
 def _confirm(files: list[StoredFiles]) -> bool:
     if not sys.stdin.isatty():
-        raise RequestError("yes", "is needed where no terminal can be asked: foretell rm --yes")
+        raise RequestError("rm", "add --yes: there is no terminal to ask")
     total = sum(each.size for each in files) / 1e6
     try:
         return input(f"remove {total:.1f} MB? [y/N] ").strip().lower() in ("y", "yes")

@@ -8,12 +8,12 @@ import sys
 from foretell.errors import RequestError
 
 from .chat import CHAT
-from .common import Command
+from .common import MODEL_ARGUMENT, Command
 from .generate import GENERATE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="built-in name, folder, .gguf file or Hugging Face id")
+    parser.add_argument(MODEL_ARGUMENT, metavar="MODEL", help="built-in name, folder, .gguf file or Hugging Face id")
     GENERATE.add_arguments(parser)
     for action in parser._actions:
         if action.dest == "prompt":
@@ -21,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.help = "prompt; without one, chat, or answer what standard input has"
         elif action.option_strings:  # so that flags left out get the defaults of the command that runs
             action.default = argparse.SUPPRESS
+            if action.dest == "model":
+                action.help = argparse.SUPPRESS
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,14 +19,14 @@ from foretell.server.foreign_flags import add_foreign_flags
 from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
-from .common import Command, add_engine_arguments
+from .common import MODEL_ARGUMENT, Command, add_engine_arguments
 
 Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model",
+        MODEL_ARGUMENT,
         nargs="?",
         metavar="MODEL",
         default=argparse.SUPPRESS,
@@ -125,8 +125,10 @@ def _load(path: Path) -> dict[str, Any]:
 
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError("config", f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise RequestError("config", f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RequestError("config", f"{path} cannot be read: it is not UTF-8") from None
     except yaml.YAMLError as error:
         raise RequestError("config", f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if found is None:

@@ -320,13 +320,7 @@ class _RefusedFlag(argparse.Action):
     """Refuses a flag with the reason."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        refuse_unsupported(flag or "")
-
-
-def refuse_unsupported(flag: str) -> None:
-    """Raise RequestError if a flag of another engine is known and not supported."""
-    if flag in UNSUPPORTED:
-        raise RequestError(flag, f"is not supported here: {UNSUPPORTED[flag]}")
+        raise RequestError(flag or "", f"is not supported here: {UNSUPPORTED[flag or '']}")
 
 
 def add_foreign_flags(parser: argparse._ActionsContainer) -> None:

@@ -38,7 +38,12 @@ def test_the_program_alone_prints_the_overview(capsys: pytest.CaptureFixture[str
     shown = help_of(capsys)
     assert shown == help_of(capsys, "--help")
     assert all(f"  {name} " in shown for group in GROUPS.values() for name in group)
-    assert len(shown.splitlines()) < 50
+    assert shown == help_of(capsys, "help")
+    assert len(shown.splitlines()) < 50 and all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_help_is_also_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert help_of(capsys, "help", "plan", "fleet") == help_of(capsys, "plan", "fleet", "--help")
 
 
 @pytest.mark.parametrize("command", ["bench", "train"])
@@ -53,6 +58,7 @@ def test_every_page_has_two_examples_and_few_options() -> None:
     for name, parser in pages().items():
         shown = parser.format_help()
         assert len(EXAMPLES[name]) == 2 and all(f"foretell {each}\n" in shown for each in EXAMPLES[name]), name
+        assert all(len(f"  foretell {each}") <= 80 for each in EXAMPLES[name]), name
         assert parser.description and parser.description[0].isupper(), name
         options = [line for line in shown.splitlines() if line.startswith("  -")]
         assert len(options) <= MANY, f"{name}: {len(options)}"
@@ -91,6 +97,17 @@ def test_plan_and_plan_fleet_have_their_own_pages(capsys: pytest.CaptureFixture[
         (["bench", "load", "http://127.0.0.1:8000", "more"], "unexpected 'more'"),
         (["bench", "ofline"], "offline"),
         (["sevre"], "did you mean 'serve'?"),
+        (["create"], "there is no command 'create'; see"),
+        (["cp", "a", "b"], "there is no command 'cp'; see"),
+        (["stop", "m"], "kill the PID that 'foretell ps' shows"),
+        (["generate", "hi", "--ctx-size", "9"], "--ctx-size is an option of foretell serve; here: --max-model-len"),
+        (["generate", "hi", "--port", "1"], "--port is an option of foretell serve; see"),
+        (["generate", "hi", "--enforce-eager"], "there is no option --enforce-eager; see"),
+        (["generate", "hi", "-n", "20"], "there is no option -n; see"),
+        (["generate", "hi", "--grammar", "x"], "there is no option --grammar; see"),
+        (["demo", "--max-tokens", "3"], "there is no option --max-tokens; see"),
+        (["list", "--format", "json"], "there is no option --format; see"),
+        (["plan", "--verbose"], "there is no option --verbose; see"),
     ],
 )
 def test_a_mistake_is_one_short_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

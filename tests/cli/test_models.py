@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli.main import main
+from foretell.cli.main import main, parse
 from foretell.cli.ps import duration
 from foretell.hub.catalog import BUILTINS, SMOLLM2, BuiltinModel
 from foretell.hub.mapped_file import write_mapped
@@ -58,7 +58,8 @@ def test_rm_packed_keeps_the_model(home: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_rm_asks_first(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(capsys, "rm", "smollm2-135m")[0] == 2, "no terminal can be asked"
+    code, _, err = run(capsys, "rm", "smollm2-135m")
+    assert code == 2 and err.endswith("add --yes: there is no terminal to ask\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: "n")
     code, _, err = run(capsys, "rm", "smollm2-135m")
@@ -129,12 +130,17 @@ def test_list_has_models_and_packed_weights(home: Path, capsys: pytest.CaptureFi
     assert out == run(capsys, "models")[1]
 
 
-def test_ps_lists_servers_while_they_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_lists_servers_while_they_run(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "no server is running" in run(capsys, "ps")[1]
     with registered("http://127.0.0.1:1", "tiny", ("suffix", "eagle")):
         code, out, _ = run(capsys, "ps")
         assert code == 0 and "http://127.0.0.1:1" in out and "suffix, eagle" in out and str(os.getpid()) in out
+        assert "kill" not in out
         assert json.loads(run(capsys, "ps", "--json")[1])[0]["model"] == "tiny"
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        assert run(capsys, "ps")[1].splitlines()[-1] == "stop one with kill PID"
     assert running_servers() == []
 
 
@@ -172,3 +178,16 @@ def test_run_refuses_flags_of_one_prompt_in_a_chat(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     code, _, err = run(capsys, "run", str(tiny_folder), "--raw")
     assert code == 2 and "is not for a chat" in err
+
+
+@pytest.mark.parametrize("words", [["run", "a", "hi"], ["chat", "a"], ["serve", "a"]])
+def test_a_model_is_named_once(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, *words, "-m", "b")
+    assert code == 2 and "model: is given twice, as 'a' and as 'b'" in err
+    assert parse([*words, "--model", "a"]).model == "a", "the same name twice is no contradiction"
+
+
+def test_run_offers_no_second_way_to_name_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help-all"])
+    assert "--model " not in capsys.readouterr().out
