@@ -96,10 +96,15 @@ def explain_command(argv: list[str]) -> NoReturn:
 
 def refuse_flag(parser: Parser, flag: str) -> NoReturn:
     """Refuse a flag that the parser lacks: one that only a server has, or a mistyped one."""
+    from foretell.server.foreign_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES
+
+    runs_model = "--max-model-len" in parser._option_string_actions
+    if runs_model and flag in (*SWITCHES, *WITH_VALUES, *OPTIONAL_VALUE):
+        parser.error(f"{flag} is an option of {PROGRAM} serve, which ignores it; leave it out")
     server = build_parser(["serve"])[1]["serve"]._option_string_actions.get(flag)
     if server is None:
         parser.error(f"there is no option {flag}{nearest_flag(flag, parser)}")
-    if server.help == argparse.SUPPRESS:  # of another engine, without effect or without an equivalent
+    if server.help == argparse.SUPPRESS:  # of another engine, without an equivalent
         parser.error(f"there is no option {flag}")
     same = SAME_AS.search(server.help or "")
     here = f"; here: {same[1]}" if same and same[1] in parser._option_string_actions else ""

@@ -102,7 +102,7 @@ def test_plan_and_plan_fleet_have_their_own_pages(capsys: pytest.CaptureFixture[
         (["stop", "m"], "kill the PID that 'foretell ps' shows"),
         (["generate", "hi", "--ctx-size", "9"], "--ctx-size is an option of foretell serve; here: --max-model-len"),
         (["generate", "hi", "--port", "1"], "--port is an option of foretell serve; see"),
-        (["generate", "hi", "--enforce-eager"], "there is no option --enforce-eager; see"),
+        (["generate", "hi", "--enforce-eager"], "is an option of foretell serve, which ignores it; leave it out"),
         (["generate", "hi", "-n", "20"], "there is no option -n; see"),
         (["generate", "hi", "--grammar", "x"], "there is no option --grammar; see"),
         (["demo", "--max-tokens", "3"], "there is no option --max-tokens; see"),
