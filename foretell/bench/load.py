@@ -207,7 +207,8 @@ def run_load(
             seed = f"{level}, turn {turn}"
             params = request_bodies(items, plan, variant, seed, run)
             seconds = plan.seconds / plan.turns / len(variants)
-            found.setdefault((level, variant.name), []).append(run_slice(level, variant, params, seconds, seed))
+            finished = run_slice(level, variant, params, seconds, seed)
+            found.setdefault((level, variant.name), []).append(finished)
         progress(len(turns), len(turns), "done")
     except BaseException as error:
         if not found:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -34,15 +35,21 @@ def registry_folder() -> Path:
 def registered(url: str, model: str, drafters: tuple[str, ...]) -> Iterator[None]:
     """List this process as a running server. A cache folder that cannot be written leaves it unlisted."""
     server = RunningServer(url, model, drafters, os.getpid(), time.time())
-    path = registry_folder() / f"{server.pid}.json"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("w", encoding="utf-8"))
-            fcntl.flock(file, fcntl.LOCK_EX)  # the system frees it when the process dies
+            folder = registry_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            # Containers that share the folder have equal PIDs, so the name is random. The suffix by which a file is
+            # listed comes last, once it is complete and locked.
+            handle, name = tempfile.mkstemp(prefix=f"{server.pid}-", suffix=".new", dir=folder)
+            file = stack.enter_context(os.fdopen(handle, "w", encoding="utf-8"))
+            new, path = Path(name), Path(name).with_suffix(".json")
+            stack.callback(new.unlink, missing_ok=True)
+            stack.callback(path.unlink, missing_ok=True)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it when the process dies
             file.write(json.dumps(asdict(server)))
             file.flush()
-            stack.callback(path.unlink, missing_ok=True)
+            new.rename(path)
         yield
 
 

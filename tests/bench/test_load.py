@@ -314,6 +314,18 @@ def test_a_stop_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Stopped early" in said and "--fixed-url" in said
 
 
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_stop_in_the_first_runs_of_a_variant_is_no_fault(finished: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    faked(monkeypatch, {"off": 100, "auto": 150}, stop_after=finished)
+    plan = LoadPlan((ClosedLoop(1),), seconds=8, turns=2)
+    if not finished:
+        with pytest.raises(KeyboardInterrupt):
+            run_load(variants_of(HERE, None), items(chat=1), plan, ignore_progress, {})
+        return
+    found = run_load(variants_of(HERE, None), items(chat=1), plan, ignore_progress, {})
+    assert [cell.variant for cell in found.cells] == ["off"] and isinstance(found.stopped, KeyboardInterrupt)
+
+
 # Against a real server
 
 

@@ -14,6 +14,7 @@ from foretell.cli.main import main
 from foretell.cli.ps import duration
 from foretell.hub.catalog import BUILTINS, SMOLLM2, BuiltinModel
 from foretell.hub.mapped_file import write_mapped
+from foretell.server import registry
 from foretell.server.registry import registered, registry_folder, running_servers
 from tests.folder import write_tiny_folder
 
@@ -136,6 +137,25 @@ def test_ps_lists_servers_while_they_run(home: Path, capsys: pytest.CaptureFixtu
         assert code == 0 and "http://127.0.0.1:1" in out and "suffix, eagle" in out and str(os.getpid()) in out
         assert json.loads(run(capsys, "ps", "--json")[1])[0]["model"] == "tiny"
     assert running_servers() == []
+
+
+def test_servers_in_containers_with_the_same_pid_are_both_listed(home: Path) -> None:
+    with registered("http://127.0.0.1:1", "tiny", ()), registered("http://127.0.0.1:2", "tiny", ()):
+        assert [server.url for server in running_servers()] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    assert list(registry_folder().iterdir()) == []
+
+
+def test_an_unfinished_entry_is_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = registry.fcntl.flock
+
+    def list_before_locking(file: object, how: int) -> None:
+        if how & registry.fcntl.LOCK_EX:
+            assert running_servers() == []
+        lock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(registry.fcntl, "flock", list_before_locking)
+    with registered("http://127.0.0.1:1", "tiny", ()):
+        assert len(running_servers()) == 1
 
 
 def hold_and_die() -> None:
