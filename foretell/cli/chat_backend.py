@@ -93,7 +93,8 @@ class ServerAnswer:
         self.tokens = usage.get("completion_tokens", self.tokens)
         self.drafted = timings.get("draft_n") or self.drafted
         self.accepted = timings.get("draft_n_accepted") or self.accepted
-        self.server_speed = timings.get("predicted_per_second") or self.server_speed
+        if isinstance(speed := timings.get("predicted_per_second"), int | float):
+            self.server_speed = speed
         choices = chunk.get("choices") or []
         if not choices:
             return ""
@@ -112,7 +113,7 @@ class ServerAnswer:
         """Return one line with tokens, acceptance and, where it is known, speed."""
         first = self.first or self.began
         accepted = f" ({self.accepted} of {self.drafted} draft tokens accepted)" if self.drafted else ""
-        speed = self.server_speed or self._measured_speed()
+        speed = 0.0 if self.tokens == 1 else self.server_speed or self._measured_speed()
         shown = f", {speed:.1f} tokens/s" if speed else ""
         return f"{self.tokens or 'unknown'} tokens{accepted}{shown}, first token after {first - self.began:.2f} s"
 

@@ -157,6 +157,14 @@ def test_the_speed_is_the_server_s_own(
     assert "8 tokens, 41.2 tokens/s, first token" in chat(capsys, monkeypatch, "Hi\n", "--url", stub.url)[2]
 
 
+@pytest.mark.parametrize(("tokens", "speed"), [(1, 1e6), (8, "fast"), (8, None)])
+def test_a_speed_of_the_server_that_says_nothing_is_left_out(tokens: int, speed: float | str | None) -> None:
+    answer = ServerAnswer(began=1.0)
+    answer.add(delta("word"))
+    answer.add({"usage": {"completion_tokens": tokens}, "timings": {"predicted_per_second": speed}, "choices": []})
+    assert "tokens/s" not in answer.summary()
+
+
 @pytest.mark.parametrize(
     ("chunks", "seconds", "shown"),
     [(1, 0.0, ""), (2, 5.0, ""), (8, 0.05, ""), (4, 2.0, ", 3.0 tokens/s"), (8, 0.5, ", 14.0 tokens/s")],
