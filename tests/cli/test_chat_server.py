@@ -225,7 +225,8 @@ def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
 def test_only_a_plain_server_on_this_machine_is_hinted_at(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stub: Stub
 ) -> None:
-    for url in ("https://127.0.0.1:9", stub.url.replace("http:", "https:"), "http://nowhere.invalid"):
+    monkeypatch.setenv("NO_PROXY", "*")
+    for url in ("https://127.0.0.1:9", stub.url.replace("http:", "https:"), "http://127.0.0.2:9"):
         code, _, err = chat(capsys, monkeypatch, "Hi\n", "--url", url)
         assert (code, len(err.splitlines())) == (1, 1)
         assert err.startswith(f"foretell: no server answers at {url}: ") and "foretell serve" not in err
