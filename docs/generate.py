@@ -16,6 +16,7 @@ import json
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -39,6 +40,9 @@ PROSE_WIDTH = 160  # columns
 PLACE = re.compile(
     r"(?P<head><!-- generated (?P<name>[\w -]+) -->\n)(?P<text>.*?)(?P<foot><!-- end of (?P=name) -->)", re.S
 )
+MARK = re.compile(
+    r"<!-- (?:generated|end of(?! run -->)) [^>]*-->"
+)  # a run's table is written by bench/readme_table.py
 # Options that several commands share: their class, and the heading on the configuration page.
 SHARED: dict[type, str] = {
     EngineConfig: "Model and engine",
@@ -363,7 +367,16 @@ PARTS |= {heading.lower(): (lambda cls=cls: option_table(cls)) for cls, heading 
 
 
 def generated(text: str) -> str:
-    """Return a page with its generated parts written again."""
+    """Return a page with its generated parts written again.
+
+    Raises ValueError for a mark without its counterpart, and for a part that does not exist.
+    """
+    places = list(PLACE.finditer(text))
+    paired = Counter(mark for each in places for mark in (each["head"].strip(), each["foot"]))
+    if alone := list(Counter(MARK.findall(text)) - paired):
+        raise ValueError(f"{alone[0]} stands alone; a part is between <!-- generated NAME --> and <!-- end of NAME -->")
+    if unknown := [each["name"] for each in places if each["name"] not in PARTS]:
+        raise ValueError(f"there is no part {unknown[0]!r}; known: {', '.join(PARTS)}")
     return PLACE.sub(
         lambda found: found["head"] + "\n".join(PARTS[found["name"]]()).rstrip() + "\n" + found["foot"], text
     )
@@ -373,17 +386,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
-    stale = 0
+    stale = broken = 0
     for page in sorted(PAGES.glob("**/*.md")):
         text = page.read_text(encoding="utf-8")
-        new = generated(text)
+        try:
+            new = generated(text)
+        except ValueError as error:
+            broken += 1
+            print(f"{page.relative_to(ROOT)}: {error}")
+            continue
         if new != text:
             stale += 1
             fate = "differs from the code; run python docs/generate.py" if args.check else "written"
             print(f"{page.relative_to(ROOT)}: {fate}")
             if not args.check:
                 page.write_text(new, encoding="utf-8")
-    return 1 if args.check and stale else 0
+    return 1 if broken or (args.check and stale) else 0
 
 
 if __name__ == "__main__":

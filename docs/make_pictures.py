@@ -22,6 +22,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 import urllib.request
@@ -29,7 +30,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -125,11 +126,13 @@ def opened(browser: Browser, url: str) -> Iterator[Page]:
         color_scheme="light",
         reduced_motion="reduce",
     )
-    page = context.new_page()
-    page.set_default_timeout(START_SECONDS * 1000)
-    page.goto(url)
-    yield page
-    context.close()
+    try:
+        page = context.new_page()
+        page.set_default_timeout(START_SECONDS * 1000)
+        page.goto(url)
+        yield page
+    finally:
+        context.close()
 
 
 def show_chat(page: Page) -> None:
@@ -167,21 +170,25 @@ def serving() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/"
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen([*FORETELL, "serve", MODEL, "--port", str(port)], stdout=quiet, stderr=quiet)
-    try:
-        wait_until_ready(f"{url}ready", process)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
+    command = [*FORETELL, "serve", MODEL, "--port", str(port)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+        try:
+            wait_until_ready(f"{url}ready", process, log)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
 
 
-def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    """Wait for a server; raise with its log if it stops."""
     give_up = time.monotonic() + START_SECONDS
     while time.monotonic() < give_up:
         if process.poll() is not None:
-            raise SystemExit(f"the server stopped with exit code {process.returncode}; run `foretell serve {MODEL}`")
+            log.seek(0)
+            said = log.read().decode(errors="replace")
+            raise SystemExit(f"the server stopped with exit code {process.returncode}:\n{said}")
         try:
             urllib.request.urlopen(url).close()
             return
@@ -241,14 +248,15 @@ def run_in_terminal(command: list[str]) -> str:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "COLORTERM": "truecolor"}
     environment.pop("NO_COLOR", None)
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=follower, stderr=subprocess.DEVNULL, env=environment
-    )
-    os.close(follower)
-    found = b"".join(iter(lambda: read(leader), b""))
-    os.close(leader)
-    if process.wait() != 0:
-        raise SystemExit(f"`{' '.join(command)}` failed:\n{found.decode()}")
+    with tempfile.TemporaryFile() as errors:  # a pipe that nobody reads would fill up
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=follower, stderr=errors, env=environment)
+        os.close(follower)
+        found = b"".join(iter(lambda: read(leader), b""))
+        os.close(leader)
+        if process.wait() != 0:
+            errors.seek(0)
+            said = (found + errors.read()).decode(errors="replace")
+            raise SystemExit(f"`{' '.join(command)}` failed:\n{said}")
     return found.decode()
 
 

@@ -49,8 +49,13 @@ def option(
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a message: the known name closest to `name`, or all of them if none is close."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+    close = closest(name, known)
+    return f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name closest to `name`; None if none is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=CLOSE)), None)
 
 
 def nearest_flag(flag: str, parser: argparse.ArgumentParser) -> str:

@@ -94,6 +94,32 @@ def test_the_generator_finds_and_writes_a_stale_page(tmp_path: Path, monkeypatch
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "| `--drafter` | `auto` |" in text
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- generated speculation -->\nold\n", "<!-- generated speculation --> stands alone"),
+        ("<!-- generated speculation -->\nold\n<!-- end of sampling -->\n", "stands alone"),
+        ("old\n<!-- end of sampling -->\n", "<!-- end of sampling --> stands alone"),
+        (
+            "<!-- generated server -->\n<!-- generated sampling -->\n<!-- end of server -->\n",
+            "<!-- generated sampling --> stands alone",
+        ),
+        ("<!-- generated nothing -->\nold\n<!-- end of nothing -->\n", "there is no part 'nothing'; known: commands"),
+    ],
+)
+def test_the_generator_refuses_marks_that_are_no_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    module = generator()
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "PAGES", tmp_path)
+    (tmp_path / "page.md").write_text(text)
+    assert module.main(["--check"]) == module.main([]) == 1
+    assert (tmp_path / "page.md").read_text() == text
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and all(line.startswith("page.md: ") and message in line for line in said)
+
+
 def generator() -> Any:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec is not None and spec.loader is not None

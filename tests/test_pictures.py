@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import struct
+import sys
 import zlib
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -46,9 +48,22 @@ def test_a_command_is_drawn_with_its_output(script: ModuleType, tmp_path: Path) 
 
 
 def test_a_failed_command_is_reported(script: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="failed"):
+    with pytest.raises(SystemExit, match=r"failed:\n(.|\n)*no-such-command"):
         script.draw_terminal(tmp_path / "no.svg", "no-such-command")
     assert not (tmp_path / "no.svg").exists()
+
+
+def test_a_server_that_stops_is_reported_with_its_log(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "FORETELL", [sys.executable, "-c", "raise SystemExit('out of luck')"])
+    with pytest.raises(SystemExit, match=r"stopped with exit code 1:\nout of luck"), script.serving():
+        pass
+
+
+def test_a_page_is_closed_when_its_picture_fails(script: ModuleType) -> None:
+    browser = MagicMock()
+    with pytest.raises(ZeroDivisionError), script.opened(browser, "about:blank"):
+        raise ZeroDivisionError
+    browser.new_context.return_value.close.assert_called_once_with()
 
 
 def test_pixels_and_palette_are_written_as_png(script: ModuleType) -> None:

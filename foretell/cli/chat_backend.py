@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 Messages = list[dict[str, str]]
 CONNECT_SECONDS = 10.0
+LIST_SECONDS = 10.0  # for the next bytes of the list of models; an answer may take as long as it needs
+MIN_CHUNKS = 4  # with fewer of them, or in less time, the speed of a stream is not measured
+MIN_SECONDS = 0.1
+HTTP_PORT = 80
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 UNAUTHORIZED = 401
 SSE_DATA = "data:"
 SSE_DONE = "[DONE]"
@@ -77,6 +82,8 @@ class ServerAnswer:
     text: str = ""
     finish: str | None = None
     tokens: int = 0
+    chunks: int = 0  # with text
+    server_speed: float = 0.0  # tokens per second as the server reports them
     drafted: int = 0
     accepted: int = 0
 
@@ -86,6 +93,8 @@ class ServerAnswer:
         self.tokens = usage.get("completion_tokens", self.tokens)
         self.drafted = timings.get("draft_n") or self.drafted
         self.accepted = timings.get("draft_n_accepted") or self.accepted
+        if isinstance(speed := timings.get("predicted_per_second"), int | float):
+            self.server_speed = speed
         choices = chunk.get("choices") or []
         if not choices:
             return ""
@@ -95,17 +104,25 @@ class ServerAnswer:
         self.text += content
         shown = f"{delta.get('reasoning_content') or ''}{content}"  # the reasoning is no part of the conversation
         if shown:
+            self.chunks += 1
             self.last = perf_counter()
             self.first = self.first or self.last
         return shown
 
     def summary(self) -> str:
-        """Return one line with tokens, acceptance and speed."""
+        """Return one line with tokens, acceptance and, where it is known, speed."""
         first = self.first or self.began
-        seconds = self.last - first
         accepted = f" ({self.accepted} of {self.drafted} draft tokens accepted)" if self.drafted else ""
-        speed = f", {(self.tokens - 1) / seconds:.1f} tokens/s" if self.tokens > 1 and seconds > 0 else ""
-        return f"{self.tokens or 'unknown'} tokens{accepted}{speed}, first token after {first - self.began:.2f} s"
+        speed = 0.0 if self.tokens == 1 else self.server_speed or self._measured_speed()
+        shown = f", {speed:.1f} tokens/s" if speed else ""
+        return f"{self.tokens or 'unknown'} tokens{accepted}{shown}, first token after {first - self.began:.2f} s"
+
+    def _measured_speed(self) -> float:
+        """Return the tokens per second after the first chunk, taking chunks as equally long; 0 if there are too few."""
+        seconds = self.last - (self.first or self.last)
+        if self.chunks < MIN_CHUNKS or seconds < MIN_SECONDS:
+            return 0.0
+        return self.tokens * (1 - 1 / self.chunks) / seconds
 
 
 class ServerBackend:
@@ -144,7 +161,7 @@ class ServerBackend:
         return answer.text
 
     def _first_model(self) -> str:
-        with self._open("GET", "/models") as response:
+        with self._open("GET", "/models", read_seconds=LIST_SECONDS) as response:
             content = response.read()
         try:
             return str(json.loads(content)["data"][0]["id"])
@@ -165,25 +182,35 @@ class ServerBackend:
                 yield event
 
     @contextmanager
-    def _open(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[httpx.Response]:
+    def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, read_seconds: float | None = None
+    ) -> Iterator[httpx.Response]:
         """Open a successful response, or raise the server's message."""
         import httpx
 
         try:
-            timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+            timeout = httpx.Timeout(None, connect=CONNECT_SECONDS, read=read_seconds)
             address = f"{self.url}/v1{path}"
             with httpx.stream(method, address, json=body, headers=self._headers, timeout=timeout) as response:
                 if not response.is_success:
                     raise self._refusal(response)
                 yield response
-        except httpx.ConnectError:
-            port = urlsplit(self.url).port or 80
-            reason = f"no server answers at {self.url}; start one with 'foretell serve --port {port}'"
-            raise ForetellError(reason) from None
+        except httpx.ConnectError as error:
+            raise ForetellError(f"no server answers at {self.url}{self._hint(str(error))}") from None
+        except httpx.ReadTimeout:
+            reason = f"the server at {self.url} accepts connections but sent nothing within {read_seconds:g} s"
+            raise ForetellError(f"{reason}; is it a server with OpenAI's API?") from None
         except httpx.HTTPError as error:
             raise ForetellError(f"the server at {self.url} failed: {type(error).__name__} {error}") from None
         except ValueError:
             raise ForetellError(f"the server at {self.url} sent a stream that is not JSON") from None
+
+    def _hint(self, cause: str) -> str:
+        """Return the cause of a failed connection, or how a server of ours would be started there."""
+        parts = urlsplit(self.url)
+        if parts.scheme == "http" and parts.hostname in LOOPBACK:
+            return f"; start one with 'foretell serve --port {parts.port or HTTP_PORT}'"
+        return f": {cause}"
 
     def _refusal(self, response: httpx.Response) -> ForetellError:
         try:

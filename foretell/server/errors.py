@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
 from foretell.errors import CapacityError, RequestError, UnknownModelError
-from foretell.options import nearest
-from foretell.server.openai.requests import UNSUPPORTED_FIELDS
+from foretell.options import closest
+from foretell.server.openai.requests import UNSUPPORTED_FIELDS, Speculative
 
 FIELD = re.compile(r"[a-z0-9_.]+")
 UNION_BRANCHES = ("bool", "dict", "float", "int", "list", "str")  # pydantic adds these to an error's location
@@ -25,6 +25,7 @@ MAX_SHOWN_PATH = 80  # characters of an unknown path in the error message
 # Routes of other servers, by the start of their path, with what would work here.
 ELSEWHERE = {
     "/v1/responses": ": OpenAI's Responses API is not supported; use /v1/chat/completions",
+    "/v1/messages": ": Anthropic's Messages API is not supported; use /v1/chat/completions",
     "/v1/embeddings": ": this server generates text and has no embeddings",
     "/v1/": ": of OpenAI's API there are chat completions, completions and models",
     "/api/": ": Ollama's API is not supported; use /v1/chat/completions",
@@ -102,11 +103,21 @@ def validation_error(error: RequestValidationError, known: list[str]) -> ApiErro
         return ApiError(400, f"the body is not JSON: {problem['ctx']['error']}", code="invalid_json")
     if problem["type"] == "extra_forbidden":
         param = ".".join([*_field_path(location[:-1]), location[-1]])
-        reason = UNSUPPORTED_FIELDS.get(param) or f"is not known; {nearest(location[-1], known)}"
+        reason = UNSUPPORTED_FIELDS.get(param) or f"is not known; {_known_field(param, known)}"
         return ApiError(400, f"{param}: {reason}", param=param, code="unsupported_parameter")
     param = ".".join(_field_path(location)) or "body"
     reason = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{param}: {reason}", param=param, code="invalid_value")
+
+
+def _known_field(param: str, known: list[str]) -> str:
+    """Return what to send instead of an unknown field: the closest one of the same object, or where all are listed."""
+    place, _, name = param.rpartition(".")
+    settings = list(Speculative.model_fields)
+    if not place and name in settings and "speculative" in known:
+        return "put it into speculative"
+    close = closest(name, {"": known, "speculative": settings}.get(place, []))
+    return f"did you mean {close!r}?" if close else "GET /docs lists the fields"
 
 
 def _field_path(location: list[str]) -> list[str]:

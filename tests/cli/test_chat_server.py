@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -148,6 +149,35 @@ def test_draft_tokens_are_reported_where_the_server_counts_them(
     assert "[cut at 9 tokens; --max-tokens raises it]\n9 tokens (6 of 8 draft tokens accepted)" in err
 
 
+def test_the_speed_is_the_server_s_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stub: Stub
+) -> None:
+    counted = {"usage": {"completion_tokens": 8}, "timings": {"predicted_per_second": 41.25}, "choices": []}
+    stub.send(delta("Hello"), delta(" you", "stop"), counted, "[DONE]")
+    assert "8 tokens, 41.2 tokens/s, first token" in chat(capsys, monkeypatch, "Hi\n", "--url", stub.url)[2]
+
+
+@pytest.mark.parametrize(("tokens", "speed"), [(1, 1e6), (8, "fast"), (8, None)])
+def test_a_speed_of_the_server_that_says_nothing_is_left_out(tokens: int, speed: float | str | None) -> None:
+    answer = ServerAnswer(began=1.0)
+    answer.add(delta("word"))
+    answer.add({"usage": {"completion_tokens": tokens}, "timings": {"predicted_per_second": speed}, "choices": []})
+    assert "tokens/s" not in answer.summary()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "seconds", "shown"),
+    [(1, 0.0, ""), (2, 5.0, ""), (8, 0.05, ""), (4, 2.0, ", 3.0 tokens/s"), (8, 0.5, ", 14.0 tokens/s")],
+)
+def test_a_speed_that_cannot_be_measured_is_left_out(chunks: int, seconds: float, shown: str) -> None:
+    answer = ServerAnswer(began=1.0)
+    for _ in range(chunks):
+        answer.add(delta("word"))
+    answer.add({"usage": {"completion_tokens": 8}, "choices": []})
+    answer.first, answer.last = 2.0, 2.0 + seconds
+    assert answer.summary() == f"8 tokens{shown}, first token after 1.00 s"
+
+
 @pytest.mark.parametrize(
     ("status", "event", "message"),
     [
@@ -190,6 +220,29 @@ def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setitem(MODELS, "data", [])
     code, _, err = chat(capsys, monkeypatch, "Hi\n", "--url", stub.url)
     assert (code, len(err.splitlines())) == (1, 1) and "lists no model; name one: --model NAME" in err
+
+
+def test_only_a_plain_server_on_this_machine_is_hinted_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stub: Stub
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    for url in ("https://127.0.0.1:9", stub.url.replace("http:", "https:"), "http://127.0.0.2:9"):
+        code, _, err = chat(capsys, monkeypatch, "Hi\n", "--url", url)
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert err.startswith(f"foretell: no server answers at {url}: ") and "foretell serve" not in err
+    _, _, err = chat(capsys, monkeypatch, "Hi\n", "--url", "http://localhost:9")
+    assert err.endswith("; start one with 'foretell serve --port 9'\n")
+
+
+def test_a_host_that_never_answers_is_given_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretell.cli.chat_backend.LIST_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        code, _, err = chat(capsys, monkeypatch, "Hi\n", "--url", url)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert f"the server at {url} accepts connections but sent nothing within 0.1 s" in err
 
 
 def test_ctrl_c_ends_the_request_and_keeps_what_had_arrived(

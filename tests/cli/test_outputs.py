@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foretell.cli.common import write_atomic
 from foretell.cli.main import main
 from foretell.cli.outputs import check_writable
 from foretell.errors import RequestError
@@ -49,3 +50,32 @@ def test_a_command_refuses_before_it_loads_a_model(capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert "out: /proc/x.json cannot be written" in err
+
+
+@pytest.mark.parametrize("status", ["Name:\tpython\nUmask:\t0027\nState:\tR\n", "Name:\tpython\n", None])
+def test_a_new_file_has_the_permissions_of_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str | None
+) -> None:
+    """Where the system tells the mask, it is not changed; elsewhere never to a more open one."""
+    changes, set_mask, read_text = list[int](), os.umask, Path.read_text
+
+    def told(path: Path, **options: str) -> str:
+        if path != Path("/proc/self/status"):
+            return read_text(path, **options)
+        if status is None:
+            raise FileNotFoundError(path)
+        return status
+
+    def noticed(mask: int) -> int:
+        changes.append(mask)
+        return set_mask(mask)
+
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(Path, "read_text", told)
+        monkeypatch.setattr(os, "umask", noticed)
+        write_atomic(tmp_path / "new.json", "{}")
+    finally:
+        after = set_mask(before)
+    assert (tmp_path / "new.json").stat().st_mode & 0o777 == 0o640 and after == 0o027
+    assert changes == ([] if status and "Umask" in status else [0o077, 0o027])

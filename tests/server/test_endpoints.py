@@ -279,6 +279,29 @@ def test_a_name_that_is_nearly_right_gets_the_right_one(server: ServerProcess) -
     assert "ngrm" in str(nested)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"zzz": 1}, "zzz", "zzz: is not known; GET /docs lists the fields"),
+        ({"drafter": "ngram"}, "drafter", "drafter: is not known; put it into speculative"),
+        ({"temprature": 1}, "temprature", "temprature: is not known; did you mean 'temperature'?"),
+        ({"speculative": {"drafer": "ngram"}}, "speculative.drafer", "is not known; did you mean 'drafter'?"),
+        ({"stream_options": {"temprature": 1}}, "stream_options.temprature", "GET /docs lists the fields"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_at_most_one_other(
+    server: ServerProcess, fields: dict[str, Any], param: str, message: str
+) -> None:
+    error = server.post("/v1/chat/completions", 400, messages=HELLO, **fields)["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_parameter")
+    assert error["param"] == param and error["message"].endswith(message) and len(error["message"]) < 100
+
+
+def test_a_setting_is_not_sent_to_an_object_that_the_request_has_not(server: ServerProcess) -> None:
+    error = server.post("/tokenize", 400, prompt="a", drafter="ngram")["error"]
+    assert error["message"] == "drafter: is not known; GET /docs lists the fields"
+
+
 @pytest.mark.parametrize("body", ["", "{", "[]", "3", '{"messages": ' + "[" * 5000, "\xff"])
 def test_bodies_that_are_no_requests(server: ServerProcess, body: str) -> None:
     headers = {"content-type": "application/json"}
@@ -290,6 +313,8 @@ def test_bodies_that_are_no_requests(server: ServerProcess, body: str) -> None:
     ("method", "path", "hint"),
     [
         ("POST", "/v1/responses", "use /v1/chat/completions"),
+        ("POST", "/v1/messages", "Anthropic's Messages API is not supported; use /v1/chat/completions"),
+        ("GET", "/v1/messages", "Anthropic's Messages API is not supported"),
         ("POST", "/v1/embeddings", "has no embeddings"),
         ("POST", "/api/chat", "Ollama's API is not supported"),
         ("GET", "/api/tags", "Ollama's API is not supported"),

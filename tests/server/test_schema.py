@@ -67,11 +67,8 @@ def test_events_are_described_one_by_one(server: ServerProcess) -> None:
 def test_every_field_and_type_has_a_description(server: ServerProcess) -> None:
     api = server.http.get("/openapi.json").json()
     schemas = api["components"]["schemas"]
-    fields = [
-        (
-            f"{name}.{field}",
-            schemas[described["$ref"].rpartition("/")[2]] | described if "$ref" in described else described,
-        )
+    fields = [  # a bare $ref is no description: pydantic leaves out one that equals that of the type
+        (f"{name}.{field}", described)
         for name, schema in schemas.items()
         for field, described in schema.get("properties", {}).items()
     ]

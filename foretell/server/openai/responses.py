@@ -46,8 +46,8 @@ class Usage(BaseModel):
     prompt_tokens: int = Field(description="Prompt tokens; a prompt counts once however many choices it has.")
     completion_tokens: int = Field(description="Output tokens of all choices.")
     total_tokens: int = Field(description="Prompt and output tokens.")
-    prompt_tokens_details: PromptDetails = Field(description="Parts of the prompt tokens.")
-    completion_tokens_details: CompletionDetails = Field(description="Parts of the output tokens.")
+    prompt_tokens_details: PromptDetails = Field(description="Those found in the prefix cache.")
+    completion_tokens_details: CompletionDetails = Field(description="Those of the reasoning and of a prediction.")
 
 
 class TimingInfo(BaseModel):
@@ -89,7 +89,7 @@ class CompletionResponse(BaseModel):
     metrics: dict[str, Any] | None = Field(
         default=None, description="vLLM's `speculative_decoding` statistics; present if drafting was allowed."
     )
-    speculation: SpeculationInfo = Field(description="How the output was drafted and verified.")
+    speculation: SpeculationInfo = Field(description="Rule, drafters and draft tokens of this response.")
 
 
 class ChatMessage(BaseModel):
@@ -157,7 +157,7 @@ class ChatChoice(ChoiceDetails):
     """One of the n outputs. A chunk of a stream has `delta`, a part of the message, instead of `message`."""
 
     index: int = Field(description="Number of the choice, from 0.")
-    message: ChatMessage = Field(description="The assistant's message.")
+    message: ChatMessage = Field(description="The output as a message of the assistant.")
     logprobs: dict[str, Any] | None = Field(description="Logprobs of the tokens in OpenAI's shape, if requested.")
     finish_reason: str = Field(description="stop, length (the token limit) or tool_calls.")
 

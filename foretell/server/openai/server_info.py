@@ -77,7 +77,7 @@ class ServerInfo(BaseModel):
     drafters: list[str] = Field(description="Drafters that a request may name.")
     max_draft: int = Field(description="Maximum draft tokens per sequence and step.")
     rule: str = Field(description="Verification rule of requests that name none.")
-    rules: RuleNames = Field(description="Verification rules that a request may name.")
+    rules: RuleNames = Field(description="Names of all verification rules, by what they keep.")
     sampling_defaults: dict[str, Any] = Field(description="Sampling parameters of the model's generation config.")
     chats: bool = Field(description="Whether the model has a chat template.")
     tool_calls: str | None = Field(description="Format of its tool calls.")
