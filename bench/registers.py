@@ -64,16 +64,21 @@ class Case:
             numbers = torch.zeros(self.sizes.table_size, dtype=torch.int32)
             attend(q, keys, values, RowTables.over(numbers, self.sizes, pages), 0.1, None)
         else:
-            self._glance(LayerKV(keys, values), pages)
+            self._draft_attention(LayerKV(keys, values), pages)
 
-    def _glance(self, text: LayerKV, pages: Tensor) -> None:
+    def _draft_attention(self, layer: LayerKV, pages: Tensor) -> None:
         n, draft_tokens = 2 * self.branches, 8 * self.branches
-        q = torch.empty(n, KV_HEADS * self.share, self.dim, dtype=text.keys.dtype)
+        q = torch.empty(n, KV_HEADS * self.share, self.dim, dtype=layer.keys.dtype)
         own = LayerKV(*torch.empty(2, 2, draft_tokens, KV_HEADS, self.dim, dtype=q.dtype))
-        ways = torch.ones(n, draft_tokens, dtype=torch.int8) if self.branches > 1 else None
-        places = torch.zeros(2, dtype=torch.int64)
+        masks = torch.ones(n, draft_tokens, dtype=torch.int8) if self.branches > 1 else None
+        positions = torch.zeros(2, dtype=torch.int64)
         draft_attention(
-            q, text, own, DraftLevel(places, pages, PAGES * PAGE, self.branches, 1, 1, self.branches, ways), 0.1, None
+            q,
+            layer,
+            own,
+            DraftLevel(positions, pages, PAGES * PAGE, self.branches, 1, 1, self.branches, masks),
+            0.1,
+            None,
         )
 
     def __str__(self) -> str:

@@ -146,7 +146,7 @@ def test_the_step_after_a_device_draft_equals_the_definition(
     step = CudaExecutor.forward_device_draft
     monkeypatch.setattr(
         CudaExecutor,
-        "behind",
+        "forward_device_draft",
         lambda self, packed, *rest: (rows_after.append(packed.rows), step(self, packed, *rest))[1],
     )
     world, (drafter, _) = World(pages=32, device=DEVICE.type, config=SMALL, budget=2), chained()

@@ -125,7 +125,7 @@ def test_a_step_that_fails_in_one_rank_ends_all(tmp_path: Path) -> None:
         def fail(*_: object) -> None:
             raise MemoryError("no room")
 
-        engine.runner.executor.own = fail  # type: ignore[attr-defined]
+        engine.runner.executor.executor.forward = fail  # type: ignore[attr-defined]
         with pytest.raises(RankError, match="no room"):
             engine.step()
         assert all(gone(process) for process in ranks.team.pids)
