@@ -22,18 +22,16 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import foretell
+from foretell import program
+from foretell.cli.main import build_parser
+from foretell.cluster.config import ClusterConfig
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.sampling_params import SamplingParams
+from foretell.server.compat_flags import CompatFlags
+from foretell.server.config import ServerConfig
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-import foretell  # noqa: E402
-from foretell import program  # noqa: E402
-from foretell.cli.main import build_parser  # noqa: E402
-from foretell.cluster.config import ClusterConfig  # noqa: E402
-from foretell.config import EngineConfig, SpeculationConfig  # noqa: E402
-from foretell.sampling_params import SamplingParams  # noqa: E402
-from foretell.server.compat_flags import CompatFlags  # noqa: E402
-from foretell.server.config import ServerConfig  # noqa: E402
-
 PAGES = ROOT / "docs"
 SIGNATURE_WIDTH = 100  # columns
 PROSE_WIDTH = 160  # columns

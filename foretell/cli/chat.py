@@ -17,9 +17,9 @@ from foretell.sampling_params import SamplingParams
 from .chat_backend import ChatBackend, LocalBackend, Messages, ServerBackend
 from .chat_input import line_reader
 from .common import (
-    MODEL_ARGUMENT,
     Command,
     add_engine_arguments,
+    add_model_argument,
     add_sampling_arguments,
     check_sampling,
     load_llm,
@@ -53,13 +53,7 @@ REFUSED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        MODEL_ARGUMENT,
-        nargs="?",
-        metavar="MODEL",
-        default=argparse.SUPPRESS,
-        help=f"the model (default: {EngineConfig.model}, or with --url the server's)",
-    )
+    add_model_argument(parser, f"the model (default: {EngineConfig.model}, or with --url the server's)")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--url", help="chat with a running server that has OpenAI's API, such as http://127.0.0.1:8000")
     parser.add_argument("--api-key", metavar="KEY", help=f"API key of the server (default: {API_KEY} if set)")

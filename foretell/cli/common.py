@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 MODEL_ARGUMENT = "model_argument"  # where the parser keeps a model that is named without --model
 
 
+def add_model_argument(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the model as a first word, which may be left out; `main` stores it as --model."""
+    parser.add_argument(MODEL_ARGUMENT, nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=help)
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the engine and of speculation."""
     add_options(parser.add_argument_group("model"), EngineConfig)

@@ -19,19 +19,13 @@ from foretell.server.foreign_flags import add_foreign_flags
 from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
-from .common import MODEL_ARGUMENT, Command, add_engine_arguments
+from .common import Command, add_engine_arguments, add_model_argument
 
 Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        MODEL_ARGUMENT,
-        nargs="?",
-        metavar="MODEL",
-        default=argparse.SUPPRESS,
-        help=f"the model (default: {EngineConfig.model})",
-    )
+    add_model_argument(parser, f"the model (default: {EngineConfig.model})")
     parser.add_argument(
         "--config", metavar="FILE", type=Path, default=None, help="YAML file with these settings; flags take precedence"
     )

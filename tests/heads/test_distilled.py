@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no native library her
 DEPTH = 4
 
 
-def judged(seq: Sequence, draft: Draft, accepted: int, next_token: int) -> StepResult:
+def step_result(seq: Sequence, draft: Draft, accepted: int, next_token: int) -> StepResult:
     """Append some of the draft's tokens and one of the target's to a sequence."""
     share = ScheduledSequence.of(seq, 1, Budget(DEPTH))
     seq.tokens += [*draft.tokens[:accepted], next_token]
@@ -35,7 +35,7 @@ def test_the_kv_of_accepted_draft_tokens_equals_a_prefill(accepted: int, page_si
     drafts = drafter.propose(seqs, [Budget(DEPTH)] * len(seqs))
     others = [Draft.chain([token + 1 for token in draft.tokens], "another") for draft in drafts]
     offered = [other if i % 3 == 2 else draft for i, (draft, other) in enumerate(zip(drafts, others, strict=True))]
-    results = [judged(seq, draft, accepted, 5) for seq, draft in zip(seqs, offered, strict=True)]
+    results = [step_result(seq, draft, accepted, 5) for seq, draft in zip(seqs, offered, strict=True)]
     drafter.update_kv(results)
     left = [trail.stop - trail.start for trail in map(drafter._pending.__getitem__, (seq.id for seq in seqs))]
     assert all(count <= 1 for i, count in enumerate(left) if i % 3 != 2), "only the last draft token was not run"

@@ -194,8 +194,8 @@ def test_a_prefix_cache_hit_includes_the_kv_of_the_head(config: HeadConfig) -> N
 
 def test_sampled_drafts_have_probabilities() -> None:
     engine = World().engine(drafter := OwnHead(HEADS["eagle"]))
-    judged = SpeculationChoice(rule="rejection")
-    states = [add(engine, str(i), PROMPTS[i], judged, temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
+    by_rejection = SpeculationChoice(rule="rejection")
+    states = [add(engine, str(i), PROMPTS[i], by_rejection, temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
     while any(state.seq.pending > 1 or not state.seq.num_output_tokens for state in states):
         engine.step()
     seqs = [state.seq for state in states]

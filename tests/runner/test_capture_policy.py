@@ -53,8 +53,8 @@ def test_shapes_of_different_kinds_do_not_cover_each_other() -> None:
     assert not StepShape(256, 8, 64, 8).covers(StepShape(256, 8, 64, NO_SPLIT))
     assert StepShape(CHEAP_ROWS, 8, 16, 8).covers(StepShape(1, 1, 16, 8))
     assert not StepShape(256, 8, 16, 8).covers(StepShape(CHEAP_ROWS, 8, 16, 8)), "so many more rows cost time"
-    greedy, drawn = (ChainShape(StepShape(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
-    assert not greedy.covers(drawn) and not drawn.covers(greedy), "one takes longer, the other does not sample"
+    greedy, sampled = (ChainShape(StepShape(1, 1, 16, 8), 16, 8, 1, 4, 32, sampled) for sampled in (False, True))
+    assert not greedy.covers(sampled) and not sampled.covers(greedy), "one takes longer, the other does not sample"
     tree = DraftShape(1, 512, 4, width=10)
     assert not tree.covers(DraftShape(1, 512, 4)) and not DraftShape(1, 512, 4, sampled=True).covers(
         DraftShape(1, 512, 4)
