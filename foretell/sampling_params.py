@@ -17,6 +17,7 @@ LogitsProcessor = Callable[[list[int], Any], Any]  # (output tokens so far, logi
 DEFAULT_MAX_TOKENS = 256
 MAX_LOGPROBS = 100
 MAX_CHOICES = 128
+MAX_TOP_K = 2**31 - 1  # tokens; larger values mean the same, and would overflow the integers of the samplers
 # Fields that decide the output and have the same name and meaning in OpenAI's and vLLM's bodies; not the length.
 DECIDING = (
     "temperature",
@@ -102,6 +103,8 @@ class SamplingParams:
             put(self, "logit_bias", _int_keys(self.logit_bias))
         if self.top_k == -1:  # vLLM's value for "all"
             put(self, "top_k", 0)
+        if _is_int(self.top_k) and self.top_k > MAX_TOP_K:
+            put(self, "top_k", MAX_TOP_K)
         for check in (self._check_distribution, self._check_penalties, self._check_limits, self._check_lists):
             check()
 

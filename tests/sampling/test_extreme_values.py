@@ -146,6 +146,13 @@ def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     assert sample(logits, rows) == sample_reference(logits, rows) == [777, 777]
 
 
+def test_a_top_k_beyond_64_bits_keeps_every_token() -> None:
+    logits = torch.randn(1, 1000, generator=torch.Generator().manual_seed(1))
+    for seed in range(8):
+        huge, every = (SamplingRow(SamplingParams(temperature=1.0, top_k=k), seed, 5) for k in (10**27, 0))
+        assert sample(logits, [huge]) == sample_reference(logits, [huge]) == sample(logits, [every])
+
+
 @needs_native
 @pytest.mark.parametrize("seed", range(6))
 def test_the_odds_of_a_head_are_those_of_the_definition(seed: int) -> None:
