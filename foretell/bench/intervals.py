@@ -196,10 +196,20 @@ def compared(ratio: float | None, between: tuple[float, float] | None, missing: 
         return missing, "-"
     low, high = between or (ratio, ratio)
     word = " faster" if low > 1 else " slower" if high < 1 else ""
-    bounds = "-"
-    if between is not None:
-        bounds = WIDE if high > WIDE_RATIO * low else f"{low:.2f}-{high:.2f}"
-    return f"{ratio:.2f}{word}", bounds
+    return f"{ratio:.2f}{word}", bounds_label(between, "-") or "-"
+
+
+def is_wide(between: tuple[float, float]) -> bool:
+    """Return whether an interval is too wide to say anything."""
+    low, high = between
+    return high > WIDE_RATIO * low
+
+
+def bounds_label(between: tuple[float, float] | None, to: str = " to ") -> str:
+    """Format the bounds of an interval, or the word for a wide one; nothing where there is none."""
+    if between is None:
+        return ""
+    return WIDE if is_wide(between) else f"{between[0]:.2f}{to}{between[1]:.2f}"
 
 
 def _mean_variance(parts: Sequence[Variance], count: int) -> Variance:

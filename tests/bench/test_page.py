@@ -14,7 +14,16 @@ import pytest
 from foretell.bench.measure import MeasureJob, TimedOutput, Variant
 from foretell.bench.metrics import AcceptanceByDepth
 from foretell.bench.page import check, compare, load, never_slower, synthetic
-from foretell.bench.page.charts import Scale, duration, ratio_scale, round_step, time_scale, value_scale
+from foretell.bench.page.charts import (
+    Scale,
+    duration,
+    ratio_row,
+    ratio_scale,
+    ratio_values,
+    round_step,
+    time_scale,
+    value_scale,
+)
 from foretell.bench.page.offline import output_waits, page, series_of
 from foretell.bench.plan import BenchPlan
 from foretell.bench.results import BenchResult
@@ -78,6 +87,15 @@ def test_scales() -> None:
     assert value_scale([])[1] and time_scale([])[1] and ratio_scale([])[1], "nothing to show is no fault"
     assert (round_step(10), round_step(0.3), round_step(700)) == (2.0, 0.05, 200.0)
     assert (duration(2.0), duration(0.0123), duration(0.00005)) == ("2 s", "12.3 ms", "50 µs")
+
+
+def test_an_interval_that_says_nothing_stretches_no_axis_and_shows_no_figures() -> None:
+    assert ratio_values(1.5, (1.2, 1.9)) == [1.2, 1.9, 1.5] and ratio_values(1.5, None) == [1.5]
+    assert ratio_values(1.5, (0.001, 12742.8)) == [1.5]
+    scale, _ = ratio_scale([1.5])
+    row = ratio_row("code", 1.5, (0.001, 12742.8), scale, "c0")
+    assert (row.value, row.more) == ("1.50×", "wide") and [mark.start for mark in row.marks][0] == 0.0
+    assert ratio_row("code", 1.5, (1.2, 1.9), scale, "c0").more == "1.20 to 1.90"
 
 
 # The page itself

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..intervals import bounds_label, is_wide
 from ..metrics import Latency
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -42,7 +43,7 @@ class Tick:
 
 def ratio_scale(values: Iterable[float]) -> tuple[Scale, list[Tick]]:
     """Return a logarithmic axis for ratios that includes 1."""
-    found = [min(RATIOS[-1], max(RATIOS[0], value)) for value in values]  # the interval of two prompts can be huge
+    found = [min(RATIOS[-1], max(RATIOS[0], value)) for value in values]
     low, high = min([0.9, *found]), max([1.2, *found])
     marks = [mark for mark in RATIOS if low <= mark <= high]
     scale = Scale(low / 1.04, high * 1.04, logarithmic=True)
@@ -192,6 +193,21 @@ def interval_marks(at: Sequence[float], colour: str) -> list[Mark]:
     """Return a dot with whiskers, from low, middle and high."""
     low, middle, high = at
     return [Mark("line", low, high, colour), Mark("dot", middle, middle, colour)]
+
+
+def ratio_values(ratio: float | None, between: tuple[float, float] | None) -> list[float]:
+    """Return the values that the axis of a ratio has to include; a wide interval would only stretch it."""
+    bounds = () if between is None or is_wide(between) else between
+    return [*bounds, ratio or 1.0]
+
+
+def ratio_row(
+    name: str, ratio: float, between: tuple[float, float] | None, scale: Scale, colour: str, note: str = ""
+) -> ChartRow:
+    """Return the row of a ratio with its interval."""
+    low, high = between or (ratio, ratio)
+    marks = interval_marks([scale.at(value) for value in (low, ratio, high)], colour)
+    return ChartRow(name, marks, f"{ratio:.2f}×", bounds_label(between), note)
 
 
 BOX_PLOT = "The bar is the 25th to 75th percentile, the line the 5th to 95th, the mark the median."

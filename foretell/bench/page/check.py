@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..check import OFF, CheckResult, remarks, report_table
 from ..compare import ALL
-from .charts import ChartRow, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale, value_scale
+from .charts import ChartRow, Mark, RowChart, Tick, Tile, ratio_row, ratio_scale, ratio_values, value_scale
 from .compare import transcripts
 from .render import render
 
@@ -39,18 +39,12 @@ def _figure(value: float | None, unit: str = "") -> str:
 def ratios(found: CheckResult) -> RowChart:
     cells = (*found.cells, found.overall)
     known = [
-        (each, each["speedup_interval"] or (each["speedup"],) * 2) for each in cells if each["speedup"] is not None
+        ("all tasks" if each["task"] == ALL else each["task"], each["speedup"], each["speedup_interval"])
+        for each in cells
+        if each["speedup"] is not None
     ]
-    scale, ticks = ratio_scale([value for each, bounds in known for value in (*bounds, each["speedup"])])
-    rows = [
-        ChartRow(
-            "all tasks" if each["task"] == ALL else each["task"],
-            interval_marks([scale.at(value) for value in (low, each["speedup"], high)], "c0"),
-            f"{each['speedup']:.2f}×",
-            "" if each["speedup_interval"] is None else f"{low:.2f} to {high:.2f}",
-        )
-        for each, (low, high) in known
-    ]
+    scale, ticks = ratio_scale(value for _, ratio, between in known for value in ratio_values(ratio, between))
+    rows = [ratio_row(name, ratio, between, scale, "c0") for name, ratio, between in known]
     about = "Each prompt with and without speculation, next to each other."
     return RowChart("Speedup", about, rows, ticks, guide=Tick(scale.at(1.0), "without"))
 

@@ -12,9 +12,10 @@ from .charts import (
     Tick,
     Tile,
     colour,
-    interval_marks,
     latency_chart,
+    ratio_row,
     ratio_scale,
+    ratio_values,
     value_scale,
 )
 from .render import ShownTranscript, ShownVersion, render
@@ -71,16 +72,12 @@ def speeds(found: CompareResult, colours: dict[str, str]) -> RowChart:
 
 def ratios(found: CompareResult, colours: dict[str, str]) -> RowChart:
     cells = (*found.cells, *found.overall)
-    bounds = [bound for cell in cells for bound in (*(cell.speedup_interval or ()), cell.speedup or 1.0)]
-    scale, ticks = ratio_scale(bounds)
+    scale, ticks = ratio_scale(value for cell in cells for value in ratio_values(cell.speedup, cell.speedup_interval))
 
     def row(cell: CompareCell) -> ChartRow:
         if cell.speedup is None:
             return ChartRow(cell.peer, value="–")
-        low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
-        positions = [scale.at(value) for value in (low, cell.speedup, high)]
-        between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
-        return ChartRow(cell.peer, interval_marks(positions, colours[cell.peer]), f"{cell.speedup:.2f}×", between)
+        return ratio_row(cell.peer, cell.speedup, cell.speedup_interval, scale, colours[cell.peer])
 
     about = f"Time per token of {found.baseline} over that of the peer, by pairs of the same prompt and round."
     guide = Tick(scale.at(1.0), found.baseline)

@@ -13,9 +13,10 @@ from .charts import (
     Tick,
     Tile,
     colour,
-    interval_marks,
     latency_chart,
+    ratio_row,
     ratio_scale,
+    ratio_values,
     value_scale,
 )
 from .render import render
@@ -49,16 +50,14 @@ def headline(found: LoadResult) -> str:
 
 
 def ratios(found: LoadResult, colours: dict[str, str]) -> RowChart:
-    bounds = [bound for cell in found.cells for bound in (*(cell.speedup_interval or ()), cell.speedup or 1.0)]
-    scale, ticks = ratio_scale(bounds)
+    scale, ticks = ratio_scale(
+        value for cell in found.cells for value in ratio_values(cell.speedup, cell.speedup_interval)
+    )
 
     def row(cell: LoadCell) -> ChartRow:
         if cell.speedup is None:
             return ChartRow(cell.variant, value="–")
-        low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
-        positions = [scale.at(value) for value in (low, cell.speedup, high)]
-        between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
-        return ChartRow(cell.variant, interval_marks(positions, colours[cell.variant]), f"{cell.speedup:.2f}×", between)
+        return ratio_row(cell.variant, cell.speedup, cell.speedup_interval, scale, colours[cell.variant])
 
     about = "Tokens per second over those with speculation off, by pairs of slices."
     guide = Tick(scale.at(1.0), "off")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..never_slower import ALL, NeverSlowerCell, NeverSlowerResult, remarks, report_table
-from .charts import ChartRow, LegendEntry, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale
+from .charts import ChartRow, LegendEntry, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale, ratio_values
 from .render import render
 
 VERDICTS = {"held": "c2", "slower": "c6", "inconclusive": "c4"}
@@ -33,10 +33,11 @@ def page(found: NeverSlowerResult) -> str:
 
 
 def ratios(found: NeverSlowerResult) -> RowChart:
-    bounds = [
-        bound for cell in found.cells for bound in (*(cell.speedup_interval or ()), cell.speedup, *cell.fixed.values())
-    ]
-    scale, ticks = ratio_scale(bounds)
+    scale, ticks = ratio_scale(
+        value
+        for cell in found.cells
+        for value in (*ratio_values(cell.speedup, cell.speedup_interval), *cell.fixed.values())
+    )
 
     def row(cell: NeverSlowerCell) -> ChartRow:
         low, high = cell.speedup_interval or (cell.speedup, cell.speedup)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from foretell.utils.report_table import ReportTable
 
+from ..intervals import bounds_label
 from ..metrics import AcceptanceByDepth
 from ..report import SAME_TEXT, remarks, temperature_label, temperature_name
 from ..results import BenchResult, TaskCell
@@ -22,9 +23,10 @@ from .charts import (
     Tick,
     Tile,
     colour,
-    interval_marks,
     latency_chart,
+    ratio_row,
     ratio_scale,
+    ratio_values,
     value_scale,
 )
 from .render import Chart, render, shown_transcripts
@@ -141,13 +143,11 @@ _TONES: dict[str, Literal["", "good", "bad"]] = {"yes": "good", "NO": "bad", "no
 
 
 def tiles(cell: TaskCell, same: bool) -> list[Tile]:
-    bounds = cell.speedup_interval
-    between = "" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
     ratio = "–" if cell.speedup is None else f"{cell.speedup:.2f}×"
     rates = [_rate(cell.plain_tokens_per_second), _rate(cell.tokens_per_second)]
     same_text = SAME_TEXT[cell.same_text if same else False]
     return [
-        Tile(ratio, "speedup", between),
+        Tile(ratio, "speedup", bounds_label(cell.speedup_interval)),
         Tile(f"{cell.accepted_per_step:.2f}", "tokens per step", "1 is plain decoding"),
         Tile(rates[1], "tokens per second", f"plain: {rates[0]}"),
         Tile(
@@ -165,17 +165,13 @@ def _rate(value: float | None) -> str:
 
 def ratios(series: Sequence[Series]) -> RowChart:
     cells = [cell for each in series for cell in (*each.cells, each.overall)]
-    bounds = [bound for cell in cells for bound in (*(cell.speedup_interval or ()), cell.speedup or 1.0)]
-    scale, ticks = ratio_scale(bounds)
+    scale, ticks = ratio_scale(value for cell in cells for value in ratio_values(cell.speedup, cell.speedup_interval))
 
     def row(name: str, cell: TaskCell, colour: str) -> ChartRow:
         if cell.speedup is None:
             return ChartRow(name, value="too short")
-        low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
-        positions = [scale.at(value) for value in (low, cell.speedup, high)]
-        between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
         note = f"{cell.sequences} sequences, {cell.tokens} tokens"
-        return ChartRow(name, interval_marks(positions, colour), f"{cell.speedup:.2f}×", between, note)
+        return ratio_row(name, cell.speedup, cell.speedup_interval, scale, colour, note)
 
     rows, folded = by_task(series, row)
     return RowChart(

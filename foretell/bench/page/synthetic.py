@@ -12,8 +12,9 @@ from .charts import (
     RowChart,
     Tick,
     Tile,
-    interval_marks,
+    ratio_row,
     ratio_scale,
+    ratio_values,
     value_scale,
 )
 from .render import render
@@ -45,16 +46,12 @@ def page(found: SyntheticResult) -> str:
 
 
 def ratios(found: SyntheticResult) -> RowChart:
-    bounds = [bound for cell in found.cells for bound in (*(cell.speedup_interval or ()), cell.speedup)]
-    scale, ticks = ratio_scale(bounds)
+    scale, ticks = ratio_scale(
+        value for cell in found.cells for value in ratio_values(cell.speedup, cell.speedup_interval)
+    )
 
     def row(cell: SyntheticCell) -> ChartRow:
-        low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
-        positions = [scale.at(value) for value in (low, cell.speedup, high)]
-        between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
-        return ChartRow(
-            MODE_LABELS[cell.mode], interval_marks(positions, COLOURS[cell.mode]), f"{cell.speedup:.2f}×", between
-        )
+        return ratio_row(MODE_LABELS[cell.mode], cell.speedup, cell.speedup_interval, scale, COLOURS[cell.mode])
 
     about = (
         "Over plain decoding, if each sequence of a batch keeps its own accepted tokens, and if all keep the fewest of "
