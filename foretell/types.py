@@ -195,6 +195,7 @@ class DrafterTraits:
     needs_prefill: bool = False  # has a KV cache of its own and prefills a sequence before its first draft token
     relative_cost: float = 0.3  # expected cost of a node before it is measured, relative to a plain step
     prior_acceptance: float = 0.5  # expected acceptance rate of a draft token before any is observed
+    acceptance_by_depth: tuple[float, ...] = ()  # of a draft token if those before it were accepted; (): unknown
     defers_to_confident: bool = False  # its free draft is not needed where another free drafter is confident
     weight_bytes: int = 0  # weights on the target's device, reserved in the memory plan
 

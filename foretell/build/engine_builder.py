@@ -364,9 +364,11 @@ def _assemble(models: _Models, memory: MemoryPlan, loaded: _Loaded) -> Assembly:
     controller = build_controller(speculation, drafter, target)
     engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
     profiler = CostProfiler(engine, controller, costs_file(config.model, target))
-    profiler.load()
+    is_loaded = profiler.load()
     warmup = Warmup(engine, partial(_warmup_tasks, speculation, workers is not None))
     warmup.run()
+    if target.device.type == "cpu" and drafter.default_drafters and not is_loaded:
+        profiler.run_at_start()
     limits = RequestLimits(
         models.context, target.tokenizer.end_ids | eos_token_ids(target.checkpoint), target.config.vocab
     )

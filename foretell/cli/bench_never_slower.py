@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     items = load("own")
     by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
     llm = load_llm_for(variants_to_load(scenes), **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.is_known:
+    if not llm.assembly.profiler.is_complete:
         llm.measure()
     # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
     stage = EngineBatchBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=extent.max_tokens, schemas=False))

@@ -156,7 +156,7 @@ def measure(
     from foretell.bench.run import BenchJob, run
 
     llm = load_llm_for(arms, **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.is_known:
+    if not llm.assembly.profiler.is_complete:
         llm.measure()
     order = BenchJob(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
     done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), ProgressBar())

@@ -1,8 +1,8 @@
 """Adaptive controller: chooses the drafter and the draft length of every sequence before each step.
 
-`AdaptiveController.choose_draft_lengths` is where draft lengths are decided. It maximises expected tokens per second
-with two learned models: acceptance (`acceptance_model`) and latency (`latency_model`, `draft_latency`). The search over
-drafters, lengths and trees is in `length_optimizer`.
+`AdaptiveController.choose_draft_lengths` is where draft lengths are decided. It builds the options of each sequence from
+two learned models, acceptance (`acceptance_model`) and latency (`latency_model`, `draft_latency`), lets the pure function
+`choice.choose` maximise expected tokens per second, and turns the choices into budgets.
 """
 
 from __future__ import annotations
@@ -10,41 +10,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
 
-from .acceptance_model import AcceptanceModel, AcceptancePrior, request_class_of
-from .acceptance_tracker import AcceptanceTracker
-from .controller import Controller, FixedLengthPolicy, FreeDrafts
+from .acceptance_model import FIRST_TOKEN, AcceptanceModel, OpenDraft, RequestAcceptance, request_class_of
+from .choice import PLAIN, Choice, DrafterOption, StepCostView, best_choice, choose, min_probability
+from .controller import Controller, FreeDrafts
 from .decision_log import (
-    BASELINE,
-    FIXED,
-    LATE,
-    NO_COSTS,
-    NOT_POLLED,
-    PAYS,
-    PROBE,
-    SKIPPED,
-    SLO,
-    Decision,
-    DecisionLog,
-    SwitchContext,
-    explain_switch,
-)
-from .draft_latency import DraftLatency
-from .exploration import BaselineSteps, DrafterExploration
-from .latency_model import HostGap, StepCosts, StepCostView
-from .length_optimizer import PLAIN, DraftPlan, LengthOptimizer, PlanCache, best_plan, planned_speedup
-from .poll_limiter import PollLimiter
+    BASELINE, FIXED, LATE, NO_COSTS, NOT_POLLED, PAYS, PROBE, SLO, Decision, DecisionLog, explain_switch,
+)  # fmt: skip
+from .draft_latency import TREE_SUFFIX, DraftLatency, HostGap
+from .latency_model import StepCosts
+from .overhead import Exploration, PollLimiter
 from .settings import MAX_TREE_ROWS, AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
 from .slo import SloTracker
 
 NO_BUDGET = Budget()
+NO_DRAFTS: Mapping[str, Draft] = {}
 
 
 class AdaptiveController(Controller):
-    """Maximises expected tokens per second over the batch, from past steps and free drafts alone."""
+    """Maximises expected tokens per second, from past steps and free drafts alone."""
 
     def __init__(
         self,
@@ -56,136 +44,229 @@ class AdaptiveController(Controller):
         tuning: ControllerTuning = ControllerTuning(),
     ) -> None:
         self.traits, self.settings, self.loader, self.tuning = dict(traits), settings, loader, tuning
-        self.costs = costs or StepCosts(tuning=tuning.latency)
-        self.draft_latency = DraftLatency(traits, tuning.latency)
+        self.costs = costs or StepCosts(tuning=tuning)
+        self.draft_latency = DraftLatency(self.traits, tuning)
         self.draft_costs = self.draft_latency.costs
-        self.poll_limiter = PollLimiter(clock, tuning.poll)
-        trusts = {True: tuning.acceptance.confidence_trust, False: tuning.acceptance.cross_trust}
-        priors = {name: AcceptancePrior(each.prior_acceptance, trusts[each.is_free]) for name, each in traits.items()}
-        self.acceptance = AcceptanceModel(priors, tuning.acceptance)
-        self.decisions = DecisionLog(tuning.decisions)
-        self.exploration = DrafterExploration(tuning.exploration)
-        self.baseline = BaselineSteps(tuning.exploration)
-        self.slo = SloTracker(clock, tuning.slo)
-        self.host_gap = HostGap(tuning.host_gap)
-        self.tracker = AcceptanceTracker(self.acceptance, self.draft_latency.is_timed, self.exploration.reset_backoff)
-        self.optimizer = LengthOptimizer(self.traits, settings, self.tracker, self.draft_latency, tuning.length)
-        self.plans = PlanCache(self.optimizer, tuning.acceptance.familiar)
-        self.fixed_policy = FixedLengthPolicy(self.traits, settings, self.tracker, loader, self._request_load)
+        self.acceptance = AcceptanceModel(self.traits, tuning)
+        self.poll_limiter, self.exploration = PollLimiter(clock, tuning), Exploration(tuning)
+        self.slo, self.host_gap, self.decisions = SloTracker(clock, tuning), HostGap(tuning), DecisionLog()
         self._free = self.draft_latency.free
         self._timed = sorted(name for name in traits if name not in self._free)
-        self._all_free = self._free.issuperset(traits)
-        self._makes_trees = any(each.makes_trees and not each.is_free for each in traits.values())
-        self._num_drafts: Counter[str] = Counter()  # by timed drafter
+        self._makes_trees = bool(settings.max_tree_nodes) and any(traits[name].makes_trees for name in self._timed)
+        self._requests: dict[int, RequestAcceptance] = {}  # by sequence
         self._skip_reasons: dict[int, str] = {}  # by sequence, of this step
-        self._polled: list[Sequence] = []  # in this step
-        self._behind_slo: frozenset[int] = frozenset()  # polled sequences that are behind their SLO
-        self._saved_seconds: dict[int, float] = {}  # by sequence: time that the drafts of this step should save
-        self._poll_length = float(tuning.length.new_drafter_tokens)  # tokens that free drafters are asked for
+        self._considered: list[Sequence] = []  # sequences that may draft in this step
+        self._behind_slo: frozenset[int] = frozenset()  # of these, by id
+        self._waits: dict[int, int] = {}  # by sequence: earliest step in which its timed drafters are considered
+        self._saved_seconds = 0.0  # time that the drafts of this step should save
+        self._poll_length = float(tuning.new_drafter_tokens)  # tokens that free drafters are asked for
+
+    # What is asked before a step.
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        self.tracker.begin_step()
         self._skip_reasons.clear()
-        plain_seconds = self.costs.single_row_seconds
+        limiter, plain_seconds = self.poll_limiter, self.costs.single_row_seconds
         decoding = [seq for seq in seqs if seq.request.drafters and seq.is_decoding]
+        polled = limiter.select(decoding, plain_seconds)
         behind_slo = self.slo.late(seqs, plain_seconds)
-        self._polled = self.poll_limiter.select(decoding, plain_seconds) if decoding else []
-        self._behind_slo = frozenset()
-        if behind_slo:
-            self._poll_behind_slo(behind_slo)
-        if self._polled:
-            self._polled = [seq for seq in self._polled if self.settings.max_length(seq)]
-        if len(self._polled) < len(decoding):
+        self._behind_slo = frozenset(seq.id for seq in behind_slo if seq in decoding)
+        for seq in decoding if self._behind_slo else ():
+            if seq.id in self._behind_slo and not limiter.was_polled(seq.id):
+                limiter.force(seq)
+                polled.append(seq)
+        if self._timed and len(polled) < len(decoding):
+            polled_ids = {seq.id for seq in polled}
+            others = [seq for seq in decoding if seq.id not in polled_ids and self._waits_no_longer(seq)]
+            self._considered = polled + others
+        else:
+            self._considered = polled
+        self._considered = [seq for seq in self._considered if self.settings.max_length(seq)]
+        if len(self._considered) < len(decoding):
             self._record_unpolled(seqs, decoding)
-        if not self._polled:
+        if not self._considered:
             self.host_gap.observe_savings(0.0)
             return [], 0
-        for seq in self._polled:
-            self.tracker.catch_up(seq)
-        with_free = [seq for seq in self._polled if not self._free.isdisjoint(seq.request.drafters)]
+        for seq in self._considered:
+            request = self._requests.get(seq.id)
+            if request is None:
+                request = self.acceptance.request(request_class_of(seq), seq.request.drafters)
+                self._requests[seq.id] = request
+            request.resolve(seq.tokens)
+        with_free = [seq for seq in polled if not self._free.isdisjoint(seq.request.drafters)]
         limit = self.settings.max_draft_tokens
-        length = self._poll_length if self.settings.fixed_length is None else limit
-        return with_free, min(limit, int(length))
+        return with_free, limit if self.settings.fixed_length is not None else min(limit, int(self._poll_length))
 
-    def _poll_behind_slo(self, seqs: list[Sequence]) -> None:
-        """Poll the sequences that are behind their SLO whatever their credit."""
-        seqs = [seq for seq in seqs if seq.request.drafters and seq.is_decoding]
-        self._behind_slo = frozenset(seq.id for seq in seqs)
-        for seq in seqs:
-            if self.poll_limiter.was_skipped(seq.id):
-                self.poll_limiter.force(seq)
-                self._polled.append(seq)
+    def _waits_no_longer(self, seq: Sequence) -> bool:
+        if self._waits.get(seq.id, 0) > self.poll_limiter.step or self._free.issuperset(seq.request.drafters):
+            return False
+        return True
 
     def _record_unpolled(self, seqs: list[Sequence], decoding: list[Sequence]) -> None:
-        skipped = [seq for seq in decoding if self.poll_limiter.was_skipped(seq.id)] if self._polled else decoding
-        self.decisions.record_unpolled([seq.request.drafters for seq in skipped])
-        if not self._polled and self.settings.fixed_length is None:
+        considered = {seq.id for seq in self._considered}
+        self.decisions.record_unpolled([seq.request.drafters for seq in decoding if seq.id not in considered])
+        if not considered and self.settings.fixed_length is None:
             self.decisions.record_step(False, lambda: self._explain(self._cost_view(seqs), decoding))
 
     def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
-        """Return the drafter and the draft length of each sequence; sequences that were not polled get none."""
-        polled = self._polled
-        if not polled:
+        """Return the drafter and the draft length of each sequence; sequences that are not considered get none."""
+        considered = self._considered
+        if not considered:
             return [NO_BUDGET] * len(seqs)
         if self.settings.fixed_length is not None:
-            num_decoding = sum(seq.pending == 1 for seq in seqs)
-            budgets = self._fixed_budgets(polled, free_drafts, self.settings.fixed_length(num_decoding))
+            length = self.settings.fixed_length(sum(seq.pending == 1 for seq in seqs))
+            budgets = {seq.id: self._fixed_budget(seq, free_drafts.get(seq.id, NO_DRAFTS), length) for seq in considered}
         elif self.costs.is_known:
-            budgets = self._optimize(seqs, polled, free_drafts)
-            for seq in polled:
-                self.poll_limiter.record_payoff(seq.id, self._saved_seconds.get(seq.id, 0.0))
+            budgets = self._adapt(seqs, free_drafts)
         else:  # the first step is plain and measures the cost of one
             budgets = {}
-            for seq in polled:
-                self._skip_reasons[seq.id] = NO_COSTS
-                for drafter in seq.request.drafters:
-                    self.decisions.record(drafter, SKIPPED, NO_COSTS)
-        for seq in polled:
+            for seq in considered:
+                self._record_decision(seq, NO_DRAFTS, "", NO_COSTS)
+        for seq in considered:
             if seq.id not in budgets and seq.request.params.structured_outputs is not None:
                 budgets[seq.id] = Budget(self.settings.max_length(seq))  # for tokens that a grammar forces
-        self._finish_polls(polled, free_drafts)
+        self._finish_polls(free_drafts)
+        if len(seqs) == 1:
+            return [budgets.get(seqs[0].id, NO_BUDGET)]
         return [budgets.get(seq.id, NO_BUDGET) for seq in seqs]
 
-    def _optimize(
-        self, seqs: list[Sequence], polled: list[Sequence], free_drafts: FreeDrafts, in_flight: bool = False
-    ) -> dict[int, Budget]:
+    def _adapt(self, seqs: list[Sequence], free_drafts: FreeDrafts, in_flight: bool = False) -> dict[int, Budget]:
         """Return the budgets that maximise expected tokens per second. `in_flight`: the step is already in flight."""
-        if self._all_free and not self._behind_slo and not any(free_drafts.values()):
-            budgets = self._no_drafts(seqs, polled)
-        else:
-            budgets = self._adapt(self._cost_view(seqs), polled, free_drafts, in_flight)
-        self.host_gap.observe_savings(sum(self._saved_seconds.values()))
+        considered, view = self._considered, self._cost_view(seqs)
+        margin, throughput = self.settings.margin, self.settings.throughput
+        free_options = [self._free_options(seq, free_drafts.get(seq.id, NO_DRAFTS)) for seq in considered]
+        timed_options = [self._timed_options(view, seq) for seq in considered]
+        options = [free + timed for free, timed in zip(free_options, timed_options, strict=True)]
+        urgent: list[bool] = []
+        if self._behind_slo:
+            urgent = [self._can_catch_up(view, seq, mine) for seq, mine in zip(considered, options, strict=True)]
+            self._behind_slo = frozenset(seq.id for seq, first in zip(considered, urgent, strict=True) if first)
+        choices = choose(view, options, margin, throughput, urgent, self.tuning)
+        if self.loader.unavailable:
+            choices = self._without_unloaded(view, options, choices, urgent)
+        budgets = self._budgets(view, choices)
+        lengths = (2 * budget.depth + 1 for budget in budgets.values())
+        self._poll_length = max(0.95 * self._poll_length, self.tuning.new_drafter_tokens, *lengths)
+        self._record_payoffs(view, choices, timed_options, in_flight)
+        self.host_gap.observe_savings(self._saved_seconds)
+        self._explore(view, choices, budgets, free_drafts, in_flight)
         return budgets
 
-    def _no_drafts(self, seqs: list[Sequence], polled: list[Sequence]) -> dict[int, Budget]:
-        """Record a step in which no drafter has a draft: the common case where drafts are rare, so it is short."""
-        tuning = self.tuning.length
-        self._saved_seconds.clear()
-        self._poll_length = max(tuning.poll_length_decay * self._poll_length, tuning.new_drafter_tokens)
-        for seq in polled:
-            self._skip_reasons[seq.id] = self.decisions.record_sequence(seq.request.drafters, (), "", PAYS)
-        self.baseline.record_step(False)
-        self.decisions.record_step(False, lambda: self._explain(self._cost_view(seqs), polled))
-        return {}
+    def _free_options(self, seq: Sequence, free_drafts: Mapping[str, Draft]) -> list[DrafterOption]:
+        """Return the drafts that free drafters offer, and note their confidence for timed drafters."""
+        request = self._requests[seq.id]
+        request.free_confidence = None
+        if not self._free or not self.poll_limiter.was_polled(seq.id) or self._free.isdisjoint(seq.request.drafters):
+            return []
+        if not free_drafts:
+            request.free_confidence = 0.0
+            return []
+        limit = self.settings.max_length(seq)
+        found = [
+            DrafterOption(name, request.free_probs(name, draft.truncate(limit)))
+            for name, draft in free_drafts.items()
+            if name in self._free
+        ]
+        request.free_confidence = max([each.accept_probs[0] for each in found if each.accept_probs], default=0.0)
+        return found
 
-    def _adapt(
-        self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts, in_flight: bool
-    ) -> dict[int, Budget]:
-        """Plan each sequence, allocate lengths over the batch, then add a baseline step or probes."""
-        with_priority = self._plan_behind_slo(view, polled, free_drafts) if self._behind_slo else {}
-        plans = [with_priority.get(seq.id) or self._plan(view, seq, free_drafts.get(seq.id, {})) for seq in polled]
-        lengths = self.optimizer.lengths(view, plans, [seq.id in with_priority for seq in polled])
-        budgets = self._budgets(view, polled, plans, lengths, in_flight)
-        tuning = self.tuning.length
-        poll_lengths = (2 * budget.depth + 1 for budget in budgets.values())
-        self._poll_length = max(tuning.poll_length_decay * self._poll_length, tuning.new_drafter_tokens, *poll_lengths)
-        speedup = max(plan.speedup for plan in plans)
+    def _timed_options(self, view: StepCostView, seq: Sequence) -> list[DrafterOption]:
+        """Return the expected drafts of timed drafters, as chains and, where they make them, as trees."""
+        if not self._timed:
+            return []
+        request, limit, tuning = self._requests[seq.id], self.settings.max_length(seq), self.tuning
+        options = []
+        for name in seq.request.drafters:
+            if name in self._free:
+                continue
+            is_new = request.rates[name].group.trials[FIRST_TOKEN] < tuning.new_drafter_tokens
+            length = min(limit, tuning.new_drafter_tokens) if is_new else limit
+            prices = self.draft_costs[name].prices(view.plain_seconds)
+            prefill = 0.0
+            if tokens := self.draft_latency.prefill_tokens(seq, name):  # spread over the tokens that it will serve
+                horizon = tuning.prefill_horizon // 4 if is_new else tuning.prefill_horizon
+                prefill = prices.token * tokens / max(1, min(seq.remaining_tokens, horizon))
+            probs = request.chain_probs(name, length)
+            if is_new or not self._makes_trees or not self.traits[name].makes_trees:
+                options.append(DrafterOption(name, probs, prices, prefill))
+                continue
+            nodes = self.settings.max_nodes(seq, view.num_decoding)
+            tree_prices = self.draft_costs[name + TREE_SUFFIX].prices(view.plain_seconds)
+            level_probs = partial(request.level_probs, name, length)
+            options.append(DrafterOption(name, probs, prices, prefill, nodes, tree_prices, level_probs))
+        return options
+
+    def _can_catch_up(self, view: StepCostView, seq: Sequence, options: list[DrafterOption]) -> bool:
+        """Return whether a sequence is behind its SLO and can still meet it if no other one drafted."""
+        if seq.id not in self._behind_slo:
+            return False
+        alone = replace(view, num_decoding=1)
+        speed = best_choice(alone, options, self.settings.margin, self.tuning).speedup / alone.plain_seconds
+        return self.slo.can_catch_up(seq, self.costs.single_row_seconds, speed)
+
+    def _without_unloaded(
+        self, view: StepCostView, options: list[list[DrafterOption]], choices: list[Choice], urgent: list[bool]
+    ) -> list[Choice]:
+        """Request the chosen drafters that are unloaded, and choose again without them."""
+        unavailable = self.loader.unavailable
+        if not any(choice.drafter in unavailable for choice in choices):
+            return choices
+        for drafter in sorted({choice.drafter for choice in choices} & unavailable):
+            self._request_load(drafter)
+        options = [[each for each in mine if each.drafter not in unavailable] for mine in options]
+        return choose(view, options, self.settings.margin, self.settings.throughput, urgent, self.tuning)
+
+    def _budgets(self, view: StepCostView, choices: list[Choice]) -> dict[int, Budget]:
+        """Return the budgets of the sequences that draft."""
+        budgets: dict[int, Budget] = {}
+        self._saved_seconds, least = 0.0, max(1, self.settings.min_draft_tokens)
+        for seq, choice in zip(self._considered, choices, strict=True):
+            if choice.nodes < least:
+                self._waits[seq.id] = self.poll_limiter.step + 8
+                continue
+            self._saved_seconds += (choice.speedup - 1) * view.plain_share
+            if choice.prices is None:
+                budgets[seq.id] = Budget(choice.nodes, choice.drafter)
+                continue
+            is_single_graph = self.draft_latency.is_single_graph(choice.drafter, seq)
+            threshold = min_probability(view, choice, is_single_graph, self.tuning)
+            budgets[seq.id] = Budget(choice.nodes, choice.drafter, threshold, max_depth=choice.levels)
+        return budgets
+
+    def _record_payoffs(
+        self, view: StepCostView, choices: list[Choice], timed: list[list[DrafterOption]], in_flight: bool
+    ) -> None:
+        """Credit polls with what free drafts save beyond the best timed draft."""
+        limiter = self.poll_limiter
+        for seq, choice, options in zip(self._considered, choices, timed, strict=True):
+            if not limiter.was_polled(seq.id):
+                continue
+            if in_flight:
+                limiter.record_payoff(seq.id, 0.0, late=True)
+                if choice.nodes:
+                    limiter.poll_next_step(seq.id)
+                continue
+            gain = 0.0
+            if choice.nodes and choice.drafter in self._free:
+                other = best_choice(view, options, self.settings.margin, self.tuning) if options else PLAIN
+                gain = (choice.speedup - other.speedup) * view.plain_share
+            limiter.record_payoff(seq.id, gain)
+
+    def _explore(
+        self,
+        view: StepCostView,
+        choices: list[Choice],
+        budgets: dict[int, Budget],
+        free_drafts: FreeDrafts,
+        in_flight: bool,
+    ) -> None:
+        """Turn the step into a baseline step or add probes, if due; then record the decisions."""
         compared: set[int] = set()
-        if budgets and not self._behind_slo and not in_flight and self.baseline.is_due(self.costs.steps, speedup):
+        speedup = max([choice.speedup for choice in choices])
+        if budgets and not self._behind_slo and not in_flight and self.exploration.wants_baseline(speedup):
             compared = set(budgets)
             budgets.clear()
-        probed = set() if compared else self._probe(view, polled, budgets, in_flight)
-        for seq in polled:
+        probed = self._probe(view, budgets, in_flight) if self._timed and not compared else ()
+        for seq in self._considered:
             if seq.id in compared:
                 reason = BASELINE
             elif in_flight and seq.id in budgets:
@@ -195,96 +276,36 @@ class AdaptiveController(Controller):
             else:
                 reason = SLO if seq.id in self._behind_slo else PAYS
             drafter = "" if in_flight else budgets.get(seq.id, NO_BUDGET).drafter
-            self._record_decision(seq, free_drafts, drafter, reason)
-        self.baseline.record_step(bool(budgets) and not in_flight)
-        self.decisions.record_step(bool(budgets or compared), lambda: self._explain(view, polled))
-        return budgets
+            self._record_decision(seq, free_drafts.get(seq.id, NO_DRAFTS), drafter, reason)
+        self.exploration.record_step(bool(budgets) and not in_flight)
+        self.decisions.record_step(bool(budgets or compared), lambda: self._explain(view, self._considered))
 
-    def _record_decision(self, seq: Sequence, free_drafts: FreeDrafts, drafter: str, reason: str) -> None:
-        drafters, offered = seq.request.drafters, free_drafts.get(seq.id, {})
-        with_draft = [name for name in drafters if name in offered or name not in self._free]
-        self._skip_reasons[seq.id] = self.decisions.record_sequence(drafters, with_draft, drafter, reason)
-
-    def _plan(self, view: StepCostView, seq: Sequence, free_drafts: Mapping[str, Draft]) -> DraftPlan:
-        """Return the best plan of a sequence. If its drafter is unloaded, request it and take the next best."""
-        optimizer, margin = self.optimizer, self.settings.margin
-        options = optimizer.free_options(seq, free_drafts)
-        free_plan = best_plan(view, options, margin, optimizer.tuning) if options else PLAIN
-        if self._all_free:
-            return free_plan
-        timed_plan = self.plans.best_timed_plan(view, seq)
-        if timed_plan.speedup > free_plan.speedup and timed_plan.drafter in (away := self.loader.unavailable):
-            self._request_load(timed_plan.drafter)
-            timed_plan = best_plan(view, optimizer.timed_options(view, seq, away), margin, optimizer.tuning)
-        return timed_plan if timed_plan.speedup > free_plan.speedup else free_plan
-
-    def _plan_behind_slo(
-        self, view: StepCostView, polled: list[Sequence], free_drafts: FreeDrafts
-    ) -> dict[int, DraftPlan]:
-        """Plan sequences that are behind their SLO as if no other one drafted.
-
-        Those that will miss it even so lose their priority.
-        """
-        alone = replace(view, num_decoding=1)
-        plans = {
-            seq.id: self._plan(alone, seq, free_drafts.get(seq.id, {})) for seq in polled if seq.id in self._behind_slo
-        }
-        for seq in polled:
-            plan = plans.get(seq.id)
-            if plan is not None:
-                best = plan.speedup / alone.plain_seconds  # tokens per second
-                if not self.slo.can_catch_up(seq, self.costs.single_row_seconds, best):
-                    del plans[seq.id]
-        self._behind_slo = frozenset(plans)
-        return plans
-
-    def _budgets(
-        self, view: StepCostView, polled: list[Sequence], plans: list[DraftPlan], lengths: list[int], in_flight: bool
-    ) -> dict[int, Budget]:
-        """Return the budgets of the sequences that draft, and note what their drafts should save."""
-        budgets: dict[int, Budget] = {}
-        self._saved_seconds.clear()
-        for seq, plan, nodes in zip(polled, plans, lengths, strict=True):
-            if nodes and nodes >= self.settings.min_draft_tokens:
-                gain = planned_speedup(view, plan, nodes) - 1
-                self._saved_seconds[seq.id] = gain * view.plain_seconds / view.num_decoding
-                longer = 0 if in_flight else self._extra_level(seq, plan, min(nodes, plan.depth))
-                budgets[seq.id] = self.optimizer.budget(view, seq, plan, nodes, longer)
-                self.tracker.expect(seq, plan.accept_probs)
-        return budgets
-
-    def _extra_level(self, seq: Sequence, plan: DraftPlan, depth: int) -> int:
-        """Return 1 for one draft in 24 of a timed drafter, so that greater depths are measured, too, else 0."""
-        if plan.drafter in self._free:
-            return 0  # all tokens of free drafts are counted anyway
-        self._num_drafts[plan.drafter] += 1
-        is_due = self._num_drafts[plan.drafter] % self.tuning.length.longer_every == 0
-        return min(1 if is_due else 0, self.settings.max_length(seq) - depth)
-
-    def _probe(
-        self, view: StepCostView, polled: list[Sequence], budgets: dict[int, Budget], in_flight: bool
-    ) -> set[int]:
+    def _probe(self, view: StepCostView, budgets: dict[int, Budget], in_flight: bool) -> set[int]:
         """Add short drafts by timed drafters that were not used for long, each for one sequence."""
         probed: set[int] = set()
         used, step = {budget.drafter for budget in budgets.values()}, self.poll_limiter.step
         for drafter in self._timed:
-            able = [seq for seq in polled if drafter in seq.request.drafters]
-            if not able or not self.exploration.is_idle(drafter, drafter in used, step):
+            if not self.exploration.is_idle(drafter, drafter in used, step):
+                continue
+            able = [seq for seq in self._considered if drafter in seq.request.drafters]
+            if not able:
                 continue
             seq = min(able, key=lambda each: self.draft_latency.prefill_tokens(each, drafter))
-            length = max(self.tuning.exploration.probe_tokens, self.settings.min_draft_tokens)
-            nodes = min(length, self.settings.max_length(seq))
-            seconds = self.draft_latency.probe_seconds(view, seq, drafter, nodes) + view.extra_seconds(nodes)
-            if not self.exploration.is_due(drafter, step, seconds, view.plain_seconds):
-                continue
+            length = max(self.tuning.probe_tokens, self.settings.min_draft_tokens)
+            nodes, prefill = min(length, self.settings.max_length(seq)), self.draft_latency.prefill_tokens(seq, drafter)
+            seconds = self.draft_costs[drafter].seconds(nodes, nodes, prefill, view.plain_seconds)
+            seconds += view.extra_seconds(nodes)
             unloaded = drafter in self.loader.unavailable
-            if unloaded or not in_flight:
-                self.exploration.begin(drafter, step, seconds, view.plain_seconds)
+            if (in_flight and not unloaded) or not self.exploration.begin_probe(
+                drafter, step, seconds, view.plain_seconds
+            ):
+                if in_flight:
+                    budgets.setdefault(seq.id, Budget(nodes, drafter, is_exploration=True))
+                continue
             if unloaded:
                 self._request_load(drafter)
                 continue
             budgets[seq.id] = Budget(nodes, drafter, is_exploration=True)
-            self.tracker.expect(seq, ())
             probed.add(seq.id)
         return probed
 
@@ -292,42 +313,64 @@ class AdaptiveController(Controller):
         self.draft_latency.forget_drafter(drafter)
         self.loader.request_load(drafter)
 
-    def _finish_polls(self, polled: list[Sequence], free_drafts: FreeDrafts) -> None:
-        for seq in polled:
-            self.tracker.add_free_drafts(seq, free_drafts.get(seq.id, {}))
+    def _finish_polls(self, free_drafts: FreeDrafts) -> None:
+        for seq in self._considered:
+            drafts = free_drafts.get(seq.id)
+            if drafts:
+                self._requests[seq.id].add_free(seq, drafts)
         self.poll_limiter.finish_polls()
 
-    def _fixed_budgets(self, polled: list[Sequence], free_drafts: FreeDrafts, length: int) -> dict[int, Budget]:
-        budgets = {}
-        for seq in polled:
-            budget = self.fixed_policy.budget(seq, free_drafts.get(seq.id, {}), length, len(polled))
-            if budget.drafter:
-                budgets[seq.id] = budget
-            self._record_decision(seq, free_drafts, budget.drafter, FIXED)
-        return budgets
+    def _fixed_budget(self, seq: Sequence, free_drafts: Mapping[str, Draft], length: int) -> Budget:
+        """Return a budget of a fixed length with the drafter that has the most expected accepted tokens."""
+        length, request = min(length, self.settings.max_length(seq)), self._requests[seq.id]
+        expected = {"": 0.0}
+        for drafter in seq.request.drafters:
+            if drafter in self.loader.unavailable:
+                self._request_load(drafter)
+            elif drafter not in self._free:
+                expected[drafter] = sum(request.chain_probs(drafter, length, optimistic=False))
+            elif len(seq.request.drafters) == 1:
+                expected[drafter] = 1.0
+            elif drafter in free_drafts:
+                expected[drafter] = sum(request.free_probs(drafter, free_drafts[drafter].truncate(length)))
+        drafter = max(expected, key=expected.__getitem__) if length else ""
+        self._record_decision(seq, free_drafts, drafter, FIXED)
+        if not drafter:
+            return NO_BUDGET
+        nodes = self.settings.max_nodes(seq, len(self._considered)) if self.traits[drafter].makes_trees else 0
+        return Budget(nodes, drafter, max_depth=length) if nodes > length else Budget(length, drafter)
+
+    def _record_decision(self, seq: Sequence, free_drafts: Mapping[str, Draft], drafter: str, reason: str) -> None:
+        drafters = seq.request.drafters
+        with_draft = [name for name in drafters if name in free_drafts or name not in self._free]
+        polled = self.poll_limiter.was_polled(seq.id)
+        unpolled = () if polled else [name for name in drafters if name in self._free]
+        self._skip_reasons[seq.id] = self.decisions.record_sequence(drafters, with_draft, unpolled, drafter, reason)
 
     def _cost_view(self, seqs: list[Sequence]) -> StepCostView:
         """Return the costs of the next step with these sequences."""
         num_decoding = rows = cached = 0
-        max_prompt_rows = self.tuning.length.max_prompt_rows
+        max_prompt_rows = self.tuning.max_prompt_rows
         for seq in seqs:
             pending = len(seq.tokens) - seq.num_computed_tokens
             num_decoding += pending == 1
-            rows += min(pending, max_prompt_rows)
+            rows += pending if pending < max_prompt_rows else max_prompt_rows
             cached += seq.num_computed_tokens
-        most = self.settings.max_draft_tokens
+        most, costs, gap = self.settings.max_draft_tokens, self.costs, self.host_gap
         if self._makes_trees:
             most = max(most, min(self.settings.max_tree_nodes, MAX_TREE_ROWS // max(1, num_decoding)))
         return StepCostView(
             num_decoding=num_decoding,
             rows=rows,
-            curve=self.costs.seconds_by_rows(rows + num_decoding * most),
-            context_seconds=self.costs.context_seconds(cached),
-            row_context_seconds=self.costs.pair_seconds * cached / len(seqs),  # each row attends to its own sequence
-            host_gap=self.host_gap.seconds(num_decoding),
-            hidden_gap=self.host_gap.hidden_seconds(num_decoding),
-            padded_sizes=self.costs.sizes if rows == 1 else (),
+            curve=costs.curve(rows + num_decoding * most),
+            context_seconds=costs.context_seconds(cached),
+            row_context_seconds=costs.pair_seconds * cached / len(seqs),  # each row attends to its own sequence
+            host_gap=gap.seconds(num_decoding),
+            hidden_gap=gap.hidden_seconds(num_decoding),
+            padded_sizes=costs.sizes if rows == 1 else (),
         )
+
+    # Async scheduling.
 
     def expects_plain_step(self, seqs: list[Sequence]) -> bool:
         """Return whether an async step, which saves the host gap but has no drafts, is worth more than drafts."""
@@ -338,18 +381,15 @@ class AdaptiveController(Controller):
 
     def keeps_plain(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> bool:
         """A free draft of one token is for the in-flight step, so it is of no use for the next."""
-        polled = self._polled
-        if not polled:
+        if not self._considered:
             return True
         if self.settings.fixed_length is not None or not self.costs.is_known:
             return False
-        budgets = self._optimize(seqs, polled, free_drafts, in_flight=True)
-        for seq in polled:
-            self.poll_limiter.record_payoff(seq.id, 0.0, late=True)
-        for seq_id in budgets:
-            self.poll_limiter.poll_next_step(seq_id)
-        self._finish_polls(polled, free_drafts)
+        budgets = self._adapt(seqs, free_drafts, in_flight=True)
+        self._finish_polls(free_drafts)
         return not any(each.nodes > 1 or each.drafter not in self._free for each in budgets.values())
+
+    # What is learned after a step.
 
     def trim(self, scheduled: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
         """Drop drafts that are too short, unless a token was sampled: dropping it for its value would be a bias."""
@@ -360,53 +400,76 @@ class AdaptiveController(Controller):
 
     def observe(self, results: list[StepResult], times: StepTimes) -> None:
         if times.host_gap is not None and not times.is_outlier:
-            budgets = [each.scheduled.budget for each in results]
-            device_drafts = any(budget.nodes and budget.drafter in self._timed for budget in budgets)
-            self.host_gap.observe(len(results), times.host_gap, device_drafts)
+            timed = any(each.scheduled.budget.nodes and each.scheduled.budget.drafter in self._timed for each in results)
+            self.host_gap.observe(len(results), times.host_gap, timed)
         rows = budgeted = 0
+        only_decoding = True
         for result in results:
-            rows += result.scheduled.num_new_tokens + len(result.draft.tokens)
-            budgeted += result.scheduled.budget.nodes
+            scheduled = result.scheduled
+            rows += scheduled.num_new_tokens + len(result.draft.parents)
+            budgeted += scheduled.budget.nodes
+            only_decoding &= scheduled.num_new_tokens == 1
         # A prefill step says little about the cost of one row, so the latency model does not start with one.
-        is_usable = self.costs.is_known or all(result.scheduled.num_new_tokens == 1 for result in results)
-        if not times.is_outlier and self.costs.should_observe(rows, budgeted > 0) and is_usable:
-            context = sum(result.scheduled.start for result in results)
-            pairs = sum(
-                each.scheduled.start * (each.scheduled.num_new_tokens + len(each.draft) - 1) for each in results
-            )
-            self.costs.observe(rows, context, times.target_seconds, pairs)
-        if budgeted and self.costs.is_known:
+        if not times.is_outlier and (only_decoding or self.costs.is_known) and self.costs.should_observe(rows):
+            context = sum([each.scheduled.start for each in results])
+            pairs = [each.scheduled.start * (each.scheduled.num_new_tokens + len(each.draft) - 1) for each in results]
+            self.costs.observe(rows, context, times.target_seconds, sum(pairs))
+        if budgeted and self._timed and self.costs.is_known:
             seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
             measured = None if times.is_outlier else seconds
             self.draft_latency.observe(results, measured, self.costs.single_row_seconds)
-        if self._polled:
-            polled = {seq.id for seq in self._polled}
-            for result in results:
-                if result.verify_result is not None and result.scheduled.seq.id in polled:
-                    self.tracker.observe(result)
+        for result in results if self._considered else ():
+            request = self._requests.get(result.scheduled.seq.id)
+            if request is not None and result.verify_result is not None:
+                if result.scheduled.budget.nodes:
+                    self._observe_draft(request, result)
+                request.resolve(result.scheduled.seq.tokens)
+
+    def _observe_draft(self, request: RequestAcceptance, result: StepResult) -> None:
+        """Follow the draft of a timed drafter; free ones are followed already."""
+        scheduled, draft = result.scheduled, result.draft
+        drafter = scheduled.budget.drafter
+        if drafter not in request.rates or drafter in self._free or draft.source not in (drafter, ""):
+            return
+        rates = request.rates[drafter]
+        if not len(draft):  # its time was spent and it drafted nothing: as bad as a rejected token
+            rates.count(FIRST_TOKEN, False)
+            return
+        request.open.append(OpenDraft(rates, draft, scheduled.length, scheduled.budget, request.free_confidence))
+        if result.num_accepted:
+            self.exploration.reset_backoff(drafter)
+
+    def learns_from(self, seq: Sequence) -> bool:
+        return bool(seq.request.drafters) and self.poll_limiter.was_polled(seq.id)
+
+    def forget(self, seq: Sequence) -> None:
+        request = self._requests.pop(seq.id, None)
+        if request is not None:
+            request.resolve(seq.tokens)
+        self.poll_limiter.forget(seq.id)
+        self.draft_latency.forget(seq.id)
+        self.slo.forget(seq.id)
+        self._skip_reasons.pop(seq.id, None)
+        self._waits.pop(seq.id, None)
+
+    # What can be seen from outside.
 
     def _explain(self, view: StepCostView, seqs: list[Sequence]) -> str:
         """Return why speculation is on or off, for the log."""
         drafters = sorted({drafter for seq in seqs for drafter in seq.request.drafters})
         ((request_class, _),) = Counter(map(request_class_of, seqs)).most_common(1)
-        rates = {
-            drafter: (
-                self.acceptance.first_rate(drafter, request_class),
-                view.break_even(self.draft_latency.token_seconds(view, drafter)),
-            )
-            for drafter in drafters
+        rates = {}
+        for drafter in drafters:
+            prices = None if drafter in self._free else self.draft_costs[drafter].prices(view.plain_seconds)
+            rates[drafter] = (self.acceptance.class_rates(drafter, request_class).rate(FIRST_TOKEN), view.break_even(prices))
+        remedies = {
+            "a more accurate drafter": True,
+            "shorter drafts": self.settings.min_draft_tokens > 1,
+            "a smaller batch": view.num_decoding > 1,
+            "a lower temperature": any(seq.request.params.temperature > 0 for seq in seqs),
         }
-        context = SwitchContext(
-            batch=view.num_decoding,
-            is_sampled=any(seq.request.params.temperature > 0 for seq in seqs),
-            on=self.decisions.on,
-            rarely_drafts=self.decisions.rarely_drafts(drafters),
-            min_draft_tokens=self.settings.min_draft_tokens,
-        )
-        return explain_switch(rates, context)
-
-    def learns_from(self, seq: Sequence) -> bool:
-        return bool(seq.request.drafters) and not self.poll_limiter.was_skipped(seq.id)
+        on, rare = self.decisions.on, self.decisions.rarely_drafts(drafters)
+        return explain_switch(rates, view.num_decoding, on, rare, [name for name, use in remedies.items() if use])
 
     def skip_reason(self, seq: Sequence) -> str:
         return self._skip_reasons.get(seq.id, NOT_POLLED if self.poll_limiter.was_skipped(seq.id) else "")
@@ -425,11 +488,3 @@ class AdaptiveController(Controller):
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
         return self.costs.seconds(batch, context) if self.costs.is_known else None
-
-    def forget(self, seq: Sequence) -> None:
-        self.tracker.forget(seq)
-        self.poll_limiter.forget(seq.id)
-        self.plans.forget(seq.id)
-        self.draft_latency.forget(seq.id)
-        self.slo.forget(seq.id)
-        self._skip_reasons.pop(seq.id, None)

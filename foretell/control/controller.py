@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from foretell.control.acceptance_tracker import AcceptanceTracker
 from foretell.control.decision_log import Decision
-from foretell.control.settings import ControllerSettings, DrafterLoader
-from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 
 FreeDrafts = Mapping[int, Mapping[str, Draft]]  # by sequence id and drafter
 
@@ -92,32 +90,3 @@ class FixedController(Controller):
         wanted = self.num_tokens if choice.max_draft is None else min(self.num_tokens, choice.max_draft)
         depth = max(0, min(self.max_depth or wanted, seq.remaining_tokens - 1))  # the step adds the target's own token
         return Budget(wanted if self.max_depth and depth else min(wanted, depth), drafter, max_depth=depth)
-
-
-class FixedLengthPolicy:
-    """Budgets of a fixed length with the drafter that has the most expected accepted tokens."""
-
-    def __init__(
-        self,
-        traits: Mapping[str, DrafterTraits],
-        settings: ControllerSettings,
-        tracker: AcceptanceTracker,
-        loader: DrafterLoader,
-        request_load: Callable[[str], None],
-    ) -> None:
-        """`request_load` is called with a drafter that is unloaded."""
-        self.traits, self.settings, self.tracker = traits, settings, tracker
-        self.loader, self.request_load = loader, request_load
-
-    def budget(self, seq: Sequence, free_drafts: Mapping[str, Draft], length: int, num_decoding: int) -> Budget:
-        """Return the budget of one of `num_decoding` sequences; 0 nodes if no drafter has a draft."""
-        length = min(length, self.settings.max_length(seq))
-        unavailable = self.loader.unavailable.intersection(seq.request.drafters)
-        for drafter in unavailable:
-            self.request_load(drafter)
-        available = [drafter for drafter in seq.request.drafters if drafter not in unavailable]
-        drafter = self.tracker.best_drafter(seq, available, free_drafts, length) if length else ""
-        if not drafter:
-            return Budget()
-        max_nodes = self.settings.max_nodes(seq, num_decoding) if self.traits[drafter].makes_trees else 0
-        return Budget(max_nodes, drafter, max_depth=length) if max_nodes > length else Budget(length, drafter)

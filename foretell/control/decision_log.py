@@ -5,10 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-
-from .settings import DecisionTuning
-
 LOG = logging.getLogger("foretell")
 
 # Values of metric labels. They are part of the interface and keep their spelling.
@@ -27,14 +23,16 @@ NO_COSTS = "no_costs"  # the latency model has no step yet
 BASELINE = "compared"  # it would have paid, but this was a plain step to compare with
 LATE = "late"  # it would have paid, but the step was in flight before the sequence was polled
 
+# Shares of steps with drafts below which speculation is reported off, and above which it is on again (hysteresis).
+OFF_BELOW, ON_ABOVE = 0.05, 0.2
+
 Decision = tuple[str, str, str]  # drafter, DRAFTED or SKIPPED, reason
 
 
 class DecisionLog:
     """Counts decisions per sequence, step and drafter, and logs when speculation goes off or on."""
 
-    def __init__(self, tuning: DecisionTuning = DecisionTuning()) -> None:
-        self.tuning = tuning
+    def __init__(self) -> None:
         self.on = True
         self.reason = ""  # of the last switch
         self.num_switches = 0
@@ -54,21 +52,27 @@ class DecisionLog:
         """Count the decision on one drafter for one sequence in this step."""
         self._counts[drafter, decision, reason] += 1
 
-    def record_sequence(self, drafters: tuple[str, ...], with_draft: Collection[str], chosen: str, reason: str) -> str:
+    def record_sequence(
+        self, drafters: tuple[str, ...], with_draft: Collection[str], unpolled: Collection[str], chosen: str, reason: str
+    ) -> str:
         """Count the decisions on all drafters of a sequence and return why none drafts, or "".
 
-        `with_draft` are those that had or could make a draft, `chosen` the one that drafts because of `reason`, or "".
+        `with_draft` are those that had or could make a draft, `unpolled` those that were not asked, `chosen` the one
+        that drafts because of `reason`, or "".
         """
-        lost = reason if reason in (BASELINE, LATE) else LOW_ACCEPT
-        others = OUTDONE if chosen else lost
+        lost = reason if reason in (BASELINE, LATE, NO_COSTS) else LOW_ACCEPT
+        without = NO_COSTS if reason == NO_COSTS else NO_DRAFT
+        counts, others = self._counts, OUTDONE if chosen else lost
         for drafter in drafters:
             if drafter == chosen:
-                self.record(drafter, DRAFTED, reason)
+                counts[drafter, DRAFTED, reason] += 1
+            elif drafter in unpolled:
+                counts[drafter, SKIPPED, NOT_POLLED] += 1
             else:
-                self.record(drafter, SKIPPED, others if drafter in with_draft else NO_DRAFT)
+                counts[drafter, SKIPPED, others if drafter in with_draft else without] += 1
         if chosen:
             return ""
-        return lost if with_draft else NO_DRAFT
+        return lost if with_draft else without
 
     def record_unpolled(self, sequences: list[tuple[str, ...]]) -> None:
         """Count sequences, given by their drafters, that were not polled in this step."""
@@ -77,9 +81,8 @@ class DecisionLog:
 
     def record_step(self, drafted: bool, explain: Callable[[], str]) -> None:
         """Count a step. `explain` is called for the reason if speculation goes off or on."""
-        tuning = self.tuning
-        self._draft_share += tuning.ema * (drafted - self._draft_share)
-        on = self._draft_share > (tuning.off_below if self.on else tuning.on_above)
+        self._draft_share += 0.06 * (drafted - self._draft_share)
+        on = self._draft_share > (OFF_BELOW if self.on else ON_ABOVE)
         if on != self.on:
             self.on = on
             self.reason = explain()
@@ -96,33 +99,18 @@ class DecisionLog:
         return 2 * without > polled
 
 
-@dataclass(frozen=True)
-class SwitchContext:
-    """The situation in which speculation goes off or on, for the log message."""
-
-    batch: int  # decoding sequences
-    is_sampled: bool = False  # at least one request has a temperature above 0
-    on: bool = True
-    rarely_drafts: bool = False  # drafters mostly have no draft
-    min_draft_tokens: int = 0
-
-
-def explain_switch(rates: dict[str, tuple[float, float]], now: SwitchContext) -> str:
+def explain_switch(
+    rates: dict[str, tuple[float, float]], batch: int, on: bool, rarely_drafts: bool, remedies: Collection[str]
+) -> str:
     """Return the log message of a switch. `rates` has acceptance and break-even acceptance by drafter."""
     compared = [
         f"{drafter} acceptance {have:.2f} {'>=' if have >= need else '<'} break-even {need:.2f}"
         for drafter, (have, need) in rates.items()
     ]
-    message = f"{', '.join(compared)} at batch {now.batch}"
-    if now.on:
+    message = f"{', '.join(compared)} at batch {batch}"
+    if on:
         return message
     if any(have >= need for have, need in rates.values()):
-        cause = "drafts are rare" if now.rarely_drafts else "polling drafters takes longer than their drafts save"
+        cause = "drafts are rare" if rarely_drafts else "polling drafters takes longer than their drafts save"
         return f"{message}, but {cause}; try a drafter that drafts more often"
-    remedies = {
-        "a more accurate drafter": True,
-        "shorter drafts": now.min_draft_tokens > 1,
-        "a smaller batch": now.batch > 1,
-        "a lower temperature": now.is_sampled,
-    }
-    return f"{message}; try {', '.join(remedy for remedy, applies in remedies.items() if applies)}"
+    return f"{message}; try {', '.join(remedies)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from foretell.types import Sequence
 
-from .settings import SloTuning
+from .settings import ControllerTuning
 
 
 def has_slo(seq: Sequence) -> bool:
@@ -18,7 +18,7 @@ def has_slo(seq: Sequence) -> bool:
 class SloTracker:
     """Tracks when each sequence with an SLO was admitted and when its first token came."""
 
-    def __init__(self, clock: Callable[[], float], tuning: SloTuning = SloTuning()) -> None:
+    def __init__(self, clock: Callable[[], float], tuning: ControllerTuning = ControllerTuning()) -> None:
         self.clock, self.tuning = clock, tuning
         self._since: dict[int, tuple[float, float | None]] = {}  # by sequence: admission and first token, in seconds
         self._best: dict[int, tuple[float, float]] = {}  # by sequence: tokens/s of the best plan, and its expiry
@@ -34,7 +34,7 @@ class SloTracker:
     def can_catch_up(self, seq: Sequence, plain_seconds: float, best: float) -> bool:
         """Return whether `seq` is late and can still meet its SLO with a plan of `best` tokens per second."""
         now = self.clock()
-        self._best[seq.id] = (best, now + self.tuning.hold_seconds)
+        self._best[seq.id] = (best, now + self.tuning.slo_hold_seconds)
         return self._is_late(seq, now, plain_seconds)
 
     def _is_late(self, seq: Sequence, now: float, plain_seconds: float) -> bool:
@@ -48,16 +48,16 @@ class SloTracker:
         choice, elapsed, num_output = seq.request.speculation, now - first, seq.num_output_tokens
         min_speed, deadline = choice.min_tokens_per_second, choice.deadline
         best, expiry = self._best.get(seq.id, (0.0, now))
-        fastest = tuning.optimism * best if now < expiry else float("inf")
-        if min_speed is not None and min_speed <= fastest and num_output - 1 < tuning.lead * min_speed * elapsed:
+        fastest = tuning.slo_optimism * best if now < expiry else float("inf")
+        if min_speed is not None and min_speed <= fastest and num_output - 1 < tuning.slo_lead * min_speed * elapsed:
             return True
         if deadline is None or now + seq.remaining_tokens / fastest > began + deadline:
             return False  # there is no deadline, or it is missed in any case
-        if num_output > tuning.known_tokens and elapsed:
+        if num_output > 4 and elapsed:
             speed = (num_output - 1) / elapsed
         else:
             speed = 1 / plain_seconds if plain_seconds else float("inf")
-        return now + tuning.lead * seq.remaining_tokens / speed > began + deadline
+        return now + tuning.slo_lead * seq.remaining_tokens / speed > began + deadline
 
     def forget(self, seq_id: int) -> None:
         """Drop the state of a finished sequence."""

@@ -1,4 +1,4 @@
-"""Measures the costs of target steps and drafts with dummy sequences, one measurement at a time, while idle."""
+"""Measures the costs of target steps and drafts with dummy sequences: the most useful at start, the rest while idle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,6 +31,9 @@ LONG_ROWS = (1, 8)  # rows of one sequence with a long context
 DRAFT_SIZES = ((1, 1), (1, 4), (4, 2))  # chains to measure: sequences, and draft tokens of each
 TREE_SIZES = ((16, 2), (32, 4))  # trees to measure: nodes and depth
 MAX_FILE_BYTES = 1 << 20
+START_SECONDS = 0.4  # of measurements before the first request, so that it has drafts that pay
+START_ROWS = (1, 4, 8, 2, 16)  # rows of one sequence that are measured then, the most informative first
+START_DRAFTS = (1, 4)  # draft tokens of a chain that are measured then
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,11 @@ class ProfileStep:
     depth: int = 0  # of a tree; 0: a chain
 
 
-def read_costs(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the saved costs of steps, and of drafts by drafter; raise ValueError if the file is damaged."""
+def read_costs(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]], bool]:
+    """Return the saved costs of steps, of drafts by drafter, and whether they are all that are measured.
+
+    Raise ValueError if the file is damaged.
+    """
     if (size := file.stat().st_size) > MAX_FILE_BYTES:
         raise ValueError(f"it has {size} bytes")
     saved = json.loads(file.read_text())
@@ -57,7 +63,7 @@ def read_costs(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         or any(type(one) is not dict for one in drafts.values())
     ):
         raise ValueError("it has no costs of steps and drafts")
-    return steps, drafts
+    return steps, drafts, saved.get("complete", True) is True
 
 
 class CostProfiler:
@@ -67,6 +73,23 @@ class CostProfiler:
         self.engine, self.controller, self.file = engine, controller, file
         self._dummies = DummySequences(engine.runner)
         self._steps = self._all_steps()
+        self.is_complete = False  # all measurements were taken, now or before they were saved
+
+    def run_at_start(self) -> None:
+        """Take the measurements of a single sequence, as many as the time allows. The others follow while idle."""
+        began, drafts = perf_counter(), [name for name, each in self.controller.traits.items() if not each.is_free]
+        short = min(CONTEXT, self.engine.runner.context // 2)
+        steps = [ProfileStep(1, rows, short) for rows in START_ROWS]
+        steps[2:2] = [ProfileStep(1, tokens, short, name) for name in drafts for tokens in START_DRAFTS]
+        for round_ in range(ROUNDS + 1):
+            for step in steps:
+                if perf_counter() - began > START_SECONDS and self.controller.costs.is_known:
+                    return
+                is_warmup = not round_ and step.rows == 1
+                if is_warmup:
+                    self._run_step(replace(step, is_warmup=True))
+                self._run_step(step)
+        self.save()
 
     def _all_steps(self, wanted: Container[str] | None = None) -> Iterator[ProfileStep]:
         """Yield the measurements, the most informative first; with `wanted`, only those of these drafters."""
@@ -85,6 +108,7 @@ class CostProfiler:
                 if self.controller.traits[drafter].makes_trees and self.controller.settings.max_tree_nodes:
                     for nodes, depth in TREE_SIZES:
                         yield ProfileStep(1, nodes, short, drafter, is_warmup, depth)
+        self.is_complete = True
         self.save()
 
     def load(self) -> bool:
@@ -92,7 +116,7 @@ class CostProfiler:
         if self.file is None or not self.file.exists():
             return False
         try:
-            steps, drafts = read_costs(self.file)
+            steps, drafts, complete = read_costs(self.file)
         except (OSError, ValueError, RecursionError) as error:
             LOG.info("%s cannot be used, so costs are measured again: %s", self.file.name, error)
             return False
@@ -101,6 +125,9 @@ class CostProfiler:
             costs.load(drafts.get(drafter, {}))
         if not self.controller.costs.is_known:
             return False
+        self.is_complete = complete
+        if not complete:
+            return True
         missing = {drafter for drafter, costs in self.controller.draft_costs.items() if not costs.dump()}
         self._steps = self._all_steps(missing)
         return True
@@ -110,13 +137,16 @@ class CostProfiler:
         step = next(self._steps, None)
         if step is None:
             return False
+        self._run_step(step)
+        return True
+
+    def _run_step(self, step: ProfileStep) -> None:
         with capture_now(), self._dummies.allocate(step.num_sequences, step.cached, extra_tokens=step.rows) as seqs:
             if seqs:
                 try:
                     self._measure(step, seqs)
                 finally:
                     self._forget(step.drafter, seqs)
-        return True
 
     def run(self) -> None:
         """Take all measurements again."""
@@ -173,7 +203,8 @@ class CostProfiler:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False, suffix=".tmp") as temporary:
                 drafts = {drafter: costs.dump() for drafter, costs in self.controller.draft_costs.items()}
-                json.dump({"steps": self.controller.costs.dump(), "drafts": drafts}, temporary)
+                saved = {"steps": self.controller.costs.dump(), "drafts": drafts, "complete": self.is_complete}
+                json.dump(saved, temporary)
             os.replace(temporary.name, self.file)
         except OSError as error:  # a full or read-only disk costs the next start a few seconds
             LOG.info("measured costs are not saved: %s", error)

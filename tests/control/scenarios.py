@@ -7,7 +7,7 @@ from itertools import count
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ControllerSettings
+from foretell.control.settings import ControllerSettings, ControllerTuning
 from foretell.types import DrafterTraits
 from tests.control.simulation import AcceptanceFn, Machine, Scenario, SimulatedDrafter, SimulationResult, Simulator
 
@@ -119,7 +119,10 @@ DRIFTING = {
 
 
 def adaptive(
-    scenario: Scenario, settings: ControllerSettings = ControllerSettings(), knows_sizes: bool = True
+    scenario: Scenario,
+    settings: ControllerSettings = ControllerSettings(),
+    knows_sizes: bool = True,
+    tuning: ControllerTuning = ControllerTuning(),
 ) -> AdaptiveController:
     """Return a controller whose polls take 0.1 ms each on a simulated clock."""
     traits = {  # simulated drafters draft all levels that were asked for
@@ -132,7 +135,8 @@ def adaptive(
         for each in scenario.drafters
     }
     costs = StepCosts(sizes=scenario.machine.sizes if knows_sizes else ())
-    return AdaptiveController(traits, settings, costs, clock=partial(next, count(0.0, 1e-4)))
+    clock = partial(next, count(0.0, 1e-4))
+    return AdaptiveController(traits, settings, costs, clock=clock, tuning=tuning)
 
 
 def run_adaptive(

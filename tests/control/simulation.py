@@ -50,6 +50,7 @@ class Machine:
     noise: float = 0.05  # standard deviation of the logarithm
     outliers: float = 0.01  # share of steps that take several times as long
     sizes: tuple[int, ...] = ()  # row counts that a step is padded to
+    poll: float = 0.0  # host seconds to ask the free drafters for the drafts of one sequence
 
     def expected_seconds(self, rows: int, context: int) -> float:
         """Return the seconds of a step without noise."""
@@ -101,10 +102,16 @@ class Simulator:
         self.started = self.finished = 0
         self.running: list[Sequence] = []
         self.result = SimulationResult()
+        self._ticks = 0.0
 
     def clock(self) -> float:
         """Return the simulated time, as a clock for a controller."""
         return self.result.seconds
+
+    def poll_clock(self) -> float:
+        """Return the simulated time with at least 0.1 ms between two calls."""
+        self._ticks += 0.0 if self.scenario.machine.poll else 1e-4
+        return self.result.seconds + self._ticks
 
     def run(self) -> SimulationResult:
         for _ in self.steps():
@@ -120,44 +127,49 @@ class Simulator:
 
     def _admit(self) -> None:
         while len(self.running) < self.scenario.load(self.started) and self.started < self.scenario.requests:
-            request = Request(
-                str(self.started),
-                (0,),
-                SamplingParams(temperature=self.scenario.temperature(self.started)),
-                0,
-                self.scenario.tokens,
-                drafters=tuple(self.drafters),
-                speculation=self.scenario.choice(self.started),
-            )
             self._started_at[self.started] = self.clock()
-            self.running.append(Sequence(self.started, request, [0]))
+            self.running.append(self.sequence(self.started))
             self.started += 1
 
+    def sequence(self, number: int) -> Sequence:
+        """Return the sequence of a request."""
+        params = SamplingParams(temperature=self.scenario.temperature(number))
+        choice = self.scenario.choice(number)
+        drafters, tokens = tuple(self.drafters), self.scenario.tokens
+        request = Request(str(number), (0,), params, 0, tokens, drafters=drafters, speculation=choice)
+        return Sequence(number, request, [0])
+
     def _step(self) -> None:
+        began = self.clock()
         polled, length = self.controller.wants_free_drafts(self.running)
+        self.result.seconds += self.scenario.machine.poll * len(polled)
         free = [drafter for drafter in self.drafters.values() if drafter.free]
         free_drafts = {seq.id: {each.name: self.draft(seq, each, length) for each in free} for seq in polled}
         budgets = self.controller.choose_draft_lengths(self.running, free_drafts)
         scheduled = [ScheduledSequence.of(seq, 1, budget) for seq, budget in zip(self.running, budgets, strict=True)]
         drafts = [self._propose(each) for each in scheduled]
         rows, context = len(scheduled) + sum(map(len, drafts)), sum(len(seq.tokens) for seq in self.running)
-        draft_seconds = self._draft_seconds(budgets)
+        draft_seconds = self._draft_seconds(budgets, drafts)
         machine = self.scenario.machine
         target_seconds = machine.seconds(rows, context, self.noise)
+        host_seconds = self.clock() - began
         self.result.seconds += draft_seconds + machine.expected_seconds(rows, context)
         self.result.steps += 1
         self.result.drafted += rows - len(scheduled)
         self.result.lengths.append((rows - len(scheduled)) / len(scheduled))
         results = [self._verify(each, draft) for each, draft in zip(scheduled, drafts, strict=True)]
-        self.controller.observe(results, StepTimes(draft_seconds, target_seconds))
+        self.controller.observe(results, StepTimes(host_seconds + draft_seconds, target_seconds, draft_seconds))
         for seq in [seq for seq in self.running if seq.remaining_tokens <= 0]:
             self.running.remove(seq)
             self.controller.forget(seq)
-            self.result.speeds[seq.id] = self.scenario.tokens / (self.clock() - self._started_at.pop(seq.id))
+            self.result.speeds[seq.id] = seq.num_output_tokens / (self.clock() - self._started_at.pop(seq.id))
             self.finished += 1
 
-    def _draft_seconds(self, budgets: list[Budget]) -> float:
-        """Return the time of all drafts: those of one drafter run as a batch, so the deepest sets the time."""
+    def _draft_seconds(self, budgets: list[Budget], drafts: list[Draft]) -> float:
+        """Return the time of all drafts: those of one drafter run as a batch, so the deepest sets the time.
+
+        They run all levels of their budgets, as a single graph does.
+        """
         total = 0.0
         for drafter in self.drafters.values():
             own = [budget for budget in budgets if budget.drafter == drafter.name and budget.nodes]
@@ -208,7 +220,8 @@ class Simulator:
     def _verify(self, scheduled: ScheduledSequence, draft: Draft) -> StepResult:
         seq, path = scheduled.seq, list[int]()
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-            if token != WRONG and parent == (path[-1] if path else -1):
+            right = self.output_token(seq, len(seq.tokens) + len(path))
+            if token == right and parent == (path[-1] if path else -1):
                 path.append(node)
         count = min(len(path) + 1, seq.remaining_tokens)
         new_tokens = tuple(self.output_token(seq, len(seq.tokens) + i) for i in range(count))

@@ -9,6 +9,7 @@ from itertools import count, pairwise
 
 import pytest
 
+from foretell.control.acceptance_model import FIRST_TOKEN
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts
@@ -83,10 +84,8 @@ def test_finished_requests_leave_no_state() -> None:
     assert isinstance(controller, AdaptiveController)
     assert not len(controller.poll_limiter)
     assert not len(controller.draft_latency)
-    assert not len(controller.tracker)
     assert not len(controller.slo)
-    assert not controller.acceptance._requests
-    assert not len(controller.plans)
+    assert not controller._requests and not controller._waits
 
 
 @pytest.mark.parametrize("adapts", [False, True])
@@ -268,7 +267,7 @@ def test_drafts_without_a_source_are_counted() -> None:
     run(engine)
     assert states[0].speculation.by_drafter["nameless"].drafted > 0
     assert isinstance(engine.controller, AdaptiveController)
-    assert engine.controller.acceptance.first_rate("nameless", "greedy") < 0.45, "its failures were counted"
+    assert engine.controller.acceptance.class_rates("nameless", "greedy").rate(FIRST_TOKEN) < 0.45, "its failures were counted"
 
 
 def test_step_costs_are_learned_from_a_large_batch() -> None:

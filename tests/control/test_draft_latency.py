@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import pytest
 
-from foretell.control.latency_model import StepCostView
-from foretell.control.length_optimizer import DrafterOption, best_plan
+from foretell.control.choice import Choice, DrafterOption, StepCostView, best_choice, min_probability
+from foretell.control.draft_latency import DraftPrices
 from foretell.draft.base import Drafter
 from foretell.draft.idle_unload import Background, UnloadableDrafter
 from foretell.draft.mix import MergedDrafter
@@ -38,7 +38,7 @@ def test_the_best_length_is_found_whatever_the_start_costs(rate: float, row: flo
     lengths = enumerate(accumulate(accept_probs, initial=1.0))
     speedups = [tokens / (1 + row * nodes + start + level * nodes) for nodes, tokens in lengths][1:]
     model = DrafterOption("model", accept_probs, lambda nodes, depth: start + level * depth)
-    plan = best_plan(cost_view(row=row), [model], 0.01)
+    plan = best_choice(cost_view(row=row), [model], 0.01)
     if max(speedups) <= 1.01:
         assert not plan.nodes
     else:

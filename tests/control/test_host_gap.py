@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.latency_model import CostPrior, HostGap, StepCosts, StepCostView
-from foretell.control.length_optimizer import DrafterOption, DraftPlan, allocate, best_plan
+from foretell.control.choice import Choice, DrafterOption, StepCostView, allocate, best_choice
+from foretell.control.draft_latency import DraftPrices, HostGap
+from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import ControllerSettings
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -76,9 +77,9 @@ def test_a_draft_must_pay_for_the_gap(num_decoding: int) -> None:
         StepCostView(num_decoding, num_decoding, curve),
         StepCostView(num_decoding, num_decoding, curve, host_gap=6e-4),
     )
-    assert best_plan(free, weak, 0.01).nodes and not best_plan(costly, weak, 0.01).nodes
+    assert best_choice(free, weak, 0.01).nodes and not best_choice(costly, weak, 0.01).nodes
     assert free.break_even() == 0 and costly.break_even() == pytest.approx(0.2)
-    plans = [best_plan(free, weak, 0.01)] * num_decoding
+    plans = [best_choice(free, weak, 0.01)] * num_decoding
     if num_decoding > 1:
         assert sum(allocate(free, plans, 0.0, True, 0.01)) and not sum(allocate(costly, plans, 0.0, True, 0.01))
 
@@ -105,7 +106,7 @@ def test_a_draft_pays_for_the_gap_less_its_hidden_part(num_decoding: int) -> Non
     (state, *_) = add(World().engine(None), "0", PROMPTS[0])
     both = [latency.sequence_seconds(view, state.seq, "model", is_new=False)(2, 2) for view in (full, part)]
     assert both[0] - both[1] == pytest.approx(2e-4 / num_decoding)
-    plans = [DraftPlan("model", 2, 1.5, (0.8, 0.6))] * num_decoding
+    plans = [Choice("model", 2, 1.5, (0.8, 0.6))] * num_decoding
     seconds = [optimizer._batch_draft_seconds(view, plans) for view in (full, part)]
     assert seconds[0] - seconds[1] == pytest.approx(2e-4)
 
@@ -113,7 +114,7 @@ def test_a_draft_pays_for_the_gap_less_its_hidden_part(num_decoding: int) -> Non
 def test_the_gap_is_hidden_once_whatever_the_number_of_drafters() -> None:
     optimizer = Clock({name: DrafterTraits(single_graph=True) for name in ("model", "eagle")}).controller.optimizer
     none, some = (StepCostView(2, 2, [3.4e-3] * 64, host_gap=1.5e-3, hidden_gap=hidden) for hidden in (0.0, 1.4e-3))
-    plans = [DraftPlan(drafter, 2, 1.5, (0.8, 0.6)) for drafter in ("model", "eagle")]
+    plans = [Choice(drafter, 2, 1.5, (0.8, 0.6)) for drafter in ("model", "eagle")]
     seconds = [optimizer._batch_draft_seconds(view, plans) for view in (none, some)]
     assert seconds[0] - seconds[1] == pytest.approx(1.4e-3)
     assert optimizer._batch_draft_seconds(some, []) == 0.0

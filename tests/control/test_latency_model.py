@@ -17,9 +17,9 @@ from foretell.control.latency_model import (
     isotonic,
     pad_to_sizes,
 )
-from foretell.control.settings import LatencyTuning
+from foretell.control.settings import ControllerTuning
 
-TUNING = LatencyTuning()
+TUNING = ControllerTuning()
 
 
 def fitted(rows: list[int], seed: int = 0, outliers: float = 0.0, pace: float = 1.0) -> StepCosts:
@@ -39,7 +39,7 @@ def test_costs_are_unknown_before_the_first_step() -> None:
     costs = StepCosts()
     assert not costs.is_known
     assert costs.seconds(4) == 0
-    assert not costs.curve(4).any()
+    assert not any(costs.curve(4))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 64, 65, 272, KNOTS[-1] - 1, KNOTS[-1]])
@@ -90,7 +90,7 @@ def test_the_curve_never_decreases() -> None:
         costs.observe(1, 0, 0.04)
         costs.observe(4, 0, 0.03)  # seen on a machine whose kernels are faster with four rows than with one
     curve = costs.curve(64)
-    assert (np.diff(curve) >= 0).all()
+    assert (np.diff(np.array(curve)) >= 0).all()
 
 
 def test_an_outlier_as_the_first_step_is_corrected() -> None:
@@ -127,15 +127,6 @@ def test_steps_of_similar_size_are_subsampled() -> None:
     assert not costs.should_observe(1)
 
 
-def test_steps_with_drafts_are_observed_within_the_time_share() -> None:
-    costs = fitted([1, 4, 8])
-    seconds = costs.seconds(8)
-    count = sum(costs.should_observe(8, has_drafts=True) for _ in range(960))
-    assert (
-        960 / TUNING.subsample < count <= 960 * min(1.0, TUNING.update_time_share * seconds / TUNING.update_seconds) + 1
-    )
-
-
 def test_costs_can_be_saved_and_loaded() -> None:
     costs = fitted([1, 4, 8])
     other = StepCosts(CostPrior(row=0.5))
@@ -160,7 +151,7 @@ def test_draft_costs_depend_on_depth_nodes_and_prefill() -> None:
 
 
 def test_the_start_of_a_draft_is_not_mistaken_for_depth() -> None:
-    costs, rng = DraftCosts(0.1, 0.05), random.Random(2)
+    costs, rng = DraftCosts(0.1), random.Random(2)
     for depth in [1, 4] * 8 + [1] * 200:  # short drafts alone after the first few
         costs.observe(depth, depth, 0, (1e-3 + 0.25e-3 * depth) * rng.lognormvariate(0, 0.05), 0.006)
     assert costs.seconds(1, 1, 0, 0.006) == pytest.approx(1.25e-3, rel=0.05)
@@ -184,7 +175,7 @@ def test_rows_that_only_pad_a_step_cost_nothing() -> None:
         costs.observe(rows, 0, 0.01 * {1: 1.0, 8: 1.1, 64: 1.6}[rows])
     for rows in (5, 40) * 30:
         costs.observe(rows, 0, 0.01 * {5: 1.1, 40: 1.6}[rows])
-    curve = costs.seconds_by_rows(70)
+    curve = costs.curve(70)
     assert curve[2:8] == [curve[8]] * 6 and curve[9:64] == [curve[64]] * 55
     assert curve[8] == pytest.approx(0.011, rel=0.02) and curve[64] == pytest.approx(0.016, rel=0.02)
     assert costs.seconds(5) == pytest.approx(curve[8]) and curve[70] > curve[64]

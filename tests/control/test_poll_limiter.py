@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from foretell.control.poll_limiter import PollLimiter
-from foretell.control.settings import PollTuning
+import pytest
+
+from foretell.control.overhead import Exploration, PollLimiter
+from foretell.control.settings import ControllerTuning
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
 
 PLAIN_SECONDS = 0.01
-TUNING = PollTuning()
+TUNING = ControllerTuning()
 
 
 class Clock:
@@ -21,8 +23,8 @@ class Clock:
         return self.now
 
 
-def sequences(count: int) -> list[Sequence]:
-    return [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, 10_000), [1]) for i in range(count)]
+def sequences(count: int, tokens: int = 10_000) -> list[Sequence]:
+    return [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, tokens), [1]) for i in range(count)]
 
 
 def poll_without_payoff(
@@ -43,17 +45,25 @@ def poll_without_payoff(
     return polled
 
 
-def test_polls_without_payoff_stay_within_the_refill_of_the_bucket() -> None:
-    for count in (1, 8, 64):
-        clock = Clock()
-        limiter, seqs = PollLimiter(clock), sequences(count)
-        first = poll_without_payoff(limiter, clock, seqs, TUNING.initial_polls, 1e-4)
-        assert all(len(selected) == count for selected in first)
-        clock.now = 0.0
-        polled = poll_without_payoff(limiter, clock, seqs, 4000, 1e-4)
-        refill = TUNING.refill_step_seconds + TUNING.refill_sequence_seconds * count
-        assert clock.now <= 4000 * refill + 2 * PLAIN_SECONDS
-        assert any(polled[-1000:]), "some sequence is still polled"
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_polls_without_payoff_stay_within_the_refill_of_the_bucket(count: int) -> None:
+    clock = Clock()
+    limiter, seqs = PollLimiter(clock), sequences(count)
+    poll_without_payoff(limiter, clock, seqs, 2000, 1e-4)
+    clock.now = 0.0
+    polled = poll_without_payoff(limiter, clock, seqs, 4000, 1e-4)
+    refill = TUNING.poll_refill_seconds * (1 + 0.1 * count)
+    assert clock.now <= 4000 * refill + 2 * PLAIN_SECONDS
+    assert any(polled[-1000:]), "some sequence is still polled"
+
+
+@pytest.mark.parametrize("poll_seconds", [1e-4, 3e-4])
+def test_polls_of_a_short_text_cost_a_bounded_share_of_its_time(poll_seconds: float) -> None:
+    """96 tokens seen first: what looking may cost is the share on credit, plus a few polls until a price is known."""
+    clock = Clock()
+    limiter, seqs = PollLimiter(clock), sequences(1, tokens=96)
+    poll_without_payoff(limiter, clock, seqs, 96, poll_seconds)
+    assert clock.now <= (TUNING.poll_start_share + TUNING.poll_refill_share) * 96 * PLAIN_SECONDS + 8 * poll_seconds
 
 
 def test_a_sequence_whose_drafts_pay_is_polled_in_every_step() -> None:
@@ -67,7 +77,7 @@ def test_a_sequence_whose_drafts_pay_is_polled_in_every_step() -> None:
 def test_sequences_are_polled_again_one_by_one_when_the_batch_has_shrunk() -> None:
     clock = Clock()
     limiter, seqs = PollLimiter(clock), sequences(32)
-    poll_without_payoff(limiter, clock, seqs, 600, 1e-3)
+    poll_without_payoff(limiter, clock, seqs, 1200, 1e-3)
     polled = poll_without_payoff(limiter, clock, seqs[-3:], 3, 1e-3)
     assert [len(selected) for selected in polled] == [1, 2, 3], "and each keeps its credit for a few polls"
 
@@ -79,17 +89,44 @@ def test_a_finished_sequence_leaves_no_state() -> None:
     assert len(limiter) == 1
 
 
-def test_a_sequence_whose_drafts_save_less_than_its_polls_cost_is_rarely_polled() -> None:
-    for share, at_least, at_most in ((0.5, 0, 60), (3.0, 200, 200)):
-        clock = Clock()
-        limiter, (seq,) = PollLimiter(clock), sequences(1)
-        count = 0
-        for step in range(200):
-            selected = limiter.select([seq], PLAIN_SECONDS)
-            clock.now += 1e-4 * len(selected)
-            for each in selected:  # nothing and twice the share in turn
-                limiter.record_payoff(each.id, 0.0 if step % 2 else 2 * share * 1.7e-4)
-            limiter.finish_polls()
-            seq.tokens.append(1)
-            count += len(selected)
-        assert at_least <= count <= at_most
+@pytest.mark.parametrize(("share", "at_least", "at_most"), [(0.5, 0, 900), (3.0, 1000, 1000)])
+def test_a_sequence_whose_drafts_save_less_than_its_polls_cost_is_rarely_polled(
+    share: float, at_least: int, at_most: int
+) -> None:
+    clock = Clock()
+    limiter, (seq,) = PollLimiter(clock), sequences(1, tokens=2000)
+    polled = []
+    for step in range(1000):
+        selected = limiter.select([seq], PLAIN_SECONDS)
+        clock.now += 1e-4 * len(selected)
+        for each in selected:  # nothing and twice the share in turn
+            limiter.record_payoff(each.id, 0.0 if step % 2 else 2 * share * 1.7e-4)
+        limiter.finish_polls()
+        seq.tokens.append(1)
+        polled.append(len(selected))
+    assert at_least <= sum(polled) <= at_most
+    assert share > 1 or sum(polled[500:]) <= 150
+
+
+def test_probes_stay_within_their_share_of_time_and_back_off() -> None:
+    exploration, probes = Exploration(), []
+    for step in range(20_000):
+        if exploration.is_idle("head", used=False, step=step) and exploration.begin_probe("head", step, 0.004, 0.01):
+            probes.append(step)
+    waits = [after - before for before, after in zip(probes, probes[1:], strict=False)]
+    assert waits == sorted(waits) and waits[-1] == 32 * TUNING.probe_interval
+    assert len(probes) * 0.004 <= TUNING.probe_time_share * 20_000 * 0.01
+    exploration.reset_backoff("head")
+    step = probes[-1] + 40
+    assert exploration.begin_probe("head", step, 0.004, 0.01), "an accepted token ends the backoff"
+
+
+def test_baseline_steps_become_rare() -> None:
+    exploration, plain = Exploration(), []
+    for step in range(4000):
+        if exploration.wants_baseline(1.3):
+            plain.append(step)
+            exploration.record_step(False)
+        else:
+            exploration.record_step(True)
+    assert plain[0] < 16 and plain[-1] - plain[-2] >= 4 * TUNING.baseline_interval

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.latency_model import StepCostView
-from foretell.control.length_optimizer import DraftPlan, allocate_with_priority
-from foretell.control.settings import ControllerSettings, SloTuning
+from foretell.control.choice import DrafterOption, StepCostView, choose
+from foretell.control.settings import ControllerSettings, ControllerTuning
 from foretell.control.slo import SloTracker
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
@@ -135,7 +134,7 @@ def test_priority_ends_where_the_best_plan_is_too_slow(choice: dict[str, float])
     assert tracker.late([seq], 0.1) == [seq]
     assert not tracker.can_catch_up(seq, 0.1, best=10.0), "99 tokens at 10 a second are too slow, even with an error"
     assert not tracker.late([seq], 0.1)
-    now[0] += SloTuning().hold_seconds + 0.01
+    now[0] += ControllerTuning().slo_hold_seconds + 0.01
     assert tracker.late([seq], 0.1) == [seq], "the estimate is too old"
     assert tracker.can_catch_up(seq, 0.1, best=40.0) and tracker.late([seq], 0.1) == [seq]
     tracker.forget(0)

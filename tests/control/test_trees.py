@@ -133,13 +133,13 @@ def test_a_plan_trades_levels_against_nodes() -> None:
     """If levels are expensive and rows cheap, the tree is wide. If rows are expensive, it is a chain."""
     levels = {2.0: [0.8, 0.6, 0.5], 8.0: [0.95, 0.9, 0.85]}
     head = DrafterOption("head", [0.6, 0.36, 0.2], by_depth, TreeOptions((2, 8), 24, levels.__getitem__, by_depth))
-    plan = best_plan(cost_view(), [head], 0.01)
+    plan = best_choice(cost_view(), [head], 0.01)
     assert (plan.nodes, plan.depth) == (24, 3) and plan.speedup == pytest.approx(3.7 / 1.324)
     assert sum(plan.accept_probs) == pytest.approx(2.7) and len(plan.accept_probs) == 24
     assert plan.accept_probs[:3] == (0.6, 0.36, 0.2)
-    chain = best_plan(cost_view(row=0.25), [head], 0.01)
+    chain = best_choice(cost_view(row=0.25), [head], 0.01)
     assert chain.depth == chain.nodes == 1 and not chain.levels
-    assert best_plan(cost_view(row=2.0), [head], 0.01).nodes == 0
+    assert best_choice(cost_view(row=2.0), [head], 0.01).nodes == 0
 
 
 def test_wider_trees_are_not_considered_if_a_narrow_one_is_hopeless() -> None:
@@ -150,8 +150,8 @@ def test_wider_trees_are_not_considered_if_a_narrow_one_is_hopeless() -> None:
         return [0.9, 0.8]
 
     head = DrafterOption("head", [0.6, 0.36], by_depth, TreeOptions((2, 4, 8), 16, level_probs, by_depth))
-    assert not best_plan(cost_view(row=0.5), [head], 0.01).levels and widths == [2]
-    assert best_plan(cost_view(), [head], 0.01).levels and widths == [2, 2, 4, 8]
+    assert not best_choice(cost_view(row=0.5), [head], 0.01).levels and widths == [2]
+    assert best_choice(cost_view(), [head], 0.01).levels and widths == [2, 2, 4, 8]
 
 
 @pytest.mark.parametrize("rate", [0.4, 0.6, 0.75])
@@ -177,21 +177,21 @@ def test_nodes_that_fill_a_padded_step_are_planned() -> None:
 
     head = DrafterOption("head", [0.6, 0.4, 0.2], by_depth, TreeOptions((2,), 31, level_probs, by_depth))
     alone = StepCostView(1, 1, [1.0] * 600, padded_sizes=CAPTURE_ROWS)
-    plan = best_plan(alone, [head], 0.01)
+    plan = best_choice(alone, [head], 0.01)
     assert (plan.nodes, plan.depth) == (15, 5) and widths[:4] == [3, 3.5, 7 / 3, 3.75]
-    assert best_plan(replace(alone, padded_sizes=()), [head], 0.01).nodes == 10
+    assert best_choice(replace(alone, padded_sizes=()), [head], 0.01).nodes == 10
 
 
 def test_max_draft_limits_the_nodes_that_fill_a_padded_step() -> None:
     clock = Clock(
         {"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
     )
-    optimizer, plan = clock.controller.optimizer, DraftPlan("head", 20, 2.0, (0.5,) * 20, 5)
+    optimizer, plan = clock.controller.optimizer, Choice("head", 20, 2.0, (0.5,) * 20, 5)
     alone, seq = replace(cost_view(), padded_sizes=CAPTURE_ROWS), clock.sequence(max_draft=24)
     head = DrafterOption(
         "head", [0.5] * 5, by_depth, TreeOptions((4,), 24, lambda width: [0.9, 0.8, 0.8, 0.8, 0.8], by_depth)
     )
-    assert best_plan(alone, [head], 0.01).nodes == 24
+    assert best_choice(alone, [head], 0.01).nodes == 24
     found = [optimizer.budget(each, seq, plan, 20, 1) for each in (alone, cost_view())]
     assert [(each.nodes, each.max_depth) for each in found] == [(20, 6), (21, 6)]
     long = replace(alone, row_context_seconds=0.002)
@@ -218,7 +218,7 @@ def test_only_the_step_of_a_single_sequence_counts_on_padding() -> None:
 @pytest.mark.parametrize("sizes", [(), CAPTURE_ROWS])
 def test_a_tree_with_one_level_more_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
     clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=max(most, shape[0])))
-    plan, view = DraftPlan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(cost_view(), padded_sizes=sizes)
+    plan, view = Choice("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(cost_view(), padded_sizes=sizes)
     found = clock.controller.optimizer.budget(view, clock.sequence(), plan, shape[0], 1)
     assert found.is_tree and shape[0] <= found.nodes <= max(most, shape[0])
     assert found.max_depth == shape[1] + (found.nodes > shape[1] + 1)
@@ -271,7 +271,7 @@ def test_a_batch_of_trees_gets_the_best_nodes() -> None:
     levels = {8.0: [0.95, 0.9, 0.85]}
     head = DrafterOption("head", [0.6, 0.36, 0.2], by_depth, TreeOptions((8,), 24, levels.__getitem__, by_depth))
     cheap, expensive = cost_view(4), cost_view(4, row=0.04)
-    plans = [best_plan(cheap, [head], 0.01)] * 4
+    plans = [best_choice(cheap, [head], 0.01)] * 4
     assert allocate(cheap, plans, 0.3, False, 0.01) == [24] * 4
     lengths = allocate(expensive, plans, 0.3, False, 0.01)
     assert max(lengths) <= 3, "a tree is cut to its chain under load"

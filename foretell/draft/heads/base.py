@@ -82,7 +82,8 @@ class HeadDrafter(HiddenStateDrafter):
             weight_bytes=head.bytes,
         )
         if head.config.accuracy:  # measured in training; a head that was poor there may be better on these requests
-            self.traits = replace(self.traits, prior_acceptance=max(0.1, head.config.accuracy[0]))
+            accuracy = tuple(max(0.1, rate) for rate in head.config.accuracy)
+            self.traits = replace(self.traits, prior_acceptance=accuracy[0], acceptance_by_depth=accuracy)
         self.ops = runner.leader_head_ops(make_head_ops(head, pages)) if self.is_split else make_head_ops(head, pages)
         self._columns = layer_columns(runner.hidden_layers, head.config, runner.device, self.is_split)
         self._native_prefill: NativePrefill | None = None

@@ -1,0 +1,254 @@
+"""Record what each drafter would propose at every position of real outputs, and replay it without a model.
+
+    python bench/replay.py record FILE --prompts PROMPTS.jsonl --temperature 0
+    python bench/replay.py run FILE --seeds 4
+
+`record` runs plain decoding and keeps the drafts that were not used. `run` then plays any controller over them with the
+step and draft costs of a machine, so that policies can be compared by the thousand and without noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from foretell.control.adaptive import AdaptiveController  # noqa: E402
+from foretell.control.controller import Controller, FreeDrafts  # noqa: E402
+from foretell.sampling_params import SamplingParams  # noqa: E402
+from foretell.types import Budget, Draft, DrafterTraits, Request, ScheduledSequence, Sequence  # noqa: E402
+from tests.control.simulation import Machine, Scenario, SimulatedDrafter, Simulator  # noqa: E402
+
+CHAIN = 6  # tokens of a head's draft that are recorded
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One output and the drafts of every drafter at each of its positions."""
+
+    task: str
+    prompt: int  # tokens
+    tokens: tuple[int, ...]
+    drafts: dict[int, dict[str, Draft]] = field(repr=False)  # by position in the sequence and drafter
+
+    @classmethod
+    def parse(cls, line: str) -> Trace:
+        """Read a recorded line."""
+        saved = json.loads(line)
+        drafts = {
+            int(at): {
+                name: Draft(tuple(tokens), tuple(parents), name, confidence=confidence and tuple(confidence))
+                for name, (tokens, parents, confidence) in by_name.items()
+            }
+            for at, by_name in saved["drafts"].items()
+        }
+        return cls(saved["task"], saved["prompt"], tuple(saved["tokens"]), drafts)
+
+
+def load(file: Path) -> list[Trace]:
+    """Read recorded traces."""
+    with gzip.open(file, "rt") as lines:
+        return [Trace.parse(line) for line in lines]
+
+
+@dataclass(frozen=True)
+class MeasuredMachine(Machine):
+    """A machine whose steps were measured at some numbers of rows."""
+
+    rows: tuple[tuple[int, float], ...] = ((1, 1.0), (2, 1.1))
+
+    @cached_property
+    def curve(self) -> tuple[float, ...]:
+        return tuple(np.interp(range(600), *zip(*self.rows, strict=True)).tolist())
+
+    def expected_seconds(self, rows: int, context: int) -> float:
+        return self.curve[min(rows, 599)] + self.token * context
+
+
+# smollm2-135m in int8 on two cores, with its EAGLE head: seconds of steps, of one level of a draft and of its start.
+CPU = MeasuredMachine(
+    rows=((1, 4.86e-3), (2, 4.88e-3), (4, 5.32e-3), (8, 6.54e-3), (16, 9.8e-3), (32, 15.7e-3), (64, 28e-3)),
+    token=4.5e-6,
+    poll=1.5e-4,
+)  # fmt: skip
+# The same where a further row costs more, as in a larger model whose steps are bound by arithmetic.
+STEEP = replace(CPU, rows=tuple((rows, seconds * (1 + 0.12 * (rows - 1))) for rows, seconds in CPU.rows))
+MACHINES = {"cpu": CPU, "steep": STEEP}
+HEAD = SimulatedDrafter("eagle", lambda request, at: 0.0, 3.7e-4, free=False, start=1.4e-4, node_share=0.13)
+FREE = tuple(SimulatedDrafter(name, lambda request, at: 0.0) for name in ("suffix", "recycle"))
+TRAITS = {
+    "suffix": DrafterTraits(is_free=True),
+    "recycle": DrafterTraits(is_free=True, prior_acceptance=0.3),
+    "eagle": DrafterTraits(makes_trees=True, relative_cost=0.1, prior_acceptance=0.71, acceptance_by_depth=(0.71, 0.75, 0.795, 0.827)),
+}
+
+
+class Replay(Simulator):
+    """Runs a controller over traces, one request after the other or several at once."""
+
+    def __init__(
+        self, traces: list[Trace], controller: Controller, scenario: Scenario, tokens: int = 96, temperature: float = 0.0
+    ) -> None:
+        super().__init__(replace(scenario, requests=len(traces)), controller)
+        self.traces, self.most, self.temperature = traces, tokens, temperature
+
+    def sequence(self, number: int) -> Sequence:
+        trace = self.traces[number]
+        params, most = SamplingParams(temperature=self.temperature), min(self.most, len(trace.tokens))
+        prompt = (0,) * trace.prompt
+        request = Request(str(number), prompt, params, 0, most, drafters=tuple(self.drafters))
+        return Sequence(number, request, [*prompt, trace.tokens[0]], num_computed_tokens=trace.prompt)
+
+    def output_token(self, seq: Sequence, position: int) -> int:
+        trace = self.traces[seq.id]
+        return trace.tokens[position - trace.prompt] if position - trace.prompt < len(trace.tokens) else -2
+
+    def draft(self, seq: Sequence, drafter: SimulatedDrafter, length: int, least: float = 0.0) -> Draft:
+        found = self.traces[seq.id].drafts.get(len(seq.tokens), {}).get(drafter.name, Draft())
+        if not drafter.free and found.confidence:  # a chain ends where it is unlikely to be accepted
+            chance, kept = 1.0, 0
+            for confidence in found.confidence:
+                chance, kept = chance * confidence, kept + 1
+                if chance < least:
+                    break
+            found = found.truncate(kept)
+        return found.truncate(length)
+
+    def _propose(self, scheduled: ScheduledSequence) -> Draft:
+        budget = scheduled.budget
+        if not budget.nodes or not budget.drafter:
+            return Draft()
+        return self.draft(scheduled.seq, self.drafters[budget.drafter], budget.nodes, budget.min_probability)
+
+    def _draft_seconds(self, budgets: list[Budget], drafts: list[Draft]) -> float:
+        """Return the time of all drafts, whose levels run one by one until the chain ends."""
+        made = [
+            replace(budget, nodes=len(draft)) for budget, draft in zip(budgets, drafts, strict=True) if budget.nodes
+        ]
+        return super()._draft_seconds([each for each in made if not self.drafters[each.drafter].free], drafts)
+
+
+class FixedChain(Controller):
+    """The same drafter and length in each step, or nothing."""
+
+    def __init__(self, drafter: str = "", length: int = 0, is_free: bool = True) -> None:
+        self.drafter, self.length, self.is_free = drafter, length, is_free
+
+    def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+        return (seqs if self.length and self.is_free else []), self.length
+
+    def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
+        return [Budget(min(self.length, max(0, seq.remaining_tokens - 1)), self.drafter) for seq in seqs]
+
+
+@dataclass
+class Outcome:
+    """Seconds per token of each request."""
+
+    seconds: list[float]
+
+    def speedups(self, plain: Outcome) -> list[float]:
+        return [one / other for one, other in zip(plain.seconds, self.seconds, strict=True)]
+
+
+def play(
+    traces: list[Trace], controller: Controller, names: tuple[str, ...], machine: Machine = CPU, batch: int = 1,
+    temperature: float = 0.0, seed: int = 0,
+) -> Outcome:  # fmt: skip
+    """Return the time of each request under a controller that keeps its state, as in a server."""
+    drafters = tuple(each for each in (*FREE, HEAD) if each.name in names)
+    scenario = Scenario(drafters, machine, load=lambda started: batch, seed=seed)
+    replay = Replay(traces, controller, scenario, temperature=temperature)
+    if isinstance(controller, AdaptiveController):
+        controller.poll_limiter.clock = replay.poll_clock
+    found = replay.run()
+    return Outcome([1 / found.speeds[number] for number in range(len(traces))])
+
+
+def learned(names: tuple[str, ...], machine: Machine, make: Callable[..., AdaptiveController] = AdaptiveController,
+            **options: Any) -> AdaptiveController:  # fmt: skip
+    """Return a controller that knows the costs of the machine, as after the profile at start, and nothing else."""
+    controller = make({name: TRAITS[name] for name in names}, **options)
+    for _ in range(3):
+        for rows in (1, 2, 4, 8, 16):
+            controller.costs.observe(rows, 128, machine.expected_seconds(rows, 128), 128 * (rows - 1))
+        for name in set(names) - {each.name for each in FREE}:
+            for depth in (1, 4):
+                seconds = HEAD.start + HEAD.seconds * depth
+                controller.draft_costs[name].observe(depth, depth, 0, seconds, machine.expected_seconds(1, 0))
+    return controller
+
+
+def fixed_lengths(names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    for name in names:
+        yield from ((name, length) for length in (1, 2, 3, 4, 6))
+
+
+def report(traces: list[Trace], temperature: float, machine: Machine, names: tuple[str, ...], seeds: int,
+           make: Callable[[], AdaptiveController]) -> dict[str, float]:  # fmt: skip
+    """Compare a controller with plain decoding and with the best fixed drafter and length in hindsight."""
+    one_by_one: list[float] = []
+    as_server: list[float] = []
+    tenth: list[float] = []
+    fixed: dict[tuple[str, int], list[float]] = {}
+    for seed in range(seeds):
+        order = random.Random(seed).sample(traces, len(traces))
+        options: dict[str, Any] = {"machine": machine, "temperature": temperature, "seed": seed}
+        plain = play(order, FixedChain(), names, **options)
+        as_server += play(order, make(), names, **options).speedups(plain)
+        one_by_one += [
+            play([trace], make(), names, **options).speedups(Outcome([plain.seconds[i]]))[0]
+            for i, trace in enumerate(order)
+        ]
+        tenth += play(order[:40], make(), names, **options).speedups(plain if False else Outcome(plain.seconds[:40]))
+        if not seed:
+            for name, length in fixed_lengths(names):
+                controller = FixedChain(name, length, TRAITS[name].is_free)
+                fixed[name, length] = play(order, controller, names, **options).speedups(plain)
+    best = max(fixed, key=lambda key: harmonic(fixed[key]))
+    return {
+        "server": harmonic(as_server),
+        "first": harmonic(one_by_one),
+        "best_fixed": harmonic(fixed[best]),
+        "best": f"{best[0]}@{best[1]}",  # type: ignore[dict-item]
+        "p5": quantiles(one_by_one, n=20)[0],
+        "under95": fmean(value < 0.95 for value in one_by_one),
+        "least": min(one_by_one),
+        "server_p5": quantiles(as_server, n=20)[0],
+        "server_under95": fmean(value < 0.95 for value in as_server),
+    }
+
+
+def harmonic(speedups: list[float]) -> float:
+    """Return the speedup of requests that each take one plain second."""
+    return len(speedups) / sum(1 / value for value in speedups)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--machine", choices=MACHINES, default="cpu")
+    parser.add_argument("--drafters", default="suffix,recycle,eagle")
+    parser.add_argument("--seeds", type=int, default=1)
+    args = parser.parse_args()
+    names, machine = tuple(args.drafters.split(",")), MACHINES[args.machine]
+    for file in args.files:
+        found = report(load(file), args.temperature, machine, names, args.seeds, lambda: learned(names, machine))
+        print(file.name, args.machine, args.drafters, json.dumps({key: value if isinstance(value, str) else round(value, 3) for key, value in found.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
