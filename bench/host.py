@@ -235,7 +235,7 @@ class Bench:
         for _ in range(run.steps):
             watch.spent.update(dict.fromkeys(watch.spent, 0.0))
             self.engine.step()
-            if len(controller._polled) == len(self.engine.states):
+            if len(controller._considered) == len(self.engine.states):
                 for part, seconds in watch.spent.items():
                     seen[part].append(seconds)
         found = _ranked(seen, run.rank)

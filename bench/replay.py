@@ -91,7 +91,9 @@ FREE = tuple(SimulatedDrafter(name, lambda request, at: 0.0) for name in ("suffi
 TRAITS = {
     "suffix": DrafterTraits(is_free=True),
     "recycle": DrafterTraits(is_free=True, prior_acceptance=0.3),
-    "eagle": DrafterTraits(makes_trees=True, relative_cost=0.1, prior_acceptance=0.71, acceptance_by_depth=(0.71, 0.75, 0.795, 0.827)),
+    "eagle": DrafterTraits(
+        makes_trees=True, relative_cost=0.1, prior_acceptance=0.71, acceptance_by_depth=(0.71, 0.75, 0.795, 0.827)
+    ),
 }
 
 
@@ -99,7 +101,12 @@ class Replay(Simulator):
     """Runs a controller over traces, one request after the other or several at once."""
 
     def __init__(
-        self, traces: list[Trace], controller: Controller, scenario: Scenario, tokens: int = 96, temperature: float = 0.0
+        self,
+        traces: list[Trace],
+        controller: Controller,
+        scenario: Scenario,
+        tokens: int = 96,
+        temperature: float = 0.0,
     ) -> None:
         super().__init__(replace(scenario, requests=len(traces)), controller)
         self.traces, self.most, self.temperature = traces, tokens, temperature
@@ -247,7 +254,13 @@ def main() -> None:
     names, machine = tuple(args.drafters.split(",")), MACHINES[args.machine]
     for file in args.files:
         found = report(load(file), args.temperature, machine, names, args.seeds, lambda: learned(names, machine))
-        print(file.name, args.machine, args.drafters, json.dumps({key: value if isinstance(value, str) else round(value, 3) for key, value in found.items()}), flush=True)
+        print(
+            file.name,
+            args.machine,
+            args.drafters,
+            json.dumps({key: value if isinstance(value, str) else round(value, 3) for key, value in found.items()}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

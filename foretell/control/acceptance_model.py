@@ -113,7 +113,9 @@ class ClassRates:
         if row >= TREE:  # if second choices are hardly ever right in the first level, they are not at greater depths
             return min(0.5, self.rate(TREE * DEPTHS)) if depth else 0.5
         if row < NO_CONFIDENCE:
-            return self.trust * float(BIN_MIDDLES[row] ** self.power) + (1 - self.trust) * self.rate(FIRST_TOKEN + depth)
+            return self.trust * float(BIN_MIDDLES[row] ** self.power) + (1 - self.trust) * self.rate(
+                FIRST_TOKEN + depth
+            )
         return min(MAX_RATE, self.rate(at - 1) * self.growth[depth]) if depth else self.prior
 
     def bonus(self, rate: float, depth: int) -> float:
@@ -308,7 +310,9 @@ class AcceptanceModel:
         found = self._classes.get((drafter, request_class))
         if found is None:
             power = TEMPERATURE_POWERS[request_class.partition(",")[0]]
-            found = self._classes[drafter, request_class] = ClassRates(self.traits.get(drafter, DrafterTraits()), power, self.tuning)
+            found = self._classes[drafter, request_class] = ClassRates(
+                self.traits.get(drafter, DrafterTraits()), power, self.tuning
+            )
         return found
 
     def request(self, request_class: str, drafters: Iterable[str]) -> RequestAcceptance:

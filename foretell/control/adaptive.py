@@ -19,7 +19,17 @@ from .acceptance_model import FIRST_TOKEN, AcceptanceModel, OpenDraft, RequestAc
 from .choice import PLAIN, Choice, DrafterOption, StepCostView, best_choice, choose, min_probability
 from .controller import Controller, FreeDrafts
 from .decision_log import (
-    BASELINE, FIXED, LATE, NO_COSTS, NOT_POLLED, PAYS, PROBE, SLO, Decision, DecisionLog, explain_switch,
+    BASELINE,
+    FIXED,
+    LATE,
+    NO_COSTS,
+    NOT_POLLED,
+    PAYS,
+    PROBE,
+    SLO,
+    Decision,
+    DecisionLog,
+    explain_switch,
 )  # fmt: skip
 from .draft_latency import TREE_SUFFIX, DraftLatency, HostGap
 from .latency_model import StepCosts
@@ -114,7 +124,9 @@ class AdaptiveController(Controller):
             return [NO_BUDGET] * len(seqs)
         if self.settings.fixed_length is not None:
             length = self.settings.fixed_length(sum(seq.pending == 1 for seq in seqs))
-            budgets = {seq.id: self._fixed_budget(seq, free_drafts.get(seq.id, NO_DRAFTS), length) for seq in considered}
+            budgets = {
+                seq.id: self._fixed_budget(seq, free_drafts.get(seq.id, NO_DRAFTS), length) for seq in considered
+            }
         elif self.costs.is_known:
             budgets = self._adapt(seqs, free_drafts)
         else:  # the first step is plain and measures the cost of one
@@ -400,7 +412,9 @@ class AdaptiveController(Controller):
 
     def observe(self, results: list[StepResult], times: StepTimes) -> None:
         if times.host_gap is not None and not times.is_outlier:
-            timed = any(each.scheduled.budget.nodes and each.scheduled.budget.drafter in self._timed for each in results)
+            timed = any(
+                each.scheduled.budget.nodes and each.scheduled.budget.drafter in self._timed for each in results
+            )
             self.host_gap.observe(len(results), times.host_gap, timed)
         rows = budgeted = 0
         only_decoding = True
@@ -461,7 +475,10 @@ class AdaptiveController(Controller):
         rates = {}
         for drafter in drafters:
             prices = None if drafter in self._free else self.draft_costs[drafter].prices(view.plain_seconds)
-            rates[drafter] = (self.acceptance.class_rates(drafter, request_class).rate(FIRST_TOKEN), view.break_even(prices))
+            rates[drafter] = (
+                self.acceptance.class_rates(drafter, request_class).rate(FIRST_TOKEN),
+                view.break_even(prices),
+            )
         remedies = {
             "a more accurate drafter": True,
             "shorter drafts": self.settings.min_draft_tokens > 1,

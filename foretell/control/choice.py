@@ -76,7 +76,9 @@ class DrafterOption:
     prefill_seconds: float = 0.0  # share of this step in the drafter's prefill
     max_nodes: int = 0  # of a tree; 0 if the drafter makes chains only
     tree_prices: DraftPrices | None = None
-    level_probs: Callable[[float], list[float]] = lambda width: []  # of a tree by width: each level has an accepted node
+    level_probs: Callable[[float], list[float]] = (
+        lambda width: []
+    )  # of a tree by width: each level has an accepted node
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,9 @@ def choose(
     if urgent:
         alone = replace(view, num_decoding=1)
         best = [
-            best_choice(alone if first else view, [each for each in mine if first or each.prices is None], margin, tuning)
+            best_choice(
+                alone if first else view, [each for each in mine if first or each.prices is None], margin, tuning
+            )
             for mine, first in zip(options, urgent, strict=True)
         ]
         nodes = _allocate_with_priority(view, best, urgent, throughput, margin, tuning)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
+
 LOG = logging.getLogger("foretell")
 
 # Values of metric labels. They are part of the interface and keep their spelling.
@@ -53,7 +54,12 @@ class DecisionLog:
         self._counts[drafter, decision, reason] += 1
 
     def record_sequence(
-        self, drafters: tuple[str, ...], with_draft: Collection[str], unpolled: Collection[str], chosen: str, reason: str
+        self,
+        drafters: tuple[str, ...],
+        with_draft: Collection[str],
+        unpolled: Collection[str],
+        chosen: str,
+        reason: str,
     ) -> str:
         """Count the decisions on all drafters of a sequence and return why none drafts, or "".
 

@@ -32,7 +32,9 @@ class Fit:
     the same sign, the machine has a new pace and the prior deviation of the pace is restored.
     """
 
-    def __init__(self, mean: Vector, covariance: NDArray[np.float64], tuning: ControllerTuning = ControllerTuning()) -> None:
+    def __init__(
+        self, mean: Vector, covariance: NDArray[np.float64], tuning: ControllerTuning = ControllerTuning()
+    ) -> None:
         self.mean, self.covariance, self.tuning = mean, covariance, tuning
         self.noise = tuning.noise  # running median of the absolute relative residual
         self.trend = 0.0  # moving average of the signed residual, in clips
@@ -196,7 +198,9 @@ class StepCosts:
         further_rows = np.append(np.array(KNOTS, float) - 1, [0.0, 0.0])
         bend = np.diag(np.ones(len(shape)))
         distance = np.abs(log_rows[:, None] - log_rows[None, :])
-        bend[: len(KNOTS), : len(KNOTS)] = tuning.bend**2 * np.exp(-distance / 3)  # correlated over three doublings of rows
+        bend[: len(KNOTS), : len(KNOTS)] = tuning.bend**2 * np.exp(
+            -distance / 3
+        )  # correlated over three doublings of rows
         slope = tuning.slope * prior.row * shape[0] * further_rows
         covariance = np.outer(shape, shape) * (bend + tuning.pace**2) + np.outer(slope, slope)
         fit = Fit(shape, covariance, tuning)
@@ -210,7 +214,7 @@ class StepCosts:
 
     def load(self, saved: dict[str, Any]) -> None:
         """Continue from a saved model."""
-        self._fit = Fit.load(saved, FEATURES, self.tuning)
+        self._fit, self._initial = Fit.load(saved, FEATURES, self.tuning), []
         self.steps = self.tuning.warm_steps // 2 if self.is_known else 0
         self._refresh()
 

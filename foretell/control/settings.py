@@ -101,7 +101,7 @@ class ControllerTuning:
     # Host gap, SLOs and the log.
     gap_samples: int = 9  # samples per batch size, whose median is the host gap
     gap_interval: int = 256  # async steps until one runs synchronously to measure the gap again
-    slo_lead: float = 1.05  # a sequence counts as late 5% before it is
+    slo_lead: float = 1.1  # a sequence counts as late 10% before it is
     slo_optimism: float = 1.25  # an SLO is out of reach only if it is faster than the best plan by this factor
     slo_step_growth: float = 0.5  # share by which drafts with priority may lengthen a step
     slo_hold_seconds: float = 1.0  # for which an estimate of the best speed is used

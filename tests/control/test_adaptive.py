@@ -267,7 +267,9 @@ def test_drafts_without_a_source_are_counted() -> None:
     run(engine)
     assert states[0].speculation.by_drafter["nameless"].drafted > 0
     assert isinstance(engine.controller, AdaptiveController)
-    assert engine.controller.acceptance.class_rates("nameless", "greedy").rate(FIRST_TOKEN) < 0.45, "its failures were counted"
+    assert engine.controller.acceptance.class_rates("nameless", "greedy").rate(FIRST_TOKEN) < 0.45, (
+        "its failures were counted"
+    )
 
 
 def test_step_costs_are_learned_from_a_large_batch() -> None:

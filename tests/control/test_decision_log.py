@@ -24,17 +24,14 @@ from tests.control.test_adaptive import adaptive_engine, generate_all
 def test_the_message_of_a_switch_off_gives_the_reason_and_what_to_try() -> None:
     remedies = ["a more accurate drafter", "a smaller batch"]
     assert explain_switch({"ngram": (0.21, 0.44)}, 12, False, False, remedies) == (
-        "ngram acceptance 0.21 < break-even 0.44 at batch 12; "
-        "try a more accurate drafter, a smaller batch"
+        "ngram acceptance 0.21 < break-even 0.44 at batch 12; try a more accurate drafter, a smaller batch"
     )
 
 
 def test_a_switch_off_despite_high_acceptance_has_another_cause() -> None:
     rates = {"ngram": (0.5, 0.03), "model": (0.1, 0.4)}
     assert "but drafts are rare;" in explain_switch(rates, 1, False, True, [])
-    assert "but polling drafters takes longer than their drafts save;" in explain_switch(
-        rates, 1, False, False, []
-    )
+    assert "but polling drafters takes longer than their drafts save;" in explain_switch(rates, 1, False, False, [])
     assert explain_switch(rates, 2, True, False, []).endswith("break-even 0.40 at batch 2")
 
 

@@ -37,7 +37,7 @@ def test_the_best_length_is_found_whatever_the_start_costs(rate: float, row: flo
     accept_probs = [rate**depth for depth in range(1, 17)]
     lengths = enumerate(accumulate(accept_probs, initial=1.0))
     speedups = [tokens / (1 + row * nodes + start + level * nodes) for nodes, tokens in lengths][1:]
-    model = DrafterOption("model", accept_probs, lambda nodes, depth: start + level * depth)
+    model = DrafterOption("model", accept_probs, DraftPrices(start, level))
     plan = best_choice(cost_view(row=row), [model], 0.01)
     if max(speedups) <= 1.01:
         assert not plan.nodes
@@ -52,22 +52,26 @@ def sequence(temperature: float, rule: str = "rejection") -> Sequence:
     )
 
 
+def threshold(traits: DrafterTraits, row: float, seq: Sequence) -> float:
+    """Return the probability at which a chain of this drafter is cut."""
+    latency, view = Clock({"model": traits}).controller.draft_latency, cost_view(row=row)
+    choice = Choice("model", 2, 1.5, (0.8, 0.6), 0, latency.costs["model"].prices(view.plain_seconds))
+    return min_probability(view, choice, latency.is_single_graph("model", seq))
+
+
 @pytest.mark.parametrize("row", [0.0, 0.001, 0.03])
 def test_a_single_graph_chain_is_cut_for_its_rows_alone(row: float) -> None:
     """Its levels are paid for by then."""
     thresholds = {
-        (traits, temperature): Clock({"model": traits}).controller.draft_latency.min_probability(
-            cost_view(row=row), sequence(temperature), "model"
-        )
+        (traits, temperature): threshold(traits, row, sequence(temperature))
         for traits in (STEPWISE, SINGLE_GRAPH)
         for temperature in (0.0, 1.0)
     }
     assert thresholds[SINGLE_GRAPH, 0.0] == pytest.approx(0.7 * row)
     assert thresholds[SINGLE_GRAPH, 1.0] == thresholds[STEPWISE, 1.0] == thresholds[STEPWISE, 0.0] > 0.1
-    latency = Clock({"model": SINGLE_GRAPH}).controller.draft_latency
-    assert (
-        latency.min_probability(cost_view(row=row), sequence(1.0, "match"), "model") == thresholds[SINGLE_GRAPH, 0.0]
-    ), "the rule match samples in a single graph, too"
+    assert threshold(SINGLE_GRAPH, row, sequence(1.0, "match")) == thresholds[SINGLE_GRAPH, 0.0], (
+        "the rule match samples in a single graph, too"
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

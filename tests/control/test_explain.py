@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -74,7 +75,10 @@ def test_costs_are_measured_saved_and_loaded(
     llm = LLM(tiny_folder, drafter="ngram,exit:1", quiet=True)
     controller = llm.engine.controller
     assert isinstance(controller, AdaptiveController)
-    assert not controller.costs.is_known
+    assert controller.costs.is_known, "the most useful costs are measured at start"
+    (saved,) = (tmp_path / "costs").iterdir()
+    assert not json.loads(saved.read_text())["complete"]
+    controller.costs.load({})
     before = llm.engine.runner.pool.num_held
     clock = _forward_takes(llm.engine.runner, monkeypatch, lambda rows: 0.01 + 0.001 * rows)
     monkeypatch.setattr("foretell.engine.cost_profiler.perf_counter", clock)
@@ -82,13 +86,14 @@ def test_costs_are_measured_saved_and_loaded(
     assert llm.engine.runner.pool.num_held == before == 0, "dummy sequences free their pages"
     for rows in (1, 4, 16):
         assert controller.costs.seconds(rows) == pytest.approx(0.01 + 0.001 * rows, rel=0.1), rows
-    (saved,) = (tmp_path / "costs").iterdir()
+    assert json.loads(saved.read_text())["complete"]
     again = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert again.engine.plain_seconds(1, 0) == pytest.approx(controller.costs.seconds(1))
     assert not again.assembly.profiler.run_one(), "nothing is left to measure"
     saved.write_text("{")
+    monkeypatch.setattr("foretell.engine.cost_profiler.perf_counter", perf_counter)
     damaged = LLM(tiny_folder, drafter="ngram", quiet=True)
-    assert damaged.engine.plain_seconds(1, 0) is None
+    assert damaged.engine.plain_seconds(1, 0), "they are measured again"
     assert damaged.generate("a b", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 

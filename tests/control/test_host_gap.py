@@ -17,7 +17,7 @@ from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
-from tests.control.test_adaptive import Clock, basic_traits, generate_all, ticking
+from tests.control.test_adaptive import basic_traits, generate_all, ticking
 from tests.fake_async import FakeAsyncExecutor
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
 
@@ -78,10 +78,10 @@ def test_a_draft_must_pay_for_the_gap(num_decoding: int) -> None:
         StepCostView(num_decoding, num_decoding, curve, host_gap=6e-4),
     )
     assert best_choice(free, weak, 0.01).nodes and not best_choice(costly, weak, 0.01).nodes
-    assert free.break_even() == 0 and costly.break_even() == pytest.approx(0.2)
+    assert free.break_even() == pytest.approx(0) and costly.break_even() == pytest.approx(0.2)
     plans = [best_choice(free, weak, 0.01)] * num_decoding
     if num_decoding > 1:
-        assert sum(allocate(free, plans, 0.0, True, 0.01)) and not sum(allocate(costly, plans, 0.0, True, 0.01))
+        assert sum(allocate(free, plans, True, 0.01)[0]) and not sum(allocate(costly, plans, True, 0.01)[0])
 
 
 def test_drafts_made_on_the_device_hide_part_of_the_gap() -> None:
@@ -98,26 +98,19 @@ def test_drafts_made_on_the_device_hide_part_of_the_gap() -> None:
 
 @pytest.mark.parametrize("num_decoding", [1, 4])
 def test_a_draft_pays_for_the_gap_less_its_hidden_part(num_decoding: int) -> None:
-    traits = {"model": DrafterTraits(needs_prefill=True, single_graph=True)}
-    clock, curve = Clock(traits), [3.4e-3] * 64
-    latency, optimizer = clock.controller.draft_latency, clock.controller.optimizer
+    curve, prices = [3.4e-3] * 64, DraftPrices(1e-4, 1e-4)
     full = StepCostView(num_decoding, num_decoding, curve, host_gap=6e-4)
     part = StepCostView(num_decoding, num_decoding, curve, host_gap=6e-4, hidden_gap=2e-4)
-    (state, *_) = add(World().engine(None), "0", PROMPTS[0])
-    both = [latency.sequence_seconds(view, state.seq, "model", is_new=False)(2, 2) for view in (full, part)]
+    both = [view.sequence_seconds(2, prices, 2) for view in (full, part)]
     assert both[0] - both[1] == pytest.approx(2e-4 / num_decoding)
-    plans = [Choice("model", 2, 1.5, (0.8, 0.6))] * num_decoding
-    seconds = [optimizer._batch_draft_seconds(view, plans) for view in (full, part)]
-    assert seconds[0] - seconds[1] == pytest.approx(2e-4)
+    assert full.sequence_seconds(2) == part.sequence_seconds(2), "a free draft waits for all of it"
 
 
 def test_the_gap_is_hidden_once_whatever_the_number_of_drafters() -> None:
-    optimizer = Clock({name: DrafterTraits(single_graph=True) for name in ("model", "eagle")}).controller.optimizer
     none, some = (StepCostView(2, 2, [3.4e-3] * 64, host_gap=1.5e-3, hidden_gap=hidden) for hidden in (0.0, 1.4e-3))
-    plans = [Choice(drafter, 2, 1.5, (0.8, 0.6)) for drafter in ("model", "eagle")]
-    seconds = [optimizer._batch_draft_seconds(view, plans) for view in (none, some)]
-    assert seconds[0] - seconds[1] == pytest.approx(1.4e-3)
-    assert optimizer._batch_draft_seconds(some, []) == 0.0
+    plans = [Choice(name, 2, 1.5, (0.8, 0.6), 0, DraftPrices(1e-4 * i, 1e-5)) for i, name in enumerate("ab", 1)]
+    speeds = [allocate(view, plans, True, 0.01)[1] for view in (none, some)]
+    assert (2 + 2.8) * (1 / speeds[0] - 1 / speeds[1]) == pytest.approx(1.4e-3)
 
 
 def test_gaps_before_timed_drafts_are_measured_apart() -> None:

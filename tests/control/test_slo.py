@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
@@ -60,26 +59,23 @@ def test_a_draft_model_speeds_up_a_late_sequence() -> None:
     assert speed(simulate(asked, True), with_slo=True) > 1.1 * speed(simulate(batch, True), with_slo=True)
 
 
+def lengths(curve: list[float], probs: list[list[float]], has_priority: list[bool], throughput: bool) -> list[int]:
+    view, options = StepCostView(2, 2, curve), [[DrafterOption("a", each)] for each in probs]
+    return [choice.nodes for choice in choose(view, options, 0.01, throughput, has_priority)]
+
+
 def test_sequences_without_priority_draft_only_in_free_rows() -> None:
-    plans = [DraftPlan("a", 3, 2.0, (0.9, 0.8, 0.7)), DraftPlan("a", 2, 2.0, (0.9, 0.8))]
-    expensive = StepCostView(2, 2, np.linspace(0.01, 0.05, 30))
-    assert allocate_with_priority(expensive, plans, [True, False], True, 0.01) == [3, 0]
-    flat = StepCostView(2, 2, np.full(30, 0.01))
-    assert allocate_with_priority(flat, plans, [True, False], True, 0.01) == [3, 2]
-    step = StepCostView(2, 2, np.array([0.01] * 7 + [0.02] * 23))
-    assert allocate_with_priority(step, plans, [True, False], True, 0.01) == [3, 1]
+    probs = [[0.9, 0.8, 0.7], [0.9, 0.8]]
+    expensive = [0.01 + 0.0014 * rows for rows in range(30)]
+    assert lengths(expensive, probs, [True, False], True) == [3, 0]
+    assert lengths([0.01] * 30, probs, [True, False], True) == [3, 2]
+    assert lengths([0.01] * 7 + [0.02] * 23, probs, [True, False], True) == [3, 1]
 
 
 def test_priority_lengthens_a_step_by_half_at_most() -> None:
-    plans = [DraftPlan("a", 3, 2.0, (0.9, 0.8, 0.7)), DraftPlan("a", 3, 2.0, (0.95, 0.5, 0.4))]
-    expensive = StepCostView(2, 2, [0.01 * rows for rows in range(1, 30)])
-    assert allocate_with_priority(expensive, plans, [True, True], False, 0.01) == [0, 1], "half a step longer at most"
-    assert allocate_with_priority(
-        StepCostView(2, 2, [0.03 + 0.005 * rows for rows in range(30)]), plans, [True, True], False, 0.01
-    ) == [
-        3,
-        1,
-    ]
+    probs = [[0.9, 0.8, 0.7], [0.95, 0.5, 0.4]]
+    steep = [0.03 + 0.005 * rows for rows in range(30)]
+    assert lengths(steep, probs, [True, True], False) == [3, 1]
 
 
 def test_late_sequences_are_found_by_the_clock() -> None:

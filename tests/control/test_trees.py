@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance_model import RESCUE_RATES, WIDTHS, AcceptanceRates, cell, rescue_rate
-from foretell.control.acceptance_tracker import OpenDraft
+from foretell.control.acceptance_model import RESCUE_RATES, WIDTHS, ClassRates, cell, rescue_rate
+from foretell.control.choice import Choice, DrafterOption, StepCostView, allocate, best_choice, min_probability
 from foretell.control.controller import Controller, FreeDrafts
-from foretell.control.latency_model import StepCosts, StepCostView
-from foretell.control.length_optimizer import DrafterOption, DraftPlan, TreeOptions, allocate, best_plan
-from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings, CountDecay
+from foretell.control.draft_latency import DraftPrices
+from foretell.control.latency_model import StepCosts
+from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.types import (
     Budget,
@@ -27,7 +27,7 @@ from foretell.types import (
 )
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adaptive, head, run_adaptive, steady
 from tests.control.simulation import FixedDrafterController, Machine, Scenario, Simulator, best_fixed, best_tree
-from tests.control.test_acceptance_model import Tracked
+from tests.control.test_acceptance_model import follow, request_of
 from tests.control.test_adaptive import Clock
 
 WITH_TREES = ControllerSettings(max_tree_nodes=64)
@@ -112,46 +112,50 @@ def cost_view(num_decoding: int = 1, row: float = 0.001) -> StepCostView:
     return StepCostView(num_decoding, num_decoding, [1 + row * (rows - num_decoding) for rows in range(600)])
 
 
-@pytest.mark.parametrize("num_decoding", [1, 3, 16])
-def test_a_cached_speedup_equals_its_definition(num_decoding: int) -> None:
-    rng = random.Random(num_decoding)
-    curve = sorted(rng.random() for _ in range(80))
-    view = StepCostView(num_decoding, num_decoding + 2, curve, context_seconds=0.1, row_context_seconds=1e-3)
-    share = view.plain_seconds / num_decoding
-    for _ in range(200):
-        expected, nodes, seconds = rng.uniform(1, 8), rng.randrange(1, 40), rng.choice([0.0, rng.random()])
-        last = curve[min(view.rows + nodes * num_decoding, len(curve) - 1)]
-        extra = (last - curve[view.rows]) / num_decoding + nodes * view.row_context_seconds
-        assert view.speedup(expected, nodes, seconds) == expected * share / (share + extra + seconds)
+BY_DEPTH = DraftPrices(level=0.1)
 
 
-def by_depth(nodes: int, depth: int) -> float:
-    return 0.1 * depth
+def option(chain: list[float], levels: dict[float, list[float]] | list[float], nodes: int) -> DrafterOption:
+    """Return a head whose trees have these probabilities, by width or for all of them."""
+
+    def by_width(width: float) -> list[float]:
+        if not isinstance(levels, dict):
+            return levels
+        return levels[max([known for known in levels if known <= width], default=min(levels))]
+
+    return DrafterOption("head", chain, BY_DEPTH, 0.0, nodes, BY_DEPTH, by_width)
 
 
-def test_a_plan_trades_levels_against_nodes() -> None:
+def test_a_choice_trades_levels_against_nodes() -> None:
     """If levels are expensive and rows cheap, the tree is wide. If rows are expensive, it is a chain."""
-    levels = {2.0: [0.8, 0.6, 0.5], 8.0: [0.95, 0.9, 0.85]}
-    head = DrafterOption("head", [0.6, 0.36, 0.2], by_depth, TreeOptions((2, 8), 24, levels.__getitem__, by_depth))
-    plan = best_choice(cost_view(), [head], 0.01)
-    assert (plan.nodes, plan.depth) == (24, 3) and plan.speedup == pytest.approx(3.7 / 1.324)
-    assert sum(plan.accept_probs) == pytest.approx(2.7) and len(plan.accept_probs) == 24
-    assert plan.accept_probs[:3] == (0.6, 0.36, 0.2)
+    head = option([0.6, 0.36, 0.2], {2.0: [0.8, 0.6, 0.5], 8.0: [0.95, 0.9, 0.85]}, 24)
+    tree = best_choice(cost_view(), [head], 0.01)
+    assert (tree.nodes, tree.depth) == (24, 3) and tree.speedup == pytest.approx(3.7 / 1.324)
+    assert sum(tree.accept_probs) == pytest.approx(2.7) and len(tree.accept_probs) == 24
+    assert tree.accept_probs[:3] == (0.6, 0.36, 0.2)
     chain = best_choice(cost_view(row=0.25), [head], 0.01)
     assert chain.depth == chain.nodes == 1 and not chain.levels
     assert best_choice(cost_view(row=2.0), [head], 0.01).nodes == 0
 
 
-def test_wider_trees_are_not_considered_if_a_narrow_one_is_hopeless() -> None:
-    widths: list[float] = []
-
-    def level_probs(width: float) -> list[float]:
-        widths.append(width)
-        return [0.9, 0.8]
-
-    head = DrafterOption("head", [0.6, 0.36], by_depth, TreeOptions((2, 4, 8), 16, level_probs, by_depth))
-    assert not best_choice(cost_view(row=0.5), [head], 0.01).levels and widths == [2]
-    assert best_choice(cost_view(), [head], 0.01).levels and widths == [2, 2, 4, 8]
+@pytest.mark.parametrize("seed", range(200))
+def test_the_chosen_tree_is_the_best_of_all_widths_and_depths(seed: int) -> None:
+    rng = random.Random(seed)
+    rate, row, most = rng.uniform(0.2, 0.9), rng.choice([0.0, 0.002, 0.02]), rng.choice([8, 20, 64])
+    chain = [rate**depth for depth in range(1, 9)]
+    rescued = sorted(rng.random() for _ in WIDTHS)
+    levels = {
+        float(width): [(rate + (1 - rate) * share) ** depth for depth in range(1, 9)]
+        for width, share in zip(WIDTHS, rescued, strict=True)
+    }
+    view, prices = cost_view(row=row), DraftPrices(0.05, rng.choice([0.01, 0.1]), 0.001)
+    head = DrafterOption("head", chain, prices, 0.0, most, prices, levels.__getitem__)
+    speeds = [1.01, *((1 + sum(chain[:n])) / view.sequence_seconds(n, prices, n) for n in range(1, 9))]
+    for width in WIDTHS:
+        for depth in range(1, min(8, most // width) + 1):
+            tokens = 1 + sum(levels[float(width)][:depth])
+            speeds.append(tokens / view.sequence_seconds(width * depth, prices, depth))
+    assert best_choice(view, [head], 0.01).speedup >= 0.97 * max(speeds), "wider trees are not tried if hopeless"
 
 
 @pytest.mark.parametrize("rate", [0.4, 0.6, 0.75])
@@ -169,36 +173,18 @@ def test_trees_fill_padded_steps(rate: float) -> None:
 
 def test_nodes_that_fill_a_padded_step_are_planned() -> None:
     """A tree of ten nodes runs as one of fifteen, and is planned as such."""
-    widths: list[float] = []
-
-    def level_probs(width: float) -> list[float]:
-        widths.append(width)
-        return [0.9, 0.8, 0.7, 0.6, 0.5]
-
-    head = DrafterOption("head", [0.6, 0.4, 0.2], by_depth, TreeOptions((2,), 31, level_probs, by_depth))
+    head = option([0.6, 0.4, 0.2], [0.9, 0.8, 0.7, 0.6, 0.5], 31)
     alone = StepCostView(1, 1, [1.0] * 600, padded_sizes=CAPTURE_ROWS)
-    plan = best_choice(alone, [head], 0.01)
-    assert (plan.nodes, plan.depth) == (15, 5) and widths[:4] == [3, 3.5, 7 / 3, 3.75]
+    tree = best_choice(alone, [head], 0.01)
+    assert (tree.nodes, tree.depth) == (15, 5)
     assert best_choice(replace(alone, padded_sizes=()), [head], 0.01).nodes == 10
 
 
-def test_max_draft_limits_the_nodes_that_fill_a_padded_step() -> None:
-    clock = Clock(
-        {"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
-    )
-    optimizer, plan = clock.controller.optimizer, Choice("head", 20, 2.0, (0.5,) * 20, 5)
-    alone, seq = replace(cost_view(), padded_sizes=CAPTURE_ROWS), clock.sequence(max_draft=24)
-    head = DrafterOption(
-        "head", [0.5] * 5, by_depth, TreeOptions((4,), 24, lambda width: [0.9, 0.8, 0.8, 0.8, 0.8], by_depth)
-    )
-    assert best_choice(alone, [head], 0.01).nodes == 24
-    found = [optimizer.budget(each, seq, plan, 20, 1) for each in (alone, cost_view())]
-    assert [(each.nodes, each.max_depth) for each in found] == [(20, 6), (21, 6)]
+def test_a_node_that_fills_a_padded_step_pays_for_its_context_alone() -> None:
+    alone, tree = replace(cost_view(), padded_sizes=CAPTURE_ROWS), Choice("head", 20, 2.0, (0.5,) * 20, 5, BY_DEPTH)
     long = replace(alone, row_context_seconds=0.002)
-    assert (
-        optimizer.budget(long, seq, plan, 20, 0).min_probability
-        > optimizer.budget(alone, seq, plan, 20, 0).min_probability
-    )
+    assert min_probability(long, tree, False) > min_probability(alone, tree, False)
+    assert min_probability(cost_view(), tree, False) > min_probability(alone, tree, False)
 
 
 def test_only_the_step_of_a_single_sequence_counts_on_padding() -> None:
@@ -213,35 +199,14 @@ def test_only_the_step_of_a_single_sequence_counts_on_padding() -> None:
         assert clock.controller._cost_view(batch).padded_sizes == ()
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (4, 2), (8, 2), (16, 4)])
-@pytest.mark.parametrize("most", [1, 64])
-@pytest.mark.parametrize("sizes", [(), CAPTURE_ROWS])
-def test_a_tree_with_one_level_more_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
-    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(max_tree_nodes=max(most, shape[0])))
-    plan, view = Choice("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(cost_view(), padded_sizes=sizes)
-    found = clock.controller.optimizer.budget(view, clock.sequence(), plan, shape[0], 1)
-    assert found.is_tree and shape[0] <= found.nodes <= max(most, shape[0])
-    assert found.max_depth == shape[1] + (found.nodes > shape[1] + 1)
-
-
 def test_the_rate_of_a_level_is_never_negative() -> None:
     """Not even if the rescue rate is negative and the first choice is bad."""
-    rates = AcceptanceRates(None, CountDecay(0.999, 12.0))
+    rates = ClassRates(DrafterTraits())
     for _ in range(300):
         rates.count(cell(None, 1), True)
         rates.count(cell(None, 3), True)
         rates.count_level(3, 2, False)
     assert all(rates.level_rate(first / 20, 3, 2) >= 0 for first in range(21))
-
-
-@pytest.mark.parametrize("first", [0.2, 0.5, 0.9])
-def test_the_optimism_bonus_of_trees_fades_with_trials(first: float) -> None:
-    rates, rng = AcceptanceRates(None, CountDecay(1.0, 12.0)), random.Random(3)
-    for _ in range(400):
-        rates.count(cell(None, 1), rng.random() < first)
-        rates.count_level(1, 4, rng.random() < first)
-    known = rates.rate(cell(None, 1))
-    assert rates.level_rate(known, 1, 4) == pytest.approx(first, abs=0.08)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 7])
@@ -256,7 +221,7 @@ def test_the_prior_rescue_rate_grows_with_width(depth: int) -> None:
 @pytest.mark.parametrize("rescued", [0.0, 0.4, 0.8])
 def test_observations_of_one_width_apply_to_all(first: float, rescued: float) -> None:
     """The rescue rate of a width without trials differs from that of a measured one as their priors do."""
-    rates, rng = AcceptanceRates(None, CountDecay(0.999, 12.0)), random.Random(7)
+    rates, rng = ClassRates(DrafterTraits()), random.Random(7)
     for _ in range(1500):
         accepted = rng.random() < first
         rates.count(cell(None, 1), accepted)
@@ -268,33 +233,32 @@ def test_observations_of_one_width_apply_to_all(first: float, rescued: float) ->
 
 
 def test_a_batch_of_trees_gets_the_best_nodes() -> None:
-    levels = {8.0: [0.95, 0.9, 0.85]}
-    head = DrafterOption("head", [0.6, 0.36, 0.2], by_depth, TreeOptions((8,), 24, levels.__getitem__, by_depth))
+    head = option([0.6, 0.36, 0.2], {2.0: [0.7, 0.5, 0.3], 8.0: [0.95, 0.9, 0.85]}, 24)
     cheap, expensive = cost_view(4), cost_view(4, row=0.04)
-    plans = [best_choice(cheap, [head], 0.01)] * 4
-    assert allocate(cheap, plans, 0.3, False, 0.01) == [24] * 4
-    lengths = allocate(expensive, plans, 0.3, False, 0.01)
+    trees = [best_choice(cheap, [head], 0.01)] * 4
+    assert allocate(cheap, trees, False, 0.01)[0] == [24] * 4
+    lengths, _ = allocate(expensive, trees, False, 0.01)
     assert max(lengths) <= 3, "a tree is cut to its chain under load"
 
 
 def test_trees_are_counted_level_by_level() -> None:
-    tracked, budget = Tracked(), Budget(8, "head", max_depth=2)
+    request, budget = request_of({"head": DrafterTraits()}), Budget(8, "head", max_depth=2)
     draft = Draft((5, 6, 7), (-1, -1, 1), "head")  # only the second choice has a child
     for _ in range(60):
-        rates = tracked.resolve(OpenDraft("head", draft, 1, budget=budget), [1, 6, 9])
-    found = tracked.model.tree_level_probs(tracked.request, "head", 2, 4)
-    assert rates.rate(cell(None, 1)) < 0.2, "a chain would have been rejected"
+        group = follow(request, "head", draft, [1], [1, 6, 9], budget=budget)
+    found = request.level_probs("head", 2, 4)
+    assert group.rate(cell(None, 1)) < 0.2, "a chain would have been rejected"
     assert found[0] > 0.8 and found[1] < 0.3 * found[0]
-    assert rates.trials[cell(None, 2)] == 0, "children of a second choice say nothing about chains"
+    assert group.trials[cell(None, 2)] == 0, "children of a second choice say nothing about chains"
 
 
 def test_a_branch_that_ends_before_its_depth_counts_as_a_miss() -> None:
-    tracked, budget = Tracked(), Budget(8, "head", max_depth=4)
+    request, budget = request_of({"head": DrafterTraits()}), Budget(8, "head", max_depth=4)
     for _ in range(80):
-        draft = OpenDraft("head", Draft((5,), (-1,), "head"), 1, budget=budget)
-        rates = tracked.resolve(draft, [1, 5, 9, 9])
-    assert rates.level_rate(0.5, 1, 2) > 0.5 > 0.3 > rates.level_rate(0.5, 2, 2)
-    assert rates.trials[cell(None, 2)] == 0
+        draft = Draft((5,), (-1,), "head")
+        group = follow(request, "head", draft, [1], [1, 5, 9, 9], budget=budget)
+    assert group.level_rate(0.5, 1, 2) > 0.5 > 0.3 > group.level_rate(0.5, 2, 2)
+    assert group.trials[cell(None, 2)] == 0
 
 
 def test_max_draft_and_batch_size_limit_trees() -> None:
@@ -313,6 +277,7 @@ def test_a_fixed_length_can_be_the_depth_of_a_tree() -> None:
     clock.controller.wants_free_drafts([seq])
     assert clock.controller.choose_draft_lengths([seq], {}) == [Budget(20, "head", max_depth=4)]
     object.__setattr__(seq.request, "drafters", ("model",))
+    clock.controller.forget(seq)
     clock.controller.wants_free_drafts([seq])
     assert clock.controller.choose_draft_lengths([seq], {}) == [Budget(4, "model")], "it makes chains only"
 
