@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
@@ -19,7 +20,8 @@ from foretell.bench.never_slower_grid import (
     variants_to_load,
 )
 from foretell.bench.workloads import load
-from foretell.config import EngineConfig
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
 from .bench_common import add_result_arguments, integers, name_list, open_target, print_report
@@ -27,9 +29,11 @@ from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import NeverSlowerResult
+    from foretell.bench.plan import BenchPlan
     from foretell.llm import LLM
 
 BELOW, INCONCLUSIVE = 1, 4  # exit codes
+UNSEEN_TOKENS = 96  # output tokens of a short text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, metavar="N", help=f"rounds before the first decision (default: {usual.rounds})"
     )
     group.add_argument("--most-rounds", type=int, metavar="N", help=f"maximum rounds (default: {usual.max_rounds})")
+    unseen = parser.add_argument_group("short texts that nobody has seen")
+    unseen.add_argument("--unseen", type=int, metavar="N", help="measure N short texts one by one instead of cells")
+    unseen.add_argument("--data", type=Path, metavar="PATH", help="take them from Spec-Bench in this folder")
     add_options(parser.add_argument_group("model"), EngineConfig)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.unseen is not None:
+        return run_unseen(args)
     from foretell.bench import never_slower
     from foretell.bench.batch_backend import EngineBatchBackend
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
@@ -82,6 +91,52 @@ def run(args: argparse.Namespace) -> int:
     if found.stopped is not None:
         raise found.stopped
     return exit_code(found)
+
+
+def run_unseen(args: argparse.Namespace) -> int:
+    """Measure short texts one by one."""
+    from foretell.bench import unseen
+    from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
+    from foretell.bench.measure import Variant
+    from foretell.bench.page.unseen import page
+    from foretell.bench.plan import BenchPlan
+    from foretell.bench.progress import ProgressBar
+
+    if args.unseen < 1:
+        raise RequestError("unseen", f"must be 1 or more, not {args.unseen}")
+    if args.tasks or args.batches or args.quick:
+        raise RequestError("unseen", "measures its own tasks at batch 1; leave out --tasks, --batches and --quick")
+    # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
+    plan = BenchPlan(
+        max_tokens=UNSEEN_TOKENS if args.length is None else args.length, rounds=args.rounds or 1, schemas=False
+    )
+    target = open_target(args)
+    drafters = (",".join(args.drafters),) if args.drafters else unseen.DRAFTERS  # those named are one mix
+    variants = [Variant(name, SpeculationConfig(drafter=name)) for name in drafters]
+    items = unseen.prompts(load("own" if args.data is None else "spec-bench", args.data), args.unseen)
+    llm = load_llm_for(variants, **given_options(args, EngineConfig))
+    if not llm.assembly.profiler.is_complete:
+        llm.measure()
+    cells = [(drafter, temperature) for drafter in drafters for temperature in unseen.TEMPERATURES]
+    measured = unseen.UnseenBench(llm, DrafterSlots(llm, target), plan).run(cells, items, ProgressBar())
+    found = unseen.UnseenResult(unseen_conditions(llm, plan), measured)
+    print_report(args, unseen.report_table(found), unseen.remarks(found), found.as_json(), lambda: page(found))
+    if found.verdict == "slower" or not all(cell.same_text for cell in found.cells):
+        return BELOW
+    return INCONCLUSIVE if found.verdict == "inconclusive" else 0
+
+
+def unseen_conditions(llm: LLM, plan: BenchPlan) -> dict[str, Any]:
+    """Return the conditions to repeat the measurement."""
+    from foretell.bench.machine import describe
+
+    return {
+        "version": __version__,
+        "model": llm.config.model,
+        "max_tokens": plan.max_tokens,
+        "rounds": plan.rounds,
+        "machine": describe(llm),
+    }
 
 
 def extent_of(args: argparse.Namespace) -> CellPlan:

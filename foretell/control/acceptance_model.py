@@ -1,8 +1,8 @@
 """Acceptance model: how likely draft tokens are to be accepted, by drafter, depth, confidence and tree width.
 
-Beta posteriors with exponentially decayed counts are kept by drafter and request class. A request shifts the odds of its
-class by what it saw itself (empirical Bayes). Drafters with few trials get an optimism bonus (UCB), because a drafter
-that is never used is never measured.
+Beta posteriors with exponentially decayed counts are kept by drafter and request class. A request shifts the odds of
+its class by what it saw itself (empirical Bayes). Drafters with few trials get an optimism bonus (UCB), because a
+drafter that is never used is never measured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adaptive controller: chooses the drafter and the draft length of every sequence before each step.
 
-`AdaptiveController.choose_draft_lengths` is where draft lengths are decided. It builds the options of each sequence from
-two learned models, acceptance (`acceptance_model`) and latency (`latency_model`, `draft_latency`), lets the pure function
-`choice.choose` maximise expected tokens per second, and turns the choices into budgets.
+`AdaptiveController.choose_draft_lengths` is where draft lengths are decided. It builds the options of each sequence
+from two learned models, acceptance (`acceptance_model`) and latency (`latency_model`, `draft_latency`), lets the pure
+function `choice.choose` maximise expected tokens per second, and turns the choices into budgets.
 """
 
 from __future__ import annotations
@@ -107,9 +107,8 @@ class AdaptiveController(Controller):
         return with_free, limit if self.settings.fixed_length is not None else min(limit, int(self._poll_length))
 
     def _waits_no_longer(self, seq: Sequence) -> bool:
-        if self._waits.get(seq.id, 0) > self.poll_limiter.step or self._free.issuperset(seq.request.drafters):
-            return False
-        return True
+        """Return whether the timed drafters of a sequence that is not polled are considered in this step."""
+        return self._waits.get(seq.id, 0) <= self.poll_limiter.step and not self._free.issuperset(seq.request.drafters)
 
     def _record_unpolled(self, seqs: list[Sequence], decoding: list[Sequence]) -> None:
         considered = {seq.id for seq in self._considered}

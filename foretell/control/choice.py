@@ -295,10 +295,8 @@ def min_probability(
     if choice.prices is None:
         return 0.0
     count, level, node = view.num_decoding, choice.prices.level, choice.prices.node
-    if choice.levels and view.padded_sizes:
-        row = view.row_context_seconds
-    else:
-        row = view.extra_seconds(count) / count
+    pads = bool(choice.levels and view.padded_sizes)
+    row = view.row_context_seconds if pads else view.extra_seconds(count) / count
     if not choice.levels:
         node = 0.0 if is_single_graph else node + level / count
     return min(0.9, tuning.min_probability_factor * (node + row) / view.plain_share)
