@@ -54,6 +54,7 @@ class AdaptiveController(Controller):
         tuning: ControllerTuning = ControllerTuning(),
     ) -> None:
         self.traits, self.settings, self.loader, self.tuning = dict(traits), settings, loader, tuning
+        self.clock = clock
         self.costs = costs or StepCosts(tuning=tuning)
         self.draft_latency = DraftLatency(self.traits, tuning)
         self.draft_costs = self.draft_latency.costs
@@ -69,6 +70,8 @@ class AdaptiveController(Controller):
         self._behind_slo: frozenset[int] = frozenset()  # of these, by id
         self._waits: dict[int, int] = {}  # by sequence: earliest step in which its timed drafters are considered
         self._saved_seconds = 0.0  # time that the drafts of this step should save
+        self._host_seconds: dict[bool, float] = {}  # by whether a step drafts: host time that no other part has
+        self._observed_at: tuple[float, int] = (0.0, 0)  # end of the last decode step, and its sequences
         self._poll_length = float(tuning.new_drafter_tokens)  # tokens that free drafters are asked for
 
     # What is asked before a step.
@@ -368,6 +371,7 @@ class AdaptiveController(Controller):
             rows += pending if pending < max_prompt_rows else max_prompt_rows
             cached += seq.num_computed_tokens
         most, costs, gap = self.settings.max_draft_tokens, self.costs, self.host_gap
+        host = self._host_seconds
         if self._makes_trees:
             most = max(most, min(self.settings.max_tree_nodes, MAX_TREE_ROWS // max(1, num_decoding)))
         return StepCostView(
@@ -376,7 +380,7 @@ class AdaptiveController(Controller):
             curve=costs.curve(rows + num_decoding * most),
             context_seconds=costs.context_seconds(cached),
             row_context_seconds=costs.pair_seconds * cached / len(seqs),  # each row attends to its own sequence
-            host_gap=gap.seconds(num_decoding),
+            host_gap=gap.seconds(num_decoding) + max(0.0, host.get(True, 0.0) - host.get(False, 0.0)),
             hidden_gap=gap.hidden_seconds(num_decoding),
             padded_sizes=costs.sizes if rows == 1 else (),
         )
@@ -422,6 +426,7 @@ class AdaptiveController(Controller):
             rows += scheduled.num_new_tokens + len(result.draft.parents)
             budgeted += scheduled.budget.nodes
             only_decoding &= scheduled.num_new_tokens == 1
+        self._observe_host(len(results), budgeted > 0, times if only_decoding else None)
         # A prefill step says little about the cost of one row, so the latency model does not start with one.
         if not times.is_outlier and (only_decoding or self.costs.is_known) and self.costs.should_observe(rows):
             context = sum([each.scheduled.start for each in results])
@@ -437,6 +442,21 @@ class AdaptiveController(Controller):
                 if result.scheduled.budget.nodes:
                     self._observe_draft(request, result)
                 request.resolve(result.scheduled.seq.tokens)
+
+    def _observe_host(self, count: int, has_drafts: bool, times: StepTimes | None) -> None:
+        """Learn the host time between two steps, drafts and target aside; with drafts there is more to do.
+
+        With async scheduling it overlaps with the device, and the host gap is measured instead.
+        """
+        before, sequences = self._observed_at
+        self._observed_at = (0.0, 0) if times is None or times.host_gap is not None else (self.clock(), count)
+        if times is None or times.is_outlier or sequences != count or self._observed_at[1] != count:
+            return
+        draft_seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
+        host = self._observed_at[0] - before - times.target_seconds - draft_seconds
+        known = self._host_seconds.get(has_drafts, host)
+        if 0 < host < times.target_seconds:  # else the engine was idle in between
+            self._host_seconds[has_drafts] = known + 0.05 * (min(host, 3 * known) - known)
 
     def _observe_draft(self, request: RequestAcceptance, result: StepResult) -> None:
         """Follow the draft of a timed drafter; free ones are followed already."""

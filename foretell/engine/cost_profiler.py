@@ -169,6 +169,7 @@ class CostProfiler:
     def _measure_draft(self, step: ProfileStep, seqs: list[Sequence]) -> None:
         budgets = [Budget(step.rows, step.drafter, max_depth=step.depth)] * len(seqs)
         self.engine.drafter.propose(seqs, budgets)  # prefills the sequences, which is not to be measured
+        self._run_target(step, seqs)  # evicts the drafter's weights from the caches of a CPU, as every step does
         began = perf_counter()
         drafts = self.engine.drafter.propose(seqs, budgets)
         seconds, nodes = perf_counter() - began, sum(map(len, drafts))
@@ -181,7 +182,15 @@ class CostProfiler:
         costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
 
     def _measure_target(self, step: ProfileStep, seqs: list[Sequence]) -> None:
-        drafts = [Draft.chain([0] * (step.rows - 1), "profile")] * len(seqs)
+        seconds = self._run_target(step, seqs)
+        if step.is_warmup:
+            return
+        context = step.cached * step.num_sequences
+        self.controller.costs.observe(step.num_sequences * step.rows, context, seconds, context * (step.rows - 1))
+
+    def _run_target(self, step: ProfileStep, seqs: list[Sequence]) -> float:
+        """Run a target step, of one row per sequence if a drafter is measured, and return its seconds."""
+        drafts = [Draft.chain([0] * (0 if step.drafter else step.rows - 1), "profile")] * len(seqs)
         began = perf_counter()
         output = self.engine.runner.forward([ScheduledSequence.of(seq, 1) for seq in seqs], drafts)
         if self.engine.runner.supports_async and output.argmax is not None:
@@ -189,11 +198,7 @@ class CostProfiler:
             output.argmax()
         else:
             output.logits.argmax(-1).tolist()  # waits for the device
-        if step.is_warmup:
-            return
-        context = step.cached * step.num_sequences
-        seconds = perf_counter() - began
-        self.controller.costs.observe(step.num_sequences * step.rows, context, seconds, context * (step.rows - 1))
+        return perf_counter() - began
 
     def save(self) -> None:
         """Save the measured costs atomically."""
