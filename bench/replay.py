@@ -14,7 +14,7 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -179,15 +179,16 @@ def play(
     scenario = Scenario(drafters, machine, load=lambda started: batch, seed=seed)
     replay = Replay(traces, controller, scenario, temperature=temperature)
     if isinstance(controller, AdaptiveController):
-        controller.poll_limiter.clock = replay.poll_clock
+        controller.clock = controller.poll_limiter.clock = replay.poll_clock
     found = replay.run()
     return Outcome([1 / found.speeds[number] for number in range(len(traces))])
 
 
-def learned(names: tuple[str, ...], machine: Machine, make: Callable[..., AdaptiveController] = AdaptiveController,
-            **options: Any) -> AdaptiveController:  # fmt: skip
+def learned(
+    names: tuple[str, ...], machine: Machine, traits: Mapping[str, DrafterTraits] = TRAITS, **options: Any
+) -> AdaptiveController:
     """Return a controller that knows the costs of the machine, as after the profile at start, and nothing else."""
-    controller = make({name: TRAITS[name] for name in names}, **options)
+    controller = AdaptiveController({name: traits[name] for name in names}, **options)
     for _ in range(3):
         for rows in (1, 2, 4, 8, 16):
             controller.costs.observe(rows, 128, machine.expected_seconds(rows, 128), 128 * (rows - 1))
@@ -208,7 +209,6 @@ def report(traces: list[Trace], temperature: float, machine: Machine, names: tup
     """Compare a controller with plain decoding and with the best fixed drafter and length in hindsight."""
     one_by_one: list[float] = []
     as_server: list[float] = []
-    tenth: list[float] = []
     fixed: dict[tuple[str, int], list[float]] = {}
     for seed in range(seeds):
         order = random.Random(seed).sample(traces, len(traces))
@@ -219,7 +219,6 @@ def report(traces: list[Trace], temperature: float, machine: Machine, names: tup
             play([trace], make(), names, **options).speedups(Outcome([plain.seconds[i]]))[0]
             for i, trace in enumerate(order)
         ]
-        tenth += play(order[:40], make(), names, **options).speedups(plain if False else Outcome(plain.seconds[:40]))
         if not seed:
             for name, length in fixed_lengths(names):
                 controller = FixedChain(name, length, TRAITS[name].is_free)

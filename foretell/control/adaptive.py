@@ -72,6 +72,7 @@ class AdaptiveController(Controller):
         self._saved_seconds = 0.0  # time that the drafts of this step should save
         self._host_seconds: dict[bool, float] = {}  # by whether a step drafts: host time that no other part has
         self._observed_at: tuple[float, int] = (0.0, 0)  # end of the last decode step, and its sequences
+        self._draft_prices: dict[int, tuple[float, float]] = {}  # seconds of free drafts, and what a token saves
         self._poll_length = float(tuning.new_drafter_tokens)  # tokens that free drafters are asked for
 
     # What is asked before a step.
@@ -249,7 +250,9 @@ class AdaptiveController(Controller):
     def _record_payoffs(
         self, view: StepCostView, choices: list[Choice], timed: list[list[DrafterOption]], in_flight: bool
     ) -> None:
-        """Credit polls with what free drafts save beyond the best timed draft."""
+        """Credit polls with what free drafts save beyond the best timed draft: now if none is used, else when its
+        result is known. What was expected of the drafts that were chosen is too much (the winner's curse)."""
+        self._draft_prices.clear()
         limiter = self.poll_limiter
         for seq, choice, options in zip(self._considered, choices, timed, strict=True):
             if not limiter.was_polled(seq.id):
@@ -259,11 +262,12 @@ class AdaptiveController(Controller):
                 if choice.nodes:
                     limiter.poll_next_step(seq.id)
                 continue
-            gain = 0.0
             if choice.nodes and choice.drafter in self._free:
                 other = best_choice(view, options, self.settings.margin, self.tuning) if options else PLAIN
-                gain = (choice.speedup - other.speedup) * view.plain_share
-            limiter.record_payoff(seq.id, gain)
+                price = view.sequence_seconds(choice.nodes) + (other.speedup - 2) * view.plain_share
+                self._draft_prices[seq.id] = (price, view.plain_share)
+            else:
+                limiter.record_payoff(seq.id, 0.0)
 
     def _explore(
         self,
@@ -436,6 +440,11 @@ class AdaptiveController(Controller):
             seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
             measured = None if times.is_outlier else seconds
             self.draft_latency.observe(results, measured, self.costs.single_row_seconds)
+        for result in results if self._draft_prices else ():
+            if result.scheduled.seq.id in self._draft_prices:
+                price, token_seconds = self._draft_prices.pop(result.scheduled.seq.id)
+                saved = result.num_accepted * token_seconds - price
+                self.poll_limiter.record_payoff(result.scheduled.seq.id, saved)
         for result in results if self._considered else ():
             request = self._requests.get(result.scheduled.seq.id)
             if request is not None and result.verify_result is not None:

@@ -93,7 +93,7 @@ class ControllerTuning:
     probe_interval: int = 32  # least interval between two probes, doubled up to 32 times while they fail
     baseline_interval: int = 64  # speculative steps per plain one, which keeps the price of plain steps known
     # Overhead of polling.
-    poll_start_share: float = 0.01  # of a sequence's decode time: what its polls may cost before they have paid
+    poll_start_share: float = 0.015  # of a sequence's decode time: what its polls may cost before they have paid
     poll_max_credit: int = 64  # polls that a sequence can have in the bank: drafts are rare and save much
     poll_refill_share: float = 0.005  # of step time: what polls without credit may cost
     poll_refill_seconds: float = 5e-6  # and at most so much per step, a tenth of it more for each sequence

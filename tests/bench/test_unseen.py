@@ -1,4 +1,4 @@
-"""Short texts that nobody has seen are measured one by one, between two runs of plain decoding."""
+"""Short texts that nobody has seen are measured one by one."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def page(found: UnseenResult) -> str:
     return render(
         title="Foretell bench: never-slower, unseen texts",
         headline=f"5th percentile {least.fifth_percentile:.2f} of plain decoding or more",
-        lead="Short texts that nobody has seen, each between two runs of plain decoding.",
+        lead="Short texts that nobody has seen, each compared with two runs of plain decoding.",
         tiles=[
             Tile(f"{least.fifth_percentile:.2f}", "lowest 5th percentile", f"the bar is {MIN_FIFTH:g}"),
             Tile(f"{max(cell.slow_share for cell in found.cells):.0%}", f"texts under {SLOW:g}"),
