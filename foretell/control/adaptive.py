@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 
 from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
@@ -31,10 +30,11 @@ from .decision_log import (
     DecisionLog,
     explain_switch,
 )  # fmt: skip
-from .draft_latency import TREE_SUFFIX, DraftLatency, HostGap
+from .draft_latency import DraftLatency, HostGap
 from .latency_model import StepCosts
+from .options import OptionBuilder
 from .overhead import Exploration, PollLimiter
-from .settings import MAX_TREE_ROWS, AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
+from .settings import AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
 from .slo import SloTracker
 
 NO_BUDGET = Budget()
@@ -63,16 +63,13 @@ class AdaptiveController(Controller):
         self.slo, self.host_gap, self.decisions = SloTracker(clock, tuning), HostGap(tuning), DecisionLog()
         self._free = self.draft_latency.free
         self._timed = sorted(name for name in traits if name not in self._free)
-        self._makes_trees = bool(settings.max_tree_nodes) and any(traits[name].makes_trees for name in self._timed)
+        self.options = OptionBuilder(settings, self.costs, self.draft_latency, self.host_gap, tuning)
         self._requests: dict[int, RequestAcceptance] = {}  # by sequence
         self._skip_reasons: dict[int, str] = {}  # by sequence, of this step
         self._considered: list[Sequence] = []  # sequences that may draft in this step
         self._behind_slo: frozenset[int] = frozenset()  # of these, by id
         self._waits: dict[int, int] = {}  # by sequence: earliest step in which its timed drafters are considered
         self._saved_seconds = 0.0  # time that the drafts of this step should save
-        self._host_seconds: dict[bool, float] = {}  # by whether a step drafts: host time that no other part has
-        self._observed_at: tuple[float, int] = (0.0, 0)  # end of the last decode step, and its sequences
-        self._draft_prices: dict[int, tuple[float, float]] = {}  # seconds of free drafts, and what a token saves
         self._poll_length = float(tuning.new_drafter_tokens)  # tokens that free drafters are asked for
 
     # What is asked before a step.
@@ -118,7 +115,7 @@ class AdaptiveController(Controller):
         considered = {seq.id for seq in self._considered}
         self.decisions.record_unpolled([seq.request.drafters for seq in decoding if seq.id not in considered])
         if not considered and self.settings.fixed_length is None:
-            self.decisions.record_step(False, lambda: self._explain(self._cost_view(seqs), decoding))
+            self.decisions.record_step(False, lambda: self._explain(self.options.view(seqs), decoding))
 
     def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
         """Return the drafter and the draft length of each sequence; sequences that are not considered get none."""
@@ -146,10 +143,16 @@ class AdaptiveController(Controller):
 
     def _adapt(self, seqs: list[Sequence], free_drafts: FreeDrafts, in_flight: bool = False) -> dict[int, Budget]:
         """Return the budgets that maximise expected tokens per second. `in_flight`: the step is already in flight."""
-        considered, view = self._considered, self._cost_view(seqs)
+        considered, view = self._considered, self.options.view(seqs)
         margin, throughput = self.settings.margin, self.settings.throughput
-        free_options = [self._free_options(seq, free_drafts.get(seq.id, NO_DRAFTS)) for seq in considered]
-        timed_options = [self._timed_options(view, seq) for seq in considered]
+        free_options, timed_options = [], []
+        for seq in considered:
+            request = self._requests[seq.id]
+            request.free_confidence, found = None, list[DrafterOption]()
+            if self._free and self.poll_limiter.was_polled(seq.id) and not self._free.isdisjoint(seq.request.drafters):
+                found = self.options.free(seq, request, free_drafts.get(seq.id, NO_DRAFTS))
+            free_options.append(found)
+            timed_options.append(self.options.timed(view, seq, request) if self._timed else [])
         options = [free + timed for free, timed in zip(free_options, timed_options, strict=True)]
         urgent: list[bool] = []
         if self._behind_slo:
@@ -165,50 +168,6 @@ class AdaptiveController(Controller):
         self.host_gap.observe_savings(self._saved_seconds)
         self._explore(view, choices, budgets, free_drafts, in_flight)
         return budgets
-
-    def _free_options(self, seq: Sequence, free_drafts: Mapping[str, Draft]) -> list[DrafterOption]:
-        """Return the drafts that free drafters offer, and note their confidence for timed drafters."""
-        request = self._requests[seq.id]
-        request.free_confidence = None
-        if not self._free or not self.poll_limiter.was_polled(seq.id) or self._free.isdisjoint(seq.request.drafters):
-            return []
-        if not free_drafts:
-            request.free_confidence = 0.0
-            return []
-        limit = self.settings.max_length(seq)
-        found = [
-            DrafterOption(name, request.free_probs(name, draft.truncate(limit)))
-            for name, draft in free_drafts.items()
-            if name in self._free
-        ]
-        request.free_confidence = max([each.accept_probs[0] for each in found if each.accept_probs], default=0.0)
-        return found
-
-    def _timed_options(self, view: StepCostView, seq: Sequence) -> list[DrafterOption]:
-        """Return the expected drafts of timed drafters, as chains and, where they make them, as trees."""
-        if not self._timed:
-            return []
-        request, limit, tuning = self._requests[seq.id], self.settings.max_length(seq), self.tuning
-        options = []
-        for name in seq.request.drafters:
-            if name in self._free:
-                continue
-            is_new = request.rates[name].group.trials[FIRST_TOKEN] < tuning.new_drafter_tokens
-            length = min(limit, tuning.new_drafter_tokens) if is_new else limit
-            prices = self.draft_costs[name].prices(view.plain_seconds)
-            prefill = 0.0
-            if tokens := self.draft_latency.prefill_tokens(seq, name):  # spread over the tokens that it will serve
-                horizon = tuning.prefill_horizon // 4 if is_new else tuning.prefill_horizon
-                prefill = prices.token * tokens / max(1, min(seq.remaining_tokens, horizon))
-            probs = request.chain_probs(name, length)
-            if is_new or not self._makes_trees or not self.traits[name].makes_trees:
-                options.append(DrafterOption(name, probs, prices, prefill))
-                continue
-            nodes = self.settings.max_nodes(seq, view.num_decoding)
-            tree_prices = self.draft_costs[name + TREE_SUFFIX].prices(view.plain_seconds)
-            level_probs = partial(request.level_probs, name, length)
-            options.append(DrafterOption(name, probs, prices, prefill, nodes, tree_prices, level_probs))
-        return options
 
     def _can_catch_up(self, view: StepCostView, seq: Sequence, options: list[DrafterOption]) -> bool:
         """Return whether a sequence is behind its SLO and can still meet it if no other one drafted."""
@@ -250,9 +209,7 @@ class AdaptiveController(Controller):
     def _record_payoffs(
         self, view: StepCostView, choices: list[Choice], timed: list[list[DrafterOption]], in_flight: bool
     ) -> None:
-        """Credit polls with what free drafts save beyond the best timed draft: now if none is used, else when its
-        result is known. What was expected of the drafts that were chosen is too much (the winner's curse)."""
-        self._draft_prices.clear()
+        """Credit polls with what free drafts should save beyond the best timed draft."""
         limiter = self.poll_limiter
         for seq, choice, options in zip(self._considered, choices, timed, strict=True):
             if not limiter.was_polled(seq.id):
@@ -262,12 +219,11 @@ class AdaptiveController(Controller):
                 if choice.nodes:
                     limiter.poll_next_step(seq.id)
                 continue
+            gain = 0.0
             if choice.nodes and choice.drafter in self._free:
                 other = best_choice(view, options, self.settings.margin, self.tuning) if options else PLAIN
-                price = view.sequence_seconds(choice.nodes) + (other.speedup - 2) * view.plain_share
-                self._draft_prices[seq.id] = (price, view.plain_share)
-            else:
-                limiter.record_payoff(seq.id, 0.0)
+                gain = (choice.speedup - other.speedup) * view.plain_share
+            limiter.record_payoff(seq.id, gain)
 
     def _explore(
         self,
@@ -365,30 +321,6 @@ class AdaptiveController(Controller):
         unpolled = () if polled else [name for name in drafters if name in self._free]
         self._skip_reasons[seq.id] = self.decisions.record_sequence(drafters, with_draft, unpolled, drafter, reason)
 
-    def _cost_view(self, seqs: list[Sequence]) -> StepCostView:
-        """Return the costs of the next step with these sequences."""
-        num_decoding = rows = cached = 0
-        max_prompt_rows = self.tuning.max_prompt_rows
-        for seq in seqs:
-            pending = len(seq.tokens) - seq.num_computed_tokens
-            num_decoding += pending == 1
-            rows += pending if pending < max_prompt_rows else max_prompt_rows
-            cached += seq.num_computed_tokens
-        most, costs, gap = self.settings.max_draft_tokens, self.costs, self.host_gap
-        host = self._host_seconds
-        if self._makes_trees:
-            most = max(most, min(self.settings.max_tree_nodes, MAX_TREE_ROWS // max(1, num_decoding)))
-        return StepCostView(
-            num_decoding=num_decoding,
-            rows=rows,
-            curve=costs.curve(rows + num_decoding * most),
-            context_seconds=costs.context_seconds(cached),
-            row_context_seconds=costs.pair_seconds * cached / len(seqs),  # each row attends to its own sequence
-            host_gap=gap.seconds(num_decoding) + max(0.0, host.get(True, 0.0) - host.get(False, 0.0)),
-            hidden_gap=gap.hidden_seconds(num_decoding),
-            padded_sizes=costs.sizes if rows == 1 else (),
-        )
-
     # Async scheduling.
 
     def expects_plain_step(self, seqs: list[Sequence]) -> bool:
@@ -430,7 +362,7 @@ class AdaptiveController(Controller):
             rows += scheduled.num_new_tokens + len(result.draft.parents)
             budgeted += scheduled.budget.nodes
             only_decoding &= scheduled.num_new_tokens == 1
-        self._observe_host(len(results), budgeted > 0, times if only_decoding else None)
+        self.host_gap.observe_step(len(results), budgeted > 0, self.clock(), times if only_decoding else None)
         # A prefill step says little about the cost of one row, so the latency model does not start with one.
         if not times.is_outlier and (only_decoding or self.costs.is_known) and self.costs.should_observe(rows):
             context = sum([each.scheduled.start for each in results])
@@ -440,32 +372,12 @@ class AdaptiveController(Controller):
             seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
             measured = None if times.is_outlier else seconds
             self.draft_latency.observe(results, measured, self.costs.single_row_seconds)
-        for result in results if self._draft_prices else ():
-            if result.scheduled.seq.id in self._draft_prices:
-                price, token_seconds = self._draft_prices.pop(result.scheduled.seq.id)
-                saved = result.num_accepted * token_seconds - price
-                self.poll_limiter.record_payoff(result.scheduled.seq.id, saved)
         for result in results if self._considered else ():
             request = self._requests.get(result.scheduled.seq.id)
             if request is not None and result.verify_result is not None:
                 if result.scheduled.budget.nodes:
                     self._observe_draft(request, result)
                 request.resolve(result.scheduled.seq.tokens)
-
-    def _observe_host(self, count: int, has_drafts: bool, times: StepTimes | None) -> None:
-        """Learn the host time between two steps, drafts and target aside; with drafts there is more to do.
-
-        With async scheduling it overlaps with the device, and the host gap is measured instead.
-        """
-        before, sequences = self._observed_at
-        self._observed_at = (0.0, 0) if times is None or times.host_gap is not None else (self.clock(), count)
-        if times is None or times.is_outlier or sequences != count or self._observed_at[1] != count:
-            return
-        draft_seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
-        host = self._observed_at[0] - before - times.target_seconds - draft_seconds
-        known = self._host_seconds.get(has_drafts, host)
-        if 0 < host < times.target_seconds:  # else the engine was idle in between
-            self._host_seconds[has_drafts] = known + 0.05 * (min(host, 3 * known) - known)
 
     def _observe_draft(self, request: RequestAcceptance, result: StepResult) -> None:
         """Follow the draft of a timed drafter; free ones are followed already."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretell.types import DrafterTraits, Sequence, StepResult
+from foretell.types import DrafterTraits, Sequence, StepResult, StepTimes
 
 from .latency_model import Fit
 from .settings import ControllerTuning
@@ -165,6 +165,8 @@ class HostGap:
         # makes the drafts itself: it idles less then, because the host prepares the verification meanwhile.
         self._samples: dict[tuple[int, bool], deque[float]] = {}
         self._medians: dict[bool, dict[int, float]] = {False: {}, True: {}}
+        self._host_seconds: dict[bool, float] = {}  # by whether a step drafts: host time that no other part has
+        self._observed_at: tuple[float, int] = (0.0, 0)  # end of the last decode step, and its sequences
         self._savings = 0.0  # moving average of the seconds that drafts save per step
         self._async_steps = 0  # since the last synchronous one
 
@@ -174,6 +176,27 @@ class HostGap:
         samples = self._samples.setdefault((size, device_drafts), deque(maxlen=self.tuning.gap_samples))
         samples.append(seconds)
         self._medians[device_drafts][size] = median_low(samples)
+
+    def observe_step(self, count: int, has_drafts: bool, now: float, times: StepTimes | None) -> None:
+        """Learn the host time between two steps, drafts and target aside; with drafts there is more to do.
+
+        `times` is None unless all sequences were decoding. With async scheduling it overlaps with the device, and the
+        host gap is measured instead.
+        """
+        before, sequences = self._observed_at
+        self._observed_at = (0.0, 0) if times is None or times.host_gap is not None else (now, count)
+        if times is None or times.is_outlier or sequences != count or self._observed_at[1] != count:
+            return
+        draft_seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
+        host = self._observed_at[0] - before - times.target_seconds - draft_seconds
+        known = self._host_seconds.get(has_drafts, host)
+        if 0 < host < times.target_seconds:  # else the engine was idle in between
+            self._host_seconds[has_drafts] = known + 0.05 * (min(host, 3 * known) - known)
+
+    @property
+    def host_seconds(self) -> float:
+        """Return the host time that drafts add to a step, without async scheduling."""
+        return max(0.0, self._host_seconds.get(True, 0.0) - self._host_seconds.get(False, 0.0))
 
     def observe_savings(self, seconds: float) -> None:
         """Add the time that the drafts of one step are expected to save."""

@@ -104,13 +104,11 @@ class PollLimiter:
         state.last_step, state.length, state.batch_size = self.step, len(seq.tokens), max(1, self._batch_size)
 
     def record_payoff(self, seq_id: int, saved_seconds: float, late: bool = False) -> None:
-        """Credit a poll with the time that its draft has saved.
+        """Credit a poll with the time that its draft is expected to save.
 
         `late`: the step was already in flight. Such a poll cannot save anything, so it does not enter the mean payoff.
         """
-        state, one, most = self._states.get(seq_id), self.poll_seconds, self.tuning.poll_max_credit
-        if state is None:
-            return
+        state, one, most = self._states[seq_id], self.poll_seconds, self.tuning.poll_max_credit
         net = min(saved_seconds / one, most) - 1
         state.credit = min(max(state.credit, 0.0) + net * one, most * one)
         if not late:

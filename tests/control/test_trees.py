@@ -194,9 +194,9 @@ def test_only_the_step_of_a_single_sequence_counts_on_padding() -> None:
     clock.controller.costs.observe(1, 10, 0.01, 0)
     alone, prompt = clock.sequence(), clock.sequence()
     prompt.tokens += [1] * 30
-    assert clock.controller._cost_view([alone]).padded_sizes == CAPTURE_ROWS
+    assert clock.controller.options.view([alone]).padded_sizes == CAPTURE_ROWS
     for batch in ([alone, prompt], [alone, clock.sequence()], [prompt]):
-        assert clock.controller._cost_view(batch).padded_sizes == ()
+        assert clock.controller.options.view(batch).padded_sizes == ()
 
 
 def test_the_rate_of_a_level_is_never_negative() -> None:
