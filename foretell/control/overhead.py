@@ -177,9 +177,12 @@ class Exploration:
         """Start the backoff again, because a draft token of the drafter was accepted."""
         self._backoff.pop(drafter, None)
 
-    def wants_baseline(self, speedup: float) -> bool:
-        """Return whether this step should be plain. The larger the expected `speedup`, the less that would change."""
-        if self._speculative < self._baseline * speedup:
+    def wants_baseline(self, speedup: float, is_known: bool) -> bool:
+        """Return whether this step should be plain. The larger the expected `speedup`, the less that would change.
+
+        `is_known`: costs were measured at start or in enough steps, so there is no hurry.
+        """
+        if self._speculative < max(self._baseline, self.tuning.baseline_interval if is_known else 0) * speedup:
             return False
         self._baseline = min(2 * self._baseline, 4 * self.tuning.baseline_interval)
         return True

@@ -121,12 +121,13 @@ def test_probes_stay_within_their_share_of_time_and_back_off() -> None:
     assert exploration.begin_probe("head", step, 0.004, 0.01), "an accepted token ends the backoff"
 
 
-def test_baseline_steps_become_rare() -> None:
+@pytest.mark.parametrize(("is_known", "first"), [(False, 10), (True, 84)])
+def test_baseline_steps_become_rare(is_known: bool, first: int) -> None:
     exploration, plain = Exploration(), []
     for step in range(4000):
-        if exploration.wants_baseline(1.3):
+        if exploration.wants_baseline(1.3, is_known):
             plain.append(step)
             exploration.record_step(False)
         else:
             exploration.record_step(True)
-    assert plain[0] < 16 and plain[-1] - plain[-2] >= 4 * TUNING.baseline_interval
+    assert first <= plain[0] <= first + 2 and plain[-1] - plain[-2] >= 4 * TUNING.baseline_interval
