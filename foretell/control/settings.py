@@ -79,7 +79,7 @@ class ControllerTuning:
     subsample: int = 32  # then 1 step in 32 of about the same rows, since an update costs host time
     draft_subsample: int = 8  # the same for drafts, which have fewer shapes
     draft_start_share: float = 0.2  # prior share of a one-token draft's time that does not depend on its length
-    draft_node_share: float = 0.1  # prior share that grows with tokens instead of levels
+    draft_node_share: float = 0.05  # prior share that grows with tokens instead of levels
     draft_prefill_share: float = 0.05  # prior time of prefilling one token, over a one-token draft
     prefill_horizon: int = 64  # output tokens over which a drafter's prefill must pay for itself
     new_drafter_tokens: int = 4  # draft length, and trials, until a drafter counts as known
