@@ -2,7 +2,7 @@
 
 Switches one mechanism off at a time and compares total time with the whole controller, in the simulator's scenarios
 and, with --traces, in replays of drafts that bench/replay.py recorded. Prints Markdown with 95% t intervals over
-scenarios and seeds, or over texts.
+scenarios and seeds, or over requests.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CLASS_OF = control.request_class_of
 
 
 def replayed(job: tuple[Without, Path, float]) -> list[float]:
-    """Return the seconds per token of each text, seen first."""
+    """Return the seconds per token of each request, seen first."""
     without, file, temperature = job
     with_classes(without)
     found, names = [], ("suffix", "recycle", "eagle")
@@ -109,7 +109,7 @@ def main() -> None:
         columns[group] = lambda without, jobs=jobs: pool.map(seconds, [(without, *job) for job in jobs], chunksize=1)
     for named in args.traces:
         file, _, temperature = named.partition("@")
-        columns[f"first texts, T={temperature}"] = lambda without, job=(Path(file), float(temperature)): pool.map(
+        columns[f"first requests, T={temperature}"] = lambda without, job=(Path(file), float(temperature)): pool.map(
             replayed, [(without, *job)]
         )[0]
     print(f"| without | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")

@@ -1,6 +1,6 @@
-"""`bench never-slower --unseen`: short texts that nobody has seen, each with what speculation costs or saves it.
+"""`bench never-slower --unseen`: short requests never seen before, each with what speculation costs or saves it.
 
-A mean hides what this asks: whether any single short text pays for looking. The adaptive variant starts without learned
+A mean hides what this asks: whether any single short request pays for looking. The adaptive variant starts without learned
 acceptance and meets every prompt once, as a server after its start does. Plain decoding runs twice after it: the ratio
 of the two is the noise of the machine.
 """
@@ -28,8 +28,8 @@ from .plan import BenchPlan
 from .prompt import BenchPrompt
 
 SLOW = 0.95  # share of plain decoding's speed below which a text counts as slower
-MAX_SLOW = 0.02  # share of the texts that may be
-MIN_FIFTH = 0.97  # least 5th percentile of the texts
+MAX_SLOW = 0.02  # share of the requests that may be
+MIN_FIFTH = 0.97  # least 5th percentile of the requests
 DRAFTERS = ("auto", "suffix,recycle")
 TEMPERATURES = (0.0, 1.0)
 SKIPPED_TASKS = ("edit", "logs")  # they copy their prompt, so every drafter is fast on them
@@ -37,15 +37,15 @@ SKIPPED_TASKS = ("edit", "logs")  # they copy their prompt, so every drafter is 
 
 @dataclass(frozen=True)
 class UnseenCell:
-    """The texts of one drafter and temperature: speeds over plain decoding, each the median over rounds."""
+    """The requests of one drafter and temperature: speeds over plain decoding, each the median over rounds."""
 
     drafter: str
     temperature: float
-    texts: int
+    requests: int
     rounds: int
     speedup: float  # geometric mean
     fifth_percentile: float
-    slow_share: float  # of texts under SLOW
+    slow_share: float  # of requests under SLOW
     noise_fifth_percentile: float  # the same two of plain decoding over itself
     noise_slow_share: float
     same_text: bool
@@ -87,7 +87,7 @@ def prompts(items: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
 
 
 class UnseenBench:
-    """Measures short texts on a loaded model."""
+    """Measures short requests on a loaded model."""
 
     def __init__(self, llm: LLM, slots: DrafterSlots, plan: BenchPlan) -> None:
         self.llm, self._make, self._plan = llm, slots, plan
@@ -142,7 +142,7 @@ def _cell(
     return UnseenCell(
         drafter=drafter,
         temperature=temperature,
-        texts=len(speedups),
+        requests=len(speedups),
         rounds=rounds,
         speedup=math.exp(fmean(map(math.log, speedups))),
         fifth_percentile=fifth_percentile(speedups),
@@ -159,7 +159,7 @@ def fifth_percentile(values: Sequence[float]) -> float:
     return quantiles(values, n=20, method="inclusive")[0] if len(values) > 1 else values[0]
 
 
-HEAD = ("drafter", "T", "texts", "speedup", "5th percentile", f"under {SLOW:g}", "noise", "verdict", "same text")
+HEAD = ("drafter", "T", "requests", "speedup", "5th percentile", f"under {SLOW:g}", "noise", "verdict", "same text")
 
 
 def report_table(result: UnseenResult) -> ReportTable:
@@ -168,7 +168,7 @@ def report_table(result: UnseenResult) -> ReportTable:
         [
             cell.drafter,
             f"{cell.temperature:g}",
-            str(cell.texts),
+            str(cell.requests),
             f"{cell.speedup:.2f}",
             f"{cell.fifth_percentile:.2f}",
             f"{cell.slow_share:.0%}",
@@ -184,7 +184,7 @@ def report_table(result: UnseenResult) -> ReportTable:
 def remarks(result: UnseenResult) -> list[str]:
     """Return the notes below the table."""
     return [
-        f"Bars: a 5th percentile of {MIN_FIFTH:g} and at most {MAX_SLOW:.0%} of the texts under {SLOW:g} of the speed "
-        "of plain decoding. Noise: the same two figures of plain decoding over itself.",
+        f"Bars: a 5th percentile of {MIN_FIFTH:g} and at most {MAX_SLOW:.0%} of the requests under {SLOW:g} of the "
+        "speed of plain decoding. Noise: the same two figures of plain decoding over itself.",
         f"{result.verdict.upper()}: {len(result.cells)} cells.",
     ]

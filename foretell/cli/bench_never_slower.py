@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, metavar="N", help=f"rounds before the first decision (default: {usual.rounds})"
     )
     group.add_argument("--most-rounds", type=int, metavar="N", help=f"maximum rounds (default: {usual.max_rounds})")
-    unseen = parser.add_argument_group("short texts that nobody has seen")
-    unseen.add_argument("--unseen", type=int, metavar="N", help="measure N short texts one by one instead of cells")
+    unseen = parser.add_argument_group("short requests never seen before")
+    unseen.add_argument("--unseen", type=int, metavar="N", help="measure N short requests one by one instead of cells")
     unseen.add_argument("--data", type=Path, metavar="PATH", help="take them from Spec-Bench in this folder")
     add_options(parser.add_argument_group("model"), EngineConfig)
 
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_unseen(args: argparse.Namespace) -> int:
-    """Measure short texts one by one."""
+    """Measure short requests one by one."""
     from foretell.bench import unseen
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.measure import Variant

@@ -1,4 +1,4 @@
-"""Short texts that nobody has seen are measured one by one."""
+"""Short requests never seen before are measured one by one."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_the_command_measures_unseen_texts(tiny_folder: Path, tmp_path: Path, mo
     out, page = tmp_path / "found.json", tmp_path / "found.html"
     command = ["bench", "never-slower", "--unseen", "2", "--max-tokens", "8", "--drafters", "suffix,recycle"]
     code = main([*command, "--model", str(tiny_folder), "--out", str(out), "--html", str(page)])
-    assert code in (0, 1, 4), "speeds of so short texts are noise"
+    assert code in (0, 1, 4), "speeds of so short requests are noise"
     found = json.loads(out.read_text())
     assert [cell["drafter"] for cell in found["cells"]] == ["suffix,recycle"] * 2
-    assert all(cell["same_text"] and cell["texts"] == 2 for cell in found["cells"])
+    assert all(cell["same_text"] and cell["requests"] == 2 for cell in found["cells"])
     assert "unseen" in page.read_text()
     assert main([*command, "--quick", "--model", str(tiny_folder)]) == 2
