@@ -1,8 +1,8 @@
 """`bench never-slower --unseen`: short requests never seen before, each with what speculation costs or saves it.
 
-A mean hides what this asks: whether any single short request pays for looking. The adaptive variant starts without learned
-acceptance and meets every prompt once, as a server after its start does. Plain decoding runs twice after it: the ratio
-of the two is the noise of the machine.
+A mean hides what this asks: whether any single short request pays for looking. The adaptive variant starts without
+learned acceptance and meets every prompt once, as a server after its start does. Plain decoding runs twice after it:
+the ratio of the two is the noise of the machine.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Fit:
             return None
         if mean.shape != (size,) or covariance.shape != (size, size) or not is_plausible(mean, covariance, noise):
             return None
-        found = cls(mean, covariance + tuning.loaded_pace**2 * np.outer(mean, mean), tuning)
+        found = cls(mean, covariance + (tuning.pace / 2) ** 2 * np.outer(mean, mean), tuning)
         found.noise = noise
         return found
 

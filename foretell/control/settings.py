@@ -71,8 +71,7 @@ class ControllerTuning:
     noise: float = 0.1  # assumed noise of one measurement
     outlier: float = 3.0  # residuals are clipped at this many medians
     drift: float = 0.002  # random walk of all costs per step: the machine changes
-    pace: float = 0.5  # prior deviation of the overall pace, and after a lasting change of it
-    loaded_pace: float = 0.2  # the same for saved costs
+    pace: float = 0.5  # prior deviation of the overall pace, and after a lasting change of it; half for saved costs
     bend: float = 0.1  # prior deviation of the rows curve around a line
     slope: float = 3.0  # prior deviation of the cost of a row, over its prior mean
     warm_steps: int = 64  # updates before subsampling starts
