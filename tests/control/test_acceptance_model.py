@@ -92,10 +92,11 @@ def test_a_request_shifts_the_odds_of_its_class(rate: float) -> None:
     assert other.rate(cell(0.5, 1)) == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_request_that_is_like_its_class_keeps_its_odds() -> None:
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_request_that_is_like_its_class_keeps_its_odds(every: int) -> None:
     rates = request_of({"a": FREE}).rates["a"]
-    for trial in range(600):
-        rates.count(cell(None, 1), trial % 2 == 0)
+    for trial in range(900):
+        rates.count(cell(None, 1), trial % every == 0)
     assert rates.odds == pytest.approx(1.0, abs=0.15)
 
 

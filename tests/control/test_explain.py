@@ -78,6 +78,7 @@ def test_costs_are_measured_saved_and_loaded(
     assert controller.costs.is_known, "the most useful costs are measured at start"
     (saved,) = (tmp_path / "costs").iterdir()
     assert not json.loads(saved.read_text())["complete"]
+    assert LLM(tiny_folder, drafter="ngram,exit:1", quiet=True).assembly.profiler.run_one(), "the others are left"
     controller.costs.load({})
     before = llm.engine.runner.pool.num_held
     clock = _forward_takes(llm.engine.runner, monkeypatch, lambda rows: 0.01 + 0.001 * rows)

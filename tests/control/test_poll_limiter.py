@@ -57,7 +57,7 @@ def test_polls_without_payoff_stay_within_the_refill_of_the_bucket(count: int) -
     assert any(polled[-1000:]), "some sequence is still polled"
 
 
-@pytest.mark.parametrize("poll_seconds", [1e-4, 3e-4])
+@pytest.mark.parametrize("poll_seconds", [1e-3, 2e-3])
 def test_polls_of_a_short_text_cost_a_bounded_share_of_its_time(poll_seconds: float) -> None:
     """96 tokens seen first: what looking may cost is the share on credit, plus a few polls until a price is known."""
     clock = Clock()
