@@ -1,9 +1,9 @@
 """Record what each drafter would propose at every position of real outputs, and replay it without a model.
 
-    python bench/replay.py record FILE --prompts PROMPTS.jsonl --temperature 0
-    python bench/replay.py run FILE --seeds 4
+    python bench/replay.py FILE --record --data SPEC_BENCH --temperature 0
+    python bench/replay.py FILE --temperature 0 --drafters suffix,recycle,eagle
 
-`record` runs plain decoding and keeps the drafts that were not used. `run` then plays any controller over them with the
+`--record` runs plain decoding and keeps the drafts that were not used. Without it a controller plays over them with the
 step and draft costs of a machine, so that policies can be compared by the thousand and without noise.
 """
 
@@ -242,16 +242,71 @@ def harmonic(speedups: list[float]) -> float:
     return len(speedups) / sum(1 / value for value in speedups)
 
 
+class Recorder(Controller):
+    """Asks every drafter in each step, keeps the drafts and uses none."""
+
+    allows_early_start = False
+
+    def __init__(self, timed: str) -> None:
+        self.timed, self.drafts = timed, dict[str, dict[int, dict[str, Draft]]]()
+
+    def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+        return [seq for seq in seqs if seq.is_decoding], 16
+
+    def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
+        for seq in seqs:
+            found = dict(free_drafts.get(seq.id, {}))
+            self.drafts.setdefault(seq.request.id, {})[len(seq.tokens)] = found
+        lengths = [min(CHAIN, seq.remaining_tokens - 1) if seq.is_decoding else 0 for seq in seqs]
+        return [Budget(max(0, length), self.timed) for length in lengths]
+
+    def trim(self, scheduled: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
+        for each, draft in zip(scheduled, drafts, strict=True):
+            if len(draft):
+                self.drafts[each.seq.request.id][len(each.seq.tokens)][self.timed] = draft
+        return [Draft()] * len(drafts)
+
+
+def record(file: Path, data: Path | None, temperature: float) -> None:
+    """Write the traces of a workload, eight prompts of each task."""
+    from foretell import LLM
+    from foretell.bench.workloads import load as workload
+
+    llm = LLM("smollm2-135m", drafter="auto", quiet=True)
+    recorder = llm.engine.controller = Recorder(HEAD.name)
+    seen: dict[str, int] = {}
+    with gzip.open(file, "wt") as lines:
+        for number, item in enumerate(workload("own" if data is None else "spec-bench", data)):
+            seen[item.task] = seen.get(item.task, 0) + 1
+            if seen[item.task] > 8:
+                continue
+            recorder.drafts.clear()
+            params = SamplingParams(temperature=temperature, max_tokens=128, seed=number)
+            (output,) = llm.chat([list(item.messages)], params)
+            (drafts,) = recorder.drafts.values()
+            saved = {
+                at: {name: [d.tokens, d.parents, d.confidence] for name, d in by_name.items()}
+                for at, by_name in drafts.items()
+            }
+            tokens, prompt = list(output.outputs[0].token_ids), len(output.prompt_token_ids)
+            line = {"task": item.task, "prompt": prompt, "tokens": tokens, "drafts": saved}
+            print(json.dumps(line), file=lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--record", action="store_true", help="write the file instead of playing it")
+    parser.add_argument("--data", type=Path, help="the folder of Spec-Bench, to record it instead of the own prompts")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--machine", choices=MACHINES, default="cpu")
     parser.add_argument("--drafters", default="suffix,recycle,eagle")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
     names, machine = tuple(args.drafters.split(",")), MACHINES[args.machine]
-    for file in args.files:
+    for file in args.files if args.record else ():
+        record(file, args.data, args.temperature)
+    for file in () if args.record else args.files:
         found = report(load(file), args.temperature, machine, names, args.seeds, lambda: learned(names, machine))
         print(
             file.name,
