@@ -53,6 +53,7 @@ class QuantizedInputs {
     AlignedVector<int8_t> values_;
     AlignedVector<float> scales_;
     AlignedVector<int32_t> offsets_;
+    AlignedVector<int16_t> wide_pairs_;
 };
 
 // Multiply the rows by the weights, into y [count, outputs].
