@@ -116,7 +116,8 @@ def parameters(config: ModelConfig) -> int:
     width, heads = config.width, (config.heads + 2 * config.kv_heads) * config.head_dim
     attention = width * heads + config.heads * config.head_dim * width
     biases = heads * config.qkv_bias + width * config.out_bias + (2 * config.ffn + width) * config.mlp_bias
-    norms = width * (4 if config.sandwich_norms else 2) + 2 * config.head_dim * config.qk_norm
+    normed_heads = config.heads + config.kv_heads if config.full_qk_norm else 2
+    norms = 2 * width * (config.pre_norms + config.sandwich_norms) + normed_heads * config.head_dim * config.qk_norm
     layer = attention + 3 * width * config.ffn + biases + norms
     return config.layers * layer + width + config.vocab * width * (1 if config.tied else 2)
 

@@ -32,6 +32,7 @@ from foretell.models.quantize import (
 from foretell.models.sharding import Shard
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.cuda.warmup import DUMMY_WEIGHT, BackgroundWarmup, HeadWarmup, one_layer_per_kind
+from foretell.runner.fast_paths import missing_fast_path
 from foretell.runner.memory_plan import graph_workspace, step_workspace
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import ModelShardSpec, TensorParallelGroup
@@ -88,7 +89,12 @@ class ModelSource:
     @property
     def padded_sizes(self) -> tuple[int, ...]:
         """Return the step sizes in rows that steps are padded to; empty if they are not padded."""
-        return CAPTURE_ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
+        return CAPTURE_ROWS if self.has_triton_executor(self.config.context) else ()
+
+    def has_triton_executor(self, context: int) -> bool:
+        """Return whether its steps run in Triton kernels when it is served with this context."""
+        on_gpu = self.device.type == "cuda" and find_spec("triton") is not None
+        return on_gpu and missing_fast_path(self.config, "cuda", context) is None
 
     def step_workspace(self, tokens: int, context: int) -> int:
         """Return the workspace of its steps on a GPU, including captured ones."""
@@ -155,7 +161,7 @@ class ModelSource:
             prepared_bytes(dummy_config, self.dtype, "meta")
             + cache_size.context * self.token_bytes // self.config.layers
         )
-        if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
+        if not self.has_triton_executor(context) or self.shard is not None or 2 * needed > free:
             return nullcontext()
 
         def make() -> ModelRunner:
@@ -225,6 +231,13 @@ def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
     if source.device.type != "cpu":
         return f"{start}, weights and activations, one scale per row"
     return start + ("" if native_for(source.device) else ", run in floats: no native kernels")
+
+
+def describe_executor(config: EngineConfig, source: ModelSource, context: int) -> str:
+    """Return a line for the user if the model runs in torch for want of kernels; empty if it does not."""
+    missing = missing_fast_path(source.config, source.device.type, context)
+    kernels = "native library" if source.device.type == "cpu" else "Triton kernels"
+    return f"{config.model}: runs in torch, slower: the {kernels} lack {missing}" if missing else ""
 
 
 def choose_device(name: str, field: str = "device") -> torch.device:

@@ -18,6 +18,7 @@ from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import pack, pack_async
 from foretell.runner.executor import AsyncStep, EagerExecutor, Executor, PendingChains, StepOutput
+from foretell.runner.fast_paths import missing_fast_path
 from foretell.runner.heads.ops import HeadOps, TorchHeadOps
 from foretell.runner.native.executor import native_executor
 from foretell.sampling.cuda_sampler import SamplingBatch
@@ -124,7 +125,8 @@ class ModelRunner:
         return self.executor.is_batch_invariant
 
     def _make_executor(self) -> Executor:
-        if self.device.type == "cuda" and find_spec("triton") is not None:
+        has_kernels = missing_fast_path(self.model.config, self.device.type, self.context) is None
+        if self.device.type == "cuda" and has_kernels and find_spec("triton") is not None:
             from foretell.runner.cuda.executor import CudaExecutor
 
             return CudaExecutor(self.model, self.cache, self.layout)

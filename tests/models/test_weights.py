@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, LazyTensor, open_checkpoint
+from foretell.models.checkpoint_tensors import text_tensors
 from foretell.models.decoder import Decoder
 from foretell.models.hf_config import from_hf
 from foretell.models.load import load_model, materialize, meta_model
@@ -51,7 +52,8 @@ def test_names_are_transformers_own() -> None:
     for name in MODELS:
         model = families.make(name)
         decoder = empty(model.config.to_dict())
-        theirs = {key.removeprefix("model.") for key in model.state_dict()}
+        lazy = folder(model.config.to_dict(), dict(model.state_dict()))
+        theirs = {name for name, _ in text_tensors(lazy, decoder.config)}
         tied = {"lm_head.weight"} if decoder.config.tied else set()
         assert theirs - tied == map_parameters(decoder, False).keys()
 

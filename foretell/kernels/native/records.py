@@ -44,6 +44,7 @@ class LayerRecord(ctypes.Structure):
         ("keys", POINTER),
         ("values", POINTER),
         ("window", NUMBER),
+        ("query_scales", POINTER),
     )
 
 
@@ -69,6 +70,8 @@ class ModelRecord(ctypes.Structure):
         ("embed_scale", ctypes.c_float),
         ("gelu", ctypes.c_int32),
         ("level", ctypes.c_int32),
+        ("full_qk_norm", ctypes.c_int32),
+        ("residual_scale", ctypes.c_float),
     )
 
 

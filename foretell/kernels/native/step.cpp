@@ -97,10 +97,13 @@ class ForwardStep {
                                 m.width * sizeof(float));
     }
 
-    void normalize_rows(const float* weight) {
+    // Return the states, normalized if the layer has a norm here.
+    const std::vector<float>& layer_input(const float* weight) {
+        if (weight == nullptr) return t.states;
         by_rows(team, s.rows, m.width, [&](int64_t row) {
             k.norm(&t.states[row * m.width], weight, m.eps, m.width, &t.normed[row * m.width]);
         });
+        return t.normed;
     }
 
     void add_residual(const float* post_norm) {
@@ -108,13 +111,14 @@ class ForwardStep {
         by_rows(team, s.rows, m.width, [&](int64_t row) {
             float* const projected = &t.projected[row * m.width];
             if (post_norm != nullptr) k.norm(projected, post_norm, m.eps, m.width, projected);
+            if (m.residual_scale != 1.0f)
+                for (int64_t i = 0; i < m.width; ++i) projected[i] *= m.residual_scale;
             k.add(&t.states[row * m.width], projected, m.width);
         });
     }
 
     void attention(const Layer& layer) {
-        normalize_rows(layer.attention_norm);
-        linear(*layer.qkv, t.normed, s.rows, t.qkv.data());
+        linear(*layer.qkv, layer_input(layer.attention_norm), s.rows, t.qkv.data());
         const int64_t heads = m.heads + 2 * m.kv_heads;
         by_rows(team, s.rows, heads * m.head_dim,
                 [&](int64_t row) { rotate_row(layer, row, &t.qkv[row * heads * m.head_dim]); });
@@ -126,12 +130,18 @@ class ForwardStep {
     // Normalize queries and keys if the model does so, apply RoPE, and store keys and values in the KV cache.
     void rotate_row(const Layer& layer, int64_t row, float* qkv) {
         const float* const rope_table = layer.rope_table + s.positions[row] * 2 * m.head_dim;
+        const float query_scale = m.scale * (layer.query_scales ? layer.query_scales[s.positions[row]] : 1.0f);
+        if (m.full_qk_norm) {
+            float* const keys = qkv + m.heads * m.head_dim;
+            k.norm(qkv, layer.q_norm, m.eps, m.heads * m.head_dim, qkv);
+            k.norm(keys, layer.k_norm, m.eps, m.kv_heads * m.head_dim, keys);
+        }
         for (int64_t head = 0; head < m.heads + m.kv_heads; ++head) {
             const bool is_query = head < m.heads;
             float* const x = qkv + head * m.head_dim;
-            const float* const weight = is_query ? layer.q_norm : layer.k_norm;
+            const float* const weight = m.full_qk_norm ? nullptr : is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, m.eps, m.head_dim, x);
-            k.rotate(x, rope_table, m.head_dim, is_query ? m.scale : 1.0f);
+            k.rotate(x, rope_table, m.head_dim, is_query ? query_scale : 1.0f);
         }
         const int64_t size = m.kv_heads * m.head_dim;
         const float* const keys = qkv + m.heads * m.head_dim;
@@ -192,8 +202,7 @@ class ForwardStep {
     }
 
     void feed_forward(const Layer& layer) {
-        normalize_rows(layer.ffn_norm);
-        linear(*layer.gate_up, t.normed, s.rows, t.gate_up.data());
+        linear(*layer.gate_up, layer_input(layer.ffn_norm), s.rows, t.gate_up.data());
         by_rows(team, s.rows, 2 * m.ffn, [&](int64_t row) {
             k.glu(&t.gate_up[row * 2 * m.ffn], m.ffn, m.gelu != 0, &t.gated[row * m.ffn]);
         });

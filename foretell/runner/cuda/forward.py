@@ -35,7 +35,7 @@ class CudaForward:
         head = format_of(self.model.head)
         _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, logits_indices, head)
         states = torch.cat([hidden[layer] for layer in hidden_layers], -1) if hidden_layers else None
-        return self.model.gather_logits(self.linear(self.model.head, normed, False)), states
+        return self.model.finish_logits(self.linear(self.model.head, normed, False)), states
 
     def _layers(
         self, rows: RowTables, hidden_layers: tuple[int, ...]
@@ -53,6 +53,7 @@ class CudaForward:
         post: Tensor | None = None
         for layer, block in enumerate(self.layers):
             qkv = format_of(block.attention.qkv)
+            assert block.attention_norm is not None and block.ffn_norm is not None, "`missing_fast_path` has checked"
             x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post, format=qkv)
             if layer in hidden_layers:
                 hidden[layer] = x
