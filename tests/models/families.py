@@ -157,7 +157,7 @@ MODELS: dict[str, tuple[Model, Any]] = {
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
     "olmo3": (
         Olmo3ForCausalLM,
-        Olmo3Config(**FOUR, sliding_window=9, rope_scaling=YARN),
+        Olmo3Config(**FOUR, sliding_window=9, rope_scaling=YARN | {"rope_theta": 500_000.0}),
     ),
     "exaone4": (
         Exaone4ForCausalLM,
