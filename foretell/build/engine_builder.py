@@ -41,9 +41,9 @@ from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import eos_token_ids
 from foretell.models.quantize import quantized_copy
-from foretell.runner.fast_paths import missing_fast_path
 from foretell.runner.memory_plan import (
     GIB,
     HeadLimits,

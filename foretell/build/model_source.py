@@ -20,6 +20,7 @@ from foretell.kernels.quant import QuantFormat
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import read_config
 from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
@@ -32,7 +33,6 @@ from foretell.models.quantize import (
 from foretell.models.sharding import Shard
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.cuda.warmup import DUMMY_WEIGHT, BackgroundWarmup, HeadWarmup, one_layer_per_kind
-from foretell.runner.fast_paths import missing_fast_path
 from foretell.runner.memory_plan import graph_workspace, step_workspace
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import ModelShardSpec, TensorParallelGroup

@@ -15,11 +15,12 @@ class Family:
     model_types: tuple[str, ...] = ()  # in config.json
     gguf: tuple[str, ...] = ()  # general.architecture
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' values of absent config.json entries
+    gguf_of: str = ""  # the family whose architecture its GGUF files state
     interleaved: bool = False  # GGUF files pair neighbouring dimensions for RoPE
     norm_offset: bool = False  # safetensors store norm weights minus one
     real: str = ""  # the model that was run with its real weights
     tested: str = ""  # what is compared with transformers, on tiny random models
-    notes: str = ""
+    torch_on: tuple[str, ...] = ()  # device types where it runs in torch for want of kernels; see `fast_paths.py`
 
 
 GEMMA = {
@@ -38,10 +39,16 @@ FAMILIES = {
         ("llama", "internlm3"),
         ("llama",),
         interleaved=True,
-        real="`smollm2-135m`",
+        real="smollm2-135m",
         tested="RoPE default, linear, llama3 and YaRN; biases; tied embeddings",
     ),
-    "mistral": Family("Mistral", ("mistral",), defaults={"sliding_window": 4096}, tested="with and without a window"),
+    "mistral": Family(
+        "Mistral",
+        ("mistral",),
+        defaults={"sliding_window": 4096},
+        gguf_of="llama",
+        tested="with and without a window",
+    ),
     "ministral3": Family(
         "Ministral 3",
         ("ministral3",),
@@ -64,6 +71,7 @@ FAMILIES = {
         },
         interleaved=True,
         tested="YaRN, queries scaled by position",
+        torch_on=("cuda",),
     ),
     "qwen2": Family(
         "Qwen 2, 2.5, DeepSeek-R1-Distill-Qwen", ("qwen2",), ("qwen2",), tested="with and without a window"
@@ -97,6 +105,7 @@ FAMILIES = {
         GEMMA | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
         norm_offset=True,
         tested="softcapping of scores and logits, alternating windows",
+        torch_on=("cpu", "cuda"),
     ),
     "gemma3": Family(
         "Gemma 3, text part of its larger sizes",
@@ -104,7 +113,7 @@ FAMILIES = {
         ("gemma3",),
         GEMMA | {"vocab_size": 262_208, "max_position_embeddings": 131_072},
         norm_offset=True,
-        real="`gemma3-270m`",
+        real="gemma3-270m",
         tested="sliding and full layers, both RoPEs",
     ),
     "smollm3": Family(
@@ -121,12 +130,15 @@ FAMILIES = {
         ("olmo2",),
         {"rms_norm_eps": 1e-5},
         tested="norms after the layers, query and key norms over all heads",
+        torch_on=("cuda",),
     ),
     "olmo3": Family(
         "OLMo 3",
         ("olmo3",),
         defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
+        gguf_of="olmo2",
         tested="windows; YaRN on full layers only",
+        torch_on=("cuda",),
     ),
     "exaone4": Family(
         "EXAONE 4",
@@ -134,6 +146,7 @@ FAMILIES = {
         ("exaone4",),
         {"sliding_window": 4096},
         tested="full layers without RoPE, llama3 RoPE; without a window",
+        torch_on=("cuda",),
     ),
     "seed_oss": Family(
         "Seed-OSS",
@@ -153,3 +166,14 @@ MULTIMODAL = {
     "mistral3": ("vision_tower.", "multi_modal_projector."),
     "qwen3_vl": ("visual.",),
 }
+
+
+def family_table() -> list[tuple[str, str, str, str, str, str]]:
+    """Return a row per family: title, formats, kernels on a CPU and on CUDA, real weights, and what is tested."""
+    rows = []
+    for family in FAMILIES.values():
+        formats = "safetensors, GGUF" if family.gguf or family.gguf_of else "safetensors"
+        cpu = "torch" if "cpu" in family.torch_on else "native"
+        cuda = "torch" if "cuda" in family.torch_on else "Triton"
+        rows.append((family.title, formats, cpu, cuda, family.real or "no", family.tested))
+    return rows

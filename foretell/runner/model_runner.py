@@ -16,9 +16,9 @@ from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
+from foretell.models.fast_paths import missing_fast_path
 from foretell.runner.batch_layout import pack, pack_async
 from foretell.runner.executor import AsyncStep, EagerExecutor, Executor, PendingChains, StepOutput
-from foretell.runner.fast_paths import missing_fast_path
 from foretell.runner.heads.ops import HeadOps, TorchHeadOps
 from foretell.runner.native.executor import native_executor
 from foretell.sampling.cuda_sampler import SamplingBatch

@@ -15,7 +15,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.models.hf_config import from_hf
 from tests.models import families
-from tests.tiny import HEADS, PROMPTS, VOCAB, OwnHead, World, early_exit, generate, quantized_self, tree_around
+from tests.tiny import HEADS, VOCAB, OwnHead, World, early_exit, generate, quantized_self, tree_around
 
 NAMES = (
     "phi3, long factors",

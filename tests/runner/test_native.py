@@ -19,10 +19,10 @@ from foretell.kernels.native.library import library
 from foretell.kernels.native.records import StepRecord
 from foretell.models.config import ModelConfig, Rope
 from foretell.models.decoder import first_layers
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import from_hf
 from foretell.models.quantize import quantized_copy
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.fast_paths import missing_fast_path
 from foretell.runner.native.executor import NativeExecutor
 from foretell.types import Draft, ScheduledSequence
 from tests.models import families

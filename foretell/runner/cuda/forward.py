@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -80,8 +82,17 @@ class CudaForward:
     def _row_parallel(self, layer: Linear, x: Rows, reads: bool) -> ResidualDelta:
         """Return partial sums that the next norm adds up. With tensor parallelism the ranks' sums are added here."""
         if self.model.ranks is None:
-            return self.linear.in_parts(layer, x, reads)
-        return ResidualDelta(self.model.ranks.all_reduce(self.linear(layer, x, reads))[None])
+            return _scaled(self.linear.in_parts(layer, x, reads), self.model.config.residual_scale)
+        joined = self.model.ranks.all_reduce(self.linear(layer, x, reads))
+        return _scaled(ResidualDelta(joined[None]), self.model.config.residual_scale)
+
+
+def _scaled(delta: ResidualDelta, scale: float) -> ResidualDelta:
+    if scale == 1:
+        return delta
+    if delta.row_scales is not None:
+        return replace(delta, row_scales=delta.row_scales * scale)
+    return replace(delta, splits=delta.splits * scale)
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

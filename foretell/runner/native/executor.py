@@ -14,11 +14,11 @@ from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.records import ALL_REDUCE, LayerRecord, ModelRecord, StepRecord, pack_record
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder, has_plain_logits
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Ranks
 from foretell.runner.batch_layout import BatchLayout, flatten_spans
 from foretell.runner.executor import Executor, StepOutput
-from foretell.runner.fast_paths import missing_fast_path
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:

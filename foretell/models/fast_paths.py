@@ -15,7 +15,7 @@ def missing_fast_path(config: ModelConfig, device: str, context: int) -> str | N
         lacks |= {
             "layers without norms before them": not config.pre_norms,
             "norms over all heads": config.full_qk_norm,
-            "a multiplier of the residual stream": config.residual_scale != 1,
+            "a multiplier after norms": config.residual_scale != 1 and config.sandwich_norms,
             "queries scaled by position": any(
                 rope.query_growth and context > rope.original_context for rope in config.ropes
             ),
