@@ -51,6 +51,13 @@ def text_tensors(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[
             yield plain, tensor
 
 
+def file_name(name: str, family: str) -> str:
+    """Return the name that the tensor of a part has in files of a family: that of the fused one, if it is stacked."""
+    layer, part, kind = _split_name(name)
+    fused = next((whole for whole, parts in FUSED.get(family, {}).items() if part in parts), part)
+    return f"{layer}{fused}{kind}"
+
+
 def _split_name(name: str) -> tuple[str, str, str]:
     """Return the layer, the module within it and the parameter of a tensor, such as `layers.0.`, ..., `.weight`."""
     found = re.fullmatch(r"((?:layers|blk)\.\d+\.)(.+)(\.(?:weight|bias))", name)

@@ -35,6 +35,7 @@ QK_NORM = ("qwen3", "gemma3", "exaone4")
 FULL_QK_NORM = ("olmo2", "olmo3")
 NO_PRE_NORMS = ("olmo2", "olmo3", "exaone4")
 GEMMA = ("gemma2", "gemma3")
+NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # null means none, not the default
 ROPE_FREQS = ("llama", "ministral3", "smollm3", "exaone4", "phi3")  # GGUF files may divide their frequencies
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # End tokens by name, in addition to the keys of the file: many chat models state only one of two.
@@ -72,7 +73,8 @@ def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
         name = config.string("model_type", f"{name}_text")
         check_supported(config, name, tuple(BY_MODEL_TYPE))
     family = BY_MODEL_TYPE[name]
-    config = ConfigFields({**FAMILIES[family].defaults, **config.values})
+    stated = {name: value for name, value in config.values.items() if value is not None or name in NULLABLE}
+    config = ConfigFields({**FAMILIES[family].defaults, **stated})
     layer_types = hf_layer_types(config, family)
     settings = _hf_sizes(config, family) | _hf_traits(config, family)
     settings["windows"] = hf_windows(config, family, layer_types)

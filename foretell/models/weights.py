@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.models.checkpoint_tensors import plain_name, text_tensors
+from foretell.models.checkpoint_tensors import file_name, plain_name, text_tensors
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Block, Decoder
 from foretell.models.families import FAMILIES, Family
@@ -159,10 +159,9 @@ def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
             _check_shape(tensor, decoder.embed)
         elif not _is_redundant(plain, decoder.config) and not is_mtp_tensor(plain, names):
             raise _misplaced(tensor.name, decoder.config.family)
-    if missing := [name for name in targets if name not in seen]:
-        raise ModelError(
-            f"tensor {missing[0]!r} is missing from the checkpoint, {len(missing)} in all; download it again"
-        )
+    if missing := [file_name(name, decoder.config.family) for name in targets if name not in seen]:
+        count = len(dict.fromkeys(missing))
+        raise ModelError(f"tensor {missing[0]!r} is missing from the checkpoint, {count} in all; download it again")
 
 
 def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:

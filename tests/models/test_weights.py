@@ -81,6 +81,37 @@ def test_wrong_shape(shape: tuple[int, ...]) -> None:
     fails(LLAMA, tensors_for(LLAMA) | {Q: torch.zeros(shape)}, Q, "[16, 16]")
 
 
+PHI = LLAMA | {"model_type": "phi3"}
+PHI_QKV, PHI_UP = "model.layers.1.self_attn.qkv_proj.weight", "model.layers.1.mlp.gate_up_proj.weight"
+
+
+def phi_tensors() -> dict[str, torch.Tensor]:
+    return {f"model.{n}" if n != "lm_head.weight" else n: v for n, v in fused(tensors_for(PHI)).items()}
+
+
+def fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with the projections of each layer stacked, as Phi-3 stores them."""
+    found = dict(tensors)
+    for layer in range(2):
+        first = f"model.layers.{layer}."
+        parts = [found.pop(f"{first}self_attn.{name}_proj.weight") for name in "qkv"]
+        found[f"{first}self_attn.qkv_proj.weight"] = torch.cat(parts)
+        parts = [found.pop(f"{first}mlp.{name}_proj.weight") for name in ("gate", "up")]
+        found[f"{first}mlp.gate_up_proj.weight"] = torch.cat(parts)
+    return {name.removeprefix("model."): values for name, values in found.items()}
+
+
+def test_fused_tensors_are_named_in_errors() -> None:
+    load_model(folder(PHI, phi_tensors()))
+    fails(PHI, phi_tensors() | {PHI_QKV: torch.zeros(31, 16)}, PHI_QKV, "[31, 16]", "requires [32, 16]")
+    fails(PHI, phi_tensors() | {PHI_UP: torch.zeros(48, 15)}, PHI_UP)
+    fails(
+        PHI, {name: each for name, each in phi_tensors().items() if name != PHI_QKV}, PHI_QKV[6:], "missing", "1 in all"
+    )
+    fails(PHI, phi_tensors() | {"model.layers.1.self_attn.q_proj.weight": torch.zeros(16, 16)}, "twice")
+    fails(PHI, phi_tensors() | {PHI_QKV: spoiled(torch.zeros(32, 16), 300, BAD[0])}, PHI_QKV, "damaged")
+
+
 def test_same_tensor_under_two_names() -> None:
     other = Q.removeprefix("model.")
     fails(LLAMA, tensors_for(LLAMA) | {other: torch.zeros(16, 16)}, other, "twice")
