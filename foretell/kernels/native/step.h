@@ -24,10 +24,9 @@ struct Model {
     const float *embed, *norm;
     int64_t layer_count, width, heads, kv_heads, head_dim, ffn, page_size;
     int64_t first_token, tokens;  // range of tokens whose embeddings are on this rank
-    float eps, scale, embed_scale;
+    int64_t full_qk_norm;  // 1: `q_norm` and `k_norm` are over all heads together
+    float eps, scale, embed_scale, residual_scale;
     int32_t gelu, level;
-    int32_t full_qk_norm;  // `q_norm` and `k_norm` are over all heads together
-    float residual_scale;
 };
 
 // The rows of one sequence. Tree nodes are its last rows; a chain has none.

@@ -121,13 +121,13 @@ class NativeExecutor(Executor):
             self._cache.page_size,
             model.local_tokens.start,
             len(model.local_tokens),
+            config.full_qk_norm,
             config.norm_eps,
             config.scale,
             config.embed_scale,
+            config.residual_scale,
             config.activation == "gelu_tanh",
             model.head.native.level,
-            config.full_qk_norm,
-            config.residual_scale,
         )
 
 
