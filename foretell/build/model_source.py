@@ -19,7 +19,7 @@ from foretell.hub import Checkpoint, open_checkpoint, resolve
 from foretell.kernels.quant import QuantFormat
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, kv_shapes
 from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import read_config
 from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
@@ -83,8 +83,7 @@ class ModelSource:
     @property
     def token_bytes(self) -> int:
         """Return the bytes of KV cache per token."""
-        layer = LayerShape(self.local_config.kv_heads, self.config.head_dim)
-        return self.config.layers * layer.bytes_per_token(self.dtype)
+        return sum(shape.bytes_per_token(self.dtype) for shape in kv_shapes(self.local_config))
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:

@@ -35,6 +35,11 @@ class AttentionLayout:
     windows: frozenset[int | None]
     dtype: torch.dtype
     device: torch.device = torch.device("cpu")
+    by_window: tuple[tuple[int | None, int], ...] = ()  # `queries_per_kv_head` by window, if layers differ
+
+    def group_size(self, window: int | None) -> int:
+        """Return the query heads per KV head of layers with this window."""
+        return dict(self.by_window).get(window, self.queries_per_kv_head)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def _mask(batch: list[Span], length: int, window: int | None, layout: AttentionL
     if window is not None:
         visible &= key_position > position - window
     mask = torch.zeros(visible.shape, dtype=layout.dtype).masked_fill_(~visible, float("-inf"))[:, None]
-    mask = mask.repeat_interleave(layout.queries_per_kv_head, dim=2) if rows <= FOLD_ROWS else mask
+    mask = mask.repeat_interleave(layout.group_size(window), dim=2) if rows <= FOLD_ROWS else mask
     return mask.to(layout.device)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -26,6 +26,17 @@ class Rope:
     long_factors: tuple[float, ...] = ()  # LongRoPE: the divisors of models served beyond the original context
     dims: int = 0  # rotated dimensions of a head, the first ones in the checkpoint; 0: all
     query_growth: float = 0.0  # Ministral 3: queries are scaled by 1 + this * ln(1 + position // original_context)
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """The sizes of one layer of a model whose layers differ (Gemma 4)."""
+
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    kv_layer: int | None = None  # the earlier layer whose keys and values are attended to; None: its own
+    projects_values: bool = True  # False: values are the projected keys, before their norm and RoPE
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,11 @@ class ModelConfig:
     logit_softcap: float | None = None  # Gemma 2: logits become cap * tanh(logits / cap)
     attention_softcap: float | None = None  # the same of attention scores
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    layer_sizes: tuple[LayerSizes, ...] = ()  # one per layer; empty: all have the sizes above
+    v_norm: bool = False  # values are normalized, without weights
+    layer_scales: bool = False  # the output of each layer is multiplied by a weight
+    per_layer_width: int = 0  # Gemma 4: width of the input of each layer besides the residual stream; 0: none
+    per_layer_vocab: int = 0
     family: str = "llama"
 
     def __post_init__(self) -> None:
@@ -71,3 +87,10 @@ class ModelConfig:
     def scale(self) -> float:
         """Return the factor of attention scores."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    def at(self, layer: int) -> ModelConfig:
+        """Return the config with the sizes of one layer."""
+        if not self.layer_sizes:
+            return self
+        sizes = self.layer_sizes[layer]
+        return replace(self, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, ffn=sizes.ffn)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretell.kernels.attention import SpanGroup, attend
+from foretell.kernels.attention import AttentionLayout, SpanGroup, attend
 from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
@@ -48,33 +48,46 @@ RopeTables = dict[Rope, RopeRows]
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        sizes = config.layer_sizes[layer] if config.layer_sizes else None
+        config = config.at(layer)
         self.config, self.layer = config, layer
         self.rope, self.window = config.ropes[layer], config.windows[layer]
-        heads = config.heads + 2 * config.kv_heads
+        self.kv_layer = layer if sizes is None or sizes.kv_layer is None else sizes.kv_layer
+        self.num_keys = config.kv_heads if self.kv_layer == layer else 0  # heads that this layer projects
+        self.num_values = self.num_keys if sizes is None or sizes.projects_values else 0
+        heads = config.heads + self.num_keys + self.num_values
         self.qkv = Linear(config.width, heads * config.head_dim, config.qkv_bias)
         self.out = Linear(config.heads * config.head_dim, config.width, config.out_bias)
         self.q_norm = self._norm(config.heads)
-        self.k_norm = self._norm(config.kv_heads)
+        self.k_norm = self._norm(config.kv_heads) if self.num_keys else None
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: KVCache, rope_rows: RopeTables) -> Tensor:
         c = self.config
-        keys, values = cache.keys[self.layer], cache.values[self.layer]
+        keys, values = cache.keys[self.kv_layer], cache.values[self.kv_layer]
         q, k, v = self.queries_keys_values(x, rope_rows[self.rope])
-        store(k, keys, batch.slots)
-        store(v, values, batch.slots)
+        if self.num_keys:
+            store(k, keys, batch.slots)
+            store(v, values, batch.slots)
         attended = attend(q, keys, values, batch.groups, c.scale, self.window, c.attention_softcap)
         projected: Tensor = self.out(attended)
         return projected
 
     def queries_keys_values(self, x: Tensor, rope: RopeRows) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x [..., width] to heads [..., heads, dim]; queries and keys are normalized and rotated."""
+        """Project x [..., width] to heads [..., heads, dim]; queries and keys are normalized and rotated.
+
+        A layer that attends to the keys of another one has no keys and values.
+        """
         c = self.config
         qkv = self.qkv(x).unflatten(-1, (-1, c.head_dim))
-        rotated, v = qkv[..., : -c.kv_heads, :], qkv[..., -c.kv_heads :, :]
-        if self.q_norm is not None and self.k_norm is not None:
+        rotated, v = qkv[..., : c.heads + self.num_keys, :], qkv[..., c.heads + self.num_keys :, :]
+        if self.num_values < self.num_keys:
+            v = rotated[..., c.heads :, :]
+        if c.v_norm:
+            v = F.rms_norm(v, (c.head_dim,), eps=c.norm_eps)
+        if self.q_norm is not None:
             q = self._normalize(rotated[..., : c.heads, :], self.q_norm)
-            k = self._normalize(rotated[..., c.heads :, :], self.k_norm)
-            rotated = torch.cat([q, k], -2)
+            k = rotated[..., c.heads :, :]
+            rotated = torch.cat([q, k if self.k_norm is None else self._normalize(k, self.k_norm)], -2)
         rotated = rotate(rotated, rope.cos, rope.sin)
         q, k = rotated[..., : c.heads, :], rotated[..., c.heads :, :]
         return (q if rope.query_scale is None else q * rope.query_scale), k, v
@@ -104,9 +117,46 @@ class FeedForward(nn.Module):
         return mixed
 
 
+class PerLayerInputs(nn.Module):
+    """The inputs of each layer of Gemma 4 besides the residual stream, from the tokens and their embeddings."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config, self.layers = config, config.layers
+        total = config.layers * config.per_layer_width
+        self.embed = nn.Parameter(torch.empty(config.per_layer_vocab, total), requires_grad=False)
+        self.projection = Linear(config.width, total)
+        self.norm = Norm(config.per_layer_width)
+
+    def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """Return [n, layers, per_layer_width] for tokens [n] and their scaled embeddings x [n, width]."""
+        c = self.config
+        shape = (len(tokens), self.layers, c.per_layer_width)
+        embedded = F.embedding(tokens, self.embed) * torch.tensor(c.per_layer_width**0.5, dtype=x.dtype)
+        projected = rms_norm((self.projection(x) * c.width**-0.5).view(shape), self.norm.weight, c.norm_eps)
+        combined: Tensor = (projected + embedded.view(shape)) * 2**-0.5
+        return combined
+
+
+class PerLayerMixing(nn.Module):
+    """What a layer adds to its output for its per-layer input, gated by the output itself."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.gate = Linear(config.width, config.per_layer_width)
+        self.out = Linear(config.per_layer_width, config.width)
+        self.norm = Norm(config.width)
+
+    def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
+        gated = F.gelu(self.gate(x), approximate="tanh") * inputs
+        return x + rms_norm(self.out(gated), self.norm.weight, self.eps)
+
+
 class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        config = config.at(layer)
         self.eps, self.residual_scale = config.norm_eps, config.residual_scale
         self.attention_norm = Norm(config.width) if config.pre_norms else None
         self.attention = Attention(config, layer)
@@ -114,10 +164,17 @@ class Block(nn.Module):
         self.ffn_norm = Norm(config.width) if config.pre_norms else None
         self.ffn = FeedForward(config)
         self.ffn_post_norm = Norm(config.width) if config.sandwich_norms else None
+        self.per_layer = PerLayerMixing(config) if config.per_layer_width else None
+        self.scale = nn.Parameter(torch.ones(1), requires_grad=False) if config.layer_scales else None
         self.ranks: Ranks | None = None
 
-    def forward(self, x: Tensor, batch: ForwardBatch, cache: KVCache, rope_rows: RopeTables) -> Tensor:
-        return self.run(x, lambda normed: self.attention(normed, batch, cache, rope_rows))
+    def forward(
+        self, x: Tensor, batch: ForwardBatch, cache: KVCache, rope_rows: RopeTables, inputs: Tensor | None = None
+    ) -> Tensor:
+        x = self.run(x, lambda normed: self.attention(normed, batch, cache, rope_rows))
+        if self.per_layer is not None:
+            x = self.per_layer(x, inputs)
+        return x if self.scale is None else x * self.scale
 
     def run(self, x: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
         """Run the layer over x [..., width] with this attention over normalized states."""
@@ -143,6 +200,7 @@ class Decoder(nn.Module):
         self.config, self.shard = config, shard
         self.local = config if shard is None else shard.local_config(config)  # config of this rank's shard
         self.embed = nn.Parameter(torch.empty(self.local.vocab, config.width), requires_grad=False)
+        self.per_layer = PerLayerInputs(config) if config.per_layer_width else None
         self.blocks = nn.ModuleList(Block(self.local, layer) for layer in range(config.layers))
         self.norm = Norm(config.width)
         self.head = Linear(config.width, self.local.vocab)
@@ -171,7 +229,15 @@ class Decoder(nn.Module):
 
     @property
     def layer_shapes(self) -> tuple[LayerShape, ...]:
-        return (LayerShape(self.local.kv_heads, self.config.head_dim),) * self.config.layers
+        return kv_shapes(self.local)
+
+    def attention_layout(self, page_size: int) -> AttentionLayout:
+        """Return the settings of attention over pages of this size."""
+        c, by_window = self.local, {}
+        for window, sizes in zip(c.windows, c.layer_sizes, strict=False):
+            by_window[window] = c.heads // sizes.kv_heads
+        windows, group = frozenset(c.windows), c.heads // c.kv_heads
+        return AttentionLayout(page_size, group, windows, self.dtype, self.embed.device, tuple(by_window.items()))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -194,8 +260,8 @@ class Decoder(nn.Module):
             if isinstance(module, Linear):
                 module.pack(arena)
         trim_memory()
-        for rope in set(self.config.ropes):
-            table = rope_table(rope, self.config.head_dim, context)
+        for rope, layer in {rope: layer for layer, rope in enumerate(self.config.ropes)}.items():
+            table = rope_table(rope, self.config.at(layer).head_dim, context)
             self.rope_tables[rope] = table.to(self.embed.device, self.embed.dtype)
             if rope.query_growth and context > rope.original_context:
                 self.query_scales[rope] = query_scales(rope, context).to(self.embed.device)
@@ -209,9 +275,10 @@ class Decoder(nn.Module):
             rope: rope_rows_at(table, batch.positions, self.query_scales.get(rope))
             for rope, table in self.rope_tables.items()
         }
+        inputs = None if self.per_layer is None else self.per_layer(batch.tokens, x)
         stored = {0: x}
         for layer, block in enumerate(self.blocks):
-            x = block(x, batch, cache, rope_rows)
+            x = block(x, batch, cache, rope_rows, None if inputs is None else inputs[:, layer])
             if layer + 1 in hidden_layers:
                 stored[layer + 1] = x
         return x, [stored[index] for index in hidden_layers]
@@ -240,6 +307,15 @@ class Decoder(nn.Module):
         is_remote = (tokens < local.start) | (tokens >= local.stop)
         rows = F.embedding((tokens - local.start).masked_fill(is_remote, 0), self.embed)
         return self.ranks.all_reduce(rows.masked_fill(is_remote[:, None], 0.0))
+
+
+def kv_shapes(config: ModelConfig) -> tuple[LayerShape, ...]:
+    """Return the KV of each layer; a layer that attends to another one's has no heads of its own."""
+    if not config.layer_sizes:
+        return (LayerShape(config.kv_heads, config.head_dim),) * config.layers
+    return tuple(
+        LayerShape(0 if each.kv_layer is not None else each.kv_heads, each.head_dim) for each in config.layer_sizes
+    )
 
 
 def rope_rows_at(table: Tensor, positions: Tensor, query_scale: Tensor | None = None) -> RopeRows:
@@ -272,4 +348,10 @@ def first_layers(model: Decoder, layers: int) -> Decoder:
 
 
 def _shortened(config: ModelConfig, layers: int) -> ModelConfig:
-    return replace(config, layers=layers, ropes=config.ropes[:layers], windows=config.windows[:layers])
+    return replace(
+        config,
+        layers=layers,
+        ropes=config.ropes[:layers],
+        windows=config.windows[:layers],
+        layer_sizes=config.layer_sizes[:layers],
+    )

@@ -116,6 +116,29 @@ FAMILIES = {
         real="gemma3-270m",
         tested="sliding and full layers, both RoPEs",
     ),
+    "gemma4": Family(
+        "Gemma 4 (dense), text part of its checkpoints",
+        ("gemma4_text",),
+        defaults=GEMMA
+        | {
+            "vocab_size": 262_144,
+            "max_position_embeddings": 131_072,
+            "sliding_window": 512,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262_144,
+            "global_head_dim": 512,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1_000_000.0,
+                },
+            },
+        },
+        tested="per-layer inputs, shared keys and values, layers of different sizes, values that are keys",
+        torch_on=("cpu", "cuda"),
+    ),
     "smollm3": Family(
         "SmolLM3",
         ("smollm3",),
@@ -164,6 +187,7 @@ BY_GGUF = {name: key for key, family in FAMILIES.items() for name in family.gguf
 MULTIMODAL = {
     "gemma3": ("vision_tower.", "multi_modal_projector."),
     "mistral3": ("vision_tower.", "multi_modal_projector."),
+    "gemma4": ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
     "qwen3_vl": ("visual.",),
 }
 

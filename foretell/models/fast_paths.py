@@ -10,7 +10,10 @@ def missing_fast_path(config: ModelConfig, device: str, context: int) -> str | N
 
     Such a model runs in torch, layer by layer, with the same output.
     """
-    lacks = {"softcapping of attention scores": config.attention_softcap is not None}
+    lacks = {
+        "layers of different sizes": bool(config.layer_sizes),
+        "softcapping of attention scores": config.attention_softcap is not None,
+    }
     if device != "cpu":
         lacks |= {
             "layers without norms before them": not config.pre_norms,

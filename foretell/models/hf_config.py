@@ -12,6 +12,7 @@ from foretell.models.config_fields import ConfigFields
 from foretell.models.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES, MULTIMODAL
 from foretell.models.layer_config import (
     MOST_LAYERS,
+    gemma4_layer_sizes,
     gguf_rope,
     gguf_ropes,
     gguf_windows,
@@ -29,13 +30,17 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]  # fields of a ModelConfig
 
 # Traits of families; `_hf_traits` has those that the config states.
-STATED_BIAS = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "olmo3", "seed_oss")
+STATED_BIAS = ("llama", "qwen3", "gemma2", "gemma3", "gemma4", "smollm3", "granite", "olmo2", "olmo3", "seed_oss")
 STATED_MLP_BIAS = ("llama", "smollm3", "granite", "seed_oss")
-QK_NORM = ("qwen3", "gemma3", "exaone4")
+QK_NORM = ("qwen3", "gemma3", "gemma4", "exaone4")
 FULL_QK_NORM = ("olmo2", "olmo3")
 NO_PRE_NORMS = ("olmo2", "olmo3", "exaone4")
-GEMMA = ("gemma2", "gemma3")
-NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # null means none, not the default
+GEMMA = ("gemma2", "gemma3", "gemma4")
+# Entries of which null means none, not the default.
+NULLABLE = (
+    *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+)
 ROPE_FREQS = ("llama", "ministral3", "smollm3", "exaone4", "phi3")  # GGUF files may divide their frequencies
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # End tokens by name, in addition to the keys of the file: many chat models state only one of two.
@@ -79,7 +84,25 @@ def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
     settings = _hf_sizes(config, family) | _hf_traits(config, family)
     settings["windows"] = hf_windows(config, family, layer_types)
     settings["ropes"] = hf_ropes(config, family, layer_types, settings["head_dim"])
+    if family == "gemma4":
+        settings |= _gemma4_layers(config, layer_types)
     return _make(settings, family)
+
+
+def _gemma4_layers(config: ConfigFields, layer_types: list[str]) -> Settings:
+    width = config.integer("hidden_size_per_layer_input", 0, least=0)
+    words = config.integer("vocab_size")
+    vocab = config.integer("vocab_size_per_layer_input", words)
+    if width and vocab < words:
+        raise config.invalid("vocab_size_per_layer_input", f"at least the vocabulary, {words}")
+    return {
+        "layer_sizes": gemma4_layer_sizes(config, layer_types),
+        "per_layer_width": width,
+        "per_layer_vocab": vocab if width else 0,
+        "v_norm": True,
+        "layer_scales": True,
+        "attention_scale": 1.0,
+    }
 
 
 def _hf_sizes(config: ConfigFields, family: str) -> Settings:
@@ -261,6 +284,9 @@ def _make(settings: Settings, family: str) -> ModelConfig:
         )
     if settings["head_dim"] % 2:
         raise ModelError(f"the config's head dimension is {settings['head_dim']}; RoPE requires an even one")
+    for sizes in settings.get("layer_sizes", ()):
+        if settings["heads"] % sizes.kv_heads or sizes.head_dim % 2 or max(sizes.ffn, sizes.head_dim) > MOST["ffn"]:
+            raise ModelError("the config's layers with full attention have impossible KV heads or head dimensions")
     settings["context"] = stretched_context(settings["ropes"], settings["context"])
     return ModelConfig(**settings, family=family)
 

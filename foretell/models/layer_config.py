@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from foretell.errors import UnsupportedModelError
-from foretell.models.config import Rope
+from foretell.models.config import LayerSizes, Rope
 from foretell.models.config_fields import ConfigFields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MOST_LAYERS = 10_000  # a corrupt number must not exhaust memory
 # One layer in this many has full attention, unless the config states the layers.
-PATTERNS = {"gemma2": 2, "gemma3": 6, "olmo3": 4, "exaone4": 4}
+PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo3": 4, "exaone4": 4}
 GGUF_PATTERNS = {"gemma2": 2, "gemma3": 6, "exaone4": 4, "olmo2": 4}  # OLMo 3 is `olmo2` with a window
 ALWAYS_SLIDING = ("mistral", "ministral3", "phi3")  # all layers slide if there is a window
 NO_ROPE_INTERVAL = 4  # SmolLM3: one layer in this many has no RoPE; GGUF files do not state it
@@ -23,8 +23,7 @@ def hf_layer_types(config: ConfigFields, family: str) -> list[str]:
     """Return one of `LAYER_TYPES` for each layer, from the config or the default of the family."""
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
     stated = ["full_attention" if name == "attention" else name for name in config.strings("layer_types")]
-    if not stated:
-        return [LAYER_TYPES[_slides(config, family, layer)] for layer in range(layers)]
+    stated = stated or [LAYER_TYPES[_slides(config, family, layer)] for layer in range(layers)]
     if len(stated) != layers:
         raise config.invalid("layer_types", f"a list of {layers} names")
     for name in stated:
@@ -32,7 +31,7 @@ def hf_layer_types(config: ConfigFields, family: str) -> list[str]:
             raise UnsupportedModelError(
                 f"layers of type {name!r} are not supported; supported are {', '.join(LAYER_TYPES)}"
             )
-    return stated
+    return [*stated[:-1], "full_attention"] if family == "gemma4" else stated  # its last layer never slides
 
 
 def _slides(config: ConfigFields, family: str, layer: int) -> bool:
@@ -128,6 +127,8 @@ def _rotated_dims(config: ConfigFields, settings: ConfigFields, dim: int | None)
 
 def hf_ropes(config: ConfigFields, family: str, layer_types: list[str], head_dim: int) -> tuple[Rope, ...]:
     """Return the RoPE of each layer."""
+    if family == "gemma4":
+        return _gemma4_ropes(config, layer_types)
     local = family == "gemma3"
     theta = config.number("rope_theta", 1_000_000.0 if local else 10_000.0)
     full = hf_rope(config, "full_attention", theta, head_dim if family == "phi3" else None)
@@ -145,6 +146,50 @@ def hf_ropes(config: ConfigFields, family: str, layer_types: list[str], head_dim
     if is_hybrid and config.get("position_embedding_type") != "rope":
         by_type = [NO_ROPE] * len(by_type)
     return tuple(by_type)
+
+
+def _gemma4_ropes(config: ConfigFields, layer_types: list[str]) -> tuple[Rope, ...]:
+    ropes = {"sliding_attention": hf_rope(config, "sliding_attention", LOCAL_THETA)}
+    settings = rope_settings(config, "full_attention")
+    if settings.string("rope_type", "default") == "proportional":
+        dim = _global_sizes(config, len(layer_types) - 1)[1]
+        share = settings.number("partial_rotary_factor", 1.0)
+        rotated = min(int(share * dim // 2), dim // 2)
+        # The wavelengths are those of a head that is rotated in full; the other pairs have an infinite one.
+        factors = (settings.number("factor", 1.0),) * rotated + (math.inf,) * (dim // 2 - rotated)
+        ropes["full_attention"] = Rope(settings.number("rope_theta", 1_000_000.0), factors=factors)
+    else:
+        ropes["full_attention"] = hf_rope(config, "full_attention", 1_000_000.0)
+    return tuple(ropes[layer_type] for layer_type in layer_types)
+
+
+def _global_sizes(config: ConfigFields, layer: int) -> tuple[int, int]:
+    """Return KV heads and head dimension of a layer of Gemma 4 with full attention."""
+    own = config.section("per_layer_config").section(str(layer))
+    kv_heads = config.integer("num_key_value_heads")
+    if config.flag("attention_k_eq_v"):
+        kv_heads = config.integer("num_global_key_value_heads", kv_heads)
+    return own.integer("num_key_value_heads", kv_heads), own.integer("head_dim", config.integer("global_head_dim"))
+
+
+def gemma4_layer_sizes(config: ConfigFields, layer_types: list[str]) -> tuple[LayerSizes, ...]:
+    """Return the sizes of each layer of Gemma 4, whose last layers attend to the keys of earlier ones."""
+    layers = len(layer_types)
+    first_shared = layers - config.integer("num_kv_shared_layers", 0, least=0, most=layers - 1)
+    sizes = []
+    for layer, layer_type in enumerate(layer_types):
+        is_full, is_shared = layer_type == "full_attention", layer >= first_shared
+        kv_heads, head_dim = config.integer("num_key_value_heads"), config.integer("head_dim")
+        if is_full:
+            kv_heads, head_dim = _global_sizes(config, layer)
+        kv_layer = None
+        if is_shared:
+            kv_layer = next((i for i in reversed(range(first_shared)) if layer_types[i] == layer_type), None)
+            if kv_layer is None:
+                raise config.invalid("num_kv_shared_layers", f"low enough to leave a {layer_type} layer with keys")
+        ffn = config.integer("intermediate_size") * (2 if is_shared and config.flag("use_double_wide_mlp") else 1)
+        sizes.append(LayerSizes(kv_heads, head_dim, ffn, kv_layer, not (is_full and config.flag("attention_k_eq_v"))))
+    return tuple(sizes)
 
 
 def _has_rope(config: ConfigFields, layer: int) -> bool:

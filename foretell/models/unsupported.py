@@ -19,7 +19,7 @@ ENCODER = "encoder or encoder-decoder"
 VISION = "vision or audio"
 RECURRENT = "recurrent or hybrid"
 EXPERTS = "mixture-of-experts"
-SOFTCAP = "softcapping"  # outside Gemma 2 and 3
+SOFTCAP = "softcapping"  # outside Gemma
 KINDS = {  # by model type in configs and GGUF files, without dashes and underscores
     ENCODER: r"^(m|um|flan)?t5|bart|pegasus|marian|m2m100|bert|electra|encoder|embedding",
     VISION: r"vl|vision|llava|mllama|pali|clip|idefics|pixtral|mistral3|whisper|audio|speech|omni|gemma3n|gemma4",
@@ -28,7 +28,7 @@ KINDS = {  # by model type in configs and GGUF files, without dashes and undersc
 }
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "expert_count")
 SENSES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
-SOFTCAPPED = ("gemma2", "gemma3_text")
+SOFTCAPPED = ("gemma2", "gemma3_text", "gemma4_text")
 SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 RECURRENT_LAYERS = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
 
@@ -43,7 +43,11 @@ def check_supported(config: ConfigFields, name: str, known: Collection[str]) -> 
         raise config.missing("model_type")
     if name not in known:
         raise UnsupportedModelError(f"model type {name!r} is not supported; {nearest(name, known)}")
-    if config.get("use_bidirectional_attention") or config.get("attention.causal") is False:
+    # Gemma 4 has bidirectional attention among the tokens of an image only, which it calls "vision".
+    if (
+        config.get("use_bidirectional_attention") not in (None, False, "vision")
+        or config.get("attention.causal") is False
+    ):
         raise UnsupportedModelError(
             f"this {name!r} has bidirectional attention (an embedding model), which is not supported; {SUPPORTED}"
         )
@@ -57,7 +61,7 @@ def _kind_by_fields(config: ConfigFields, name: str) -> str | None:
         ENCODER: config.get("is_encoder_decoder") is True,
         VISION: name not in MULTIMODAL and (conditional or any(config.get(sense) for sense in SENSES)),
         RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.strings("layer_types") or _default_layers(name)),
-        EXPERTS: any(config.get(name, 0) for name in EXPERT_COUNTS),
+        EXPERTS: any(config.get(name, 0) for name in (*EXPERT_COUNTS, "enable_moe_block")),
         SOFTCAP: name not in SOFTCAPPED and any(config.get(softcap) for softcap in SOFTCAPS),
     }
     return next((kind for kind, shown in signs.items() if shown), None)

@@ -92,6 +92,9 @@ HF = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "per_layer_gate": "per_layer_input_gate",
+    "per_layer_out": "per_layer_projection",
+    "per_layer_norm": "post_per_layer_input_norm",
 }
 HF_SANDWICH = HF | {
     "attention_post_norm": "post_attention_layernorm",
@@ -118,6 +121,7 @@ GGUF = {
     "ffn_post_norm": "post_ffw_norm",
 }
 ROPE_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|attn_rot_embd\.weight)$")  # recomputed from the config
+KEYS_AND_VALUES = re.compile(r"layers\.(\d{1,4})\.self_attn\.[kv]_(proj|norm)\.")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # read with the config
 
 
@@ -228,6 +232,9 @@ def _misplaced(name: str, family: str) -> ModelError:
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Return whether the decoder does not need this tensor, because the config has its content."""
+    if found := KEYS_AND_VALUES.match(name):  # stored although the layer attends to those of another
+        layer = int(found[1])
+        return layer < len(config.layer_sizes) and config.layer_sizes[layer].kv_layer is not None
     return bool(ROPE_BUFFERS.search(name)) or (name in ROPE_FACTORS and any(rope.factors for rope in config.ropes))
 
 
@@ -257,8 +264,15 @@ def map_parameters(decoder: Decoder, is_gguf: bool) -> dict[str, ParameterRows]:
         targets |= {f"{names['head']}.{kind}": target for _, kind, target in rows}
     for layer, block in enumerate(decoder.blocks):
         assert isinstance(block, Block), "a decoder is made of blocks"
-        for part, kind, target in _block_rows(block, local, slices, heads, add):
+        for part, kind, target in _block_rows(block, slices, heads, add):
             targets[f"{names['block']}.{layer}.{names[part]}.{kind}"] = target
+        if block.scale is not None:
+            targets[f"{names['block']}.{layer}.layer_scalar"] = ParameterRows(block.scale)
+    if (inputs := decoder.per_layer) is not None:
+        assert inputs.projection.weight is not None, "the weights are not packed"
+        targets["embed_tokens_per_layer.weight"] = ParameterRows(inputs.embed)
+        targets["per_layer_model_projection.weight"] = ParameterRows(inputs.projection.weight)
+        targets["per_layer_projection_norm.weight"] = ParameterRows(inputs.norm.weight)
     return targets
 
 
@@ -283,15 +297,21 @@ def _embedding_name(is_gguf: bool) -> str:
 NamedRows = Iterator[tuple[str, str, ParameterRows]]  # name of a part, weight or bias, and its rows
 
 
-def _block_rows(block: Block, config: ModelConfig, slices: RankSlices, heads: dict[str, int], add: float) -> NamedRows:
-    attention, ffn, dim = block.attention, block.ffn, config.head_dim
-    qkv = {"q": config.heads * dim, "k": config.kv_heads * dim, "v": config.kv_heads * dim}
+def _block_rows(block: Block, slices: RankSlices, heads: dict[str, int], add: float) -> NamedRows:
+    attention, ffn = block.attention, block.ffn
+    config, dim = attention.config, attention.config.head_dim
+    parts = {"q": config.heads * dim, "k": attention.num_keys * dim, "v": attention.num_values * dim}
+    qkv = {part: rows for part, rows in parts.items() if rows}
     order = tuple(rotated_first(attention.rope, dim)) if attention.rope.dims else ()
     for part, kind, target in _linear_rows(attention.qkv, qkv, slices, heads):
         yield part, kind, replace(target, order=order) if part in ("q", "k") else target
     yield from _linear_rows(attention.out, {"out": config.width}, slices)
     yield from _linear_rows(ffn.gate_up, {"gate": config.ffn, "up": config.ffn}, slices)
     yield from _linear_rows(ffn.down, {"down": config.width}, slices)
+    if (mixing := block.per_layer) is not None:
+        yield from _linear_rows(mixing.gate, {"per_layer_gate": config.per_layer_width}, slices)
+        yield from _linear_rows(mixing.out, {"per_layer_out": config.width}, slices)
+        yield "per_layer_norm", "weight", ParameterRows(mixing.norm.weight)
     norms = {
         "attention_norm": block.attention_norm,
         "q_norm": attention.q_norm,

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 
 from foretell.errors import RankError
-from foretell.kernels.attention import AttentionLayout
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
@@ -51,10 +50,7 @@ class ModelRunner:
         self.model, self.hidden_layers, self.context = model.eval(), hidden_layers, context
         self.device = model.embed.device
         model.prepare(context)
-        queries_per_key = model.local.heads // model.local.kv_heads
-        self.layout = AttentionLayout(
-            page_size, queries_per_key, frozenset(model.config.windows), model.dtype, self.device
-        )
+        self.layout = model.attention_layout(page_size)
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foretell.errors import UnsupportedModelError
 from foretell.kernels.attention import masked_attention
 from foretell.kernels.norm import rms_norm
 from foretell.models.config import Rope
@@ -29,6 +30,8 @@ SDPA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 def rope_tables(model: Decoder, context: int) -> RopeTables:
     """Return RoPE tables up to `context`. The model builds its own only once its weights are packed."""
+    if model.config.layer_sizes:
+        raise UnsupportedModelError(f"{model.config.family} cannot be trained for: its layers have different sizes")
     dim = model.config.head_dim
     return {r: rope_table(r, dim, context).to(model.embed.device, model.dtype) for r in set(model.config.ropes)}
 

@@ -21,6 +21,8 @@ NAMES = (
     "phi3, long factors",
     "granite",
     "gemma2",
+    "gemma4",
+    "gemma4, values are keys",
     "smollm3",
     "olmo2",
     "olmo3",
@@ -39,7 +41,8 @@ SAMPLED = {"temperature": 1.0, "max_tokens": 12}
 
 
 def world(name: str, **settings: object) -> World:
-    config = replace(from_hf(families.MODELS[name][1].to_dict()), vocab=VOCAB)
+    config = from_hf(families.MODELS[name][1].to_dict())
+    config = replace(config, vocab=VOCAB, per_layer_vocab=config.per_layer_width and VOCAB)
     return replace(World(config=config), **settings)  # type: ignore[arg-type]
 
 

@@ -13,6 +13,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeHybridConfig,
@@ -78,6 +80,13 @@ GRANITE = SIZES | {
     "residual_multiplier": 0.22,
     "logits_scaling": 3.0,
     "attention_multiplier": 0.2,
+}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": 96,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 8,
 }
 Model = Any  # of transformers, which is typed in part
 MODELS: dict[str, tuple[Model, Any]] = {
@@ -149,6 +158,25 @@ MODELS: dict[str, tuple[Model, Any]] = {
         Gemma2ForCausalLM,
         Gemma2Config(**(GEMMA | {"num_hidden_layers": 3}), final_logit_softcapping=9.0, attn_logit_softcapping=5.0),
     ),
+    "gemma4": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(
+            **(SIZES | GEMMA4 | {"num_hidden_layers": 6}),
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+            final_logit_softcapping=9.0,
+        ),
+    ),
+    "gemma4, values are keys": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(
+            **(SIZES | GEMMA4 | {"hidden_size_per_layer_input": 0}),
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+        ),
+    ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**FOUR, pad_token_id=0)),
     "smollm3, stated layers": (
         SmolLM3ForCausalLM,
@@ -192,7 +220,7 @@ def make(name: str) -> Model:
     model = kind(config).float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            around = 1.0 if "norm" in key and not name.startswith("gemma") else 0.0
+            around = 1.0 if "norm" in key and not name.startswith(("gemma2", "gemma3")) else 0.0
             parameter.normal_(around, 0.3)
     return model
 

@@ -39,6 +39,7 @@ HF_KEYS = st.sampled_from(
         ),
         *("original_max_position_embeddings", "hidden_act", "rms_norm_eps", "num_experts", "quantization_config"),
         *("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier", "vision_config"),
+        *("num_kv_shared_layers", "global_head_dim", "hidden_size_per_layer_input", "per_layer_config"),
         *("attn_logit_softcapping", "no_rope_layers", "no_rope_layer_interval", "partial_rotary_factor"),
     ]
 )
@@ -52,7 +53,18 @@ GGUF_KEYS = st.sampled_from(
     ]
 )
 LONGROPE = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 4.0]}
-TYPES = ("qwen2", "mistral", "ministral3", "granite", "gemma2", "smollm3", "olmo3", "exaone4", "seed_oss")
+TYPES = (
+    "qwen2",
+    "mistral",
+    "ministral3",
+    "granite",
+    "gemma2",
+    "smollm3",
+    "olmo3",
+    "exaone4",
+    "seed_oss",
+    "gemma4_text",
+)
 ARCHS = st.sampled_from(["llama", "gemma3", "phi3", "granite", "gemma2", "mistral3", "olmo2", "exaone4"])
 BASES = st.sampled_from(
     [

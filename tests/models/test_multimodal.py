@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen3VLConfig,
@@ -34,7 +36,6 @@ QWEN_VISION = {
     "out_hidden_size": 32,
     "deepstack_visual_indexes": [0],
 }
-TOKENS = {"image_token_index": 95, "image_token_id": 95}
 
 
 def text_config(name: str) -> dict[str, Any]:
@@ -50,6 +51,10 @@ def make(name: str) -> families.Model:
         text = text_config("gemma3")
         config: Any = Gemma3Config(text_config=text, vision_config=vision, image_token_index=95, mm_tokens_per_image=4)
         return Gemma3ForConditionalGeneration(config)
+    if name == "gemma4":
+        text = text_config("gemma4") | {"use_bidirectional_attention": "vision"}
+        config = Gemma4Config(text_config=text, vision_config=SIGLIP | {"head_dim": 8})
+        return Gemma4ForConditionalGeneration(config)
     if name == "qwen3_vl":
         text = text_config("qwen3") | {"model_type": "qwen3_vl_text", "tie_word_embeddings": True}
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
@@ -63,7 +68,7 @@ def make(name: str) -> families.Model:
     return Mistral3ForConditionalGeneration(config)
 
 
-@pytest.fixture(params=["gemma3", "mistral3", "mistral3, untied", "qwen3_vl"])
+@pytest.fixture(params=["gemma3", "gemma4", "mistral3", "mistral3, untied", "qwen3_vl"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[families.Model, Path]:
     model = make(request.param).float().eval()
     with torch.no_grad():

@@ -41,6 +41,8 @@ def tensors_for(config: dict[str, Any], is_gguf: bool = False) -> dict[str, torc
 @pytest.mark.parametrize("name", MODELS)
 def test_slots_cover_every_parameter_once(name: str, is_gguf: bool) -> None:
     decoder = empty(MODELS[name][1].to_dict())
+    if is_gguf and decoder.config.layer_sizes:
+        pytest.skip("GGUF files of Gemma 4 are not read")
     for parameter in decoder.parameters():
         parameter.zero_()
     for slot in map_parameters(decoder, is_gguf).values():
