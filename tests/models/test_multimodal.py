@@ -86,6 +86,6 @@ def test_text_is_served_without_the_vision_tower(saved: tuple[families.Model, Pa
     assert gap(logits(reader, tokens, 7), expected) < 2e-5
     assert greedy(reader, tokens, 8) == families.their_text(model, tokens, 8)
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"audio_tower.proj.weight": torch.zeros(2)}, folder / "model.safetensors")
-    with pytest.raises(ModelError, match="audio_tower.proj.weight"):
+    save_file(tensors | {"speech_tower.proj.weight": torch.zeros(2)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="speech_tower.proj.weight"):
         load_model(open_checkpoint(folder))
