@@ -9,7 +9,7 @@ namespace {
 
 struct PrefillScratch {
     HeadScratch layers;
-    std::vector<float> concatenated, projected, previous, keys_values;
+    AlignedVector<float> concatenated, projected, previous, keys_values;
 };
 
 class HeadPrefiller {

@@ -12,10 +12,6 @@
 
 namespace foretell {
 
-inline void grow(std::vector<float>& memory, int64_t size) {
-    if (int64_t(memory.size()) < size) memory.resize(size);
-}
-
 // Rows that attend together: they share the keys of a sequence up to `context` and see `tree_slots` after it, if any.
 struct AttentionSpan {
     int64_t first, rows;
@@ -28,8 +24,8 @@ struct AttentionSpan {
 };
 
 struct HeadScratch {
-    std::vector<float> states, normed, concatenated, qkv, attended, projected, gate_up, gated;
-    std::vector<float> logits;  // where the caller does not want them
+    AlignedVector<float> states, normed, concatenated, qkv, attended, projected, gate_up, gated;
+    AlignedVector<float> logits;  // where the caller does not want them
     QuantizedInputs quantized;
 };
 
@@ -183,7 +179,7 @@ class Layers {
 
     void attend_span(const Layer& layer, const AttentionSpan& span, int64_t head) {
         AttendScratch& own = scratch<AttendScratch>();
-        std::vector<int64_t>& firsts = own.firsts;
+        AlignedVector<int64_t>& firsts = own.firsts;
         if (int64_t(firsts.size()) < span.rows) firsts.resize(span.rows);  // zeros: all rows share the tree slots
         const int64_t group = h.heads / h.kv_heads, stride = (h.heads + 2 * h.kv_heads) * h.head_dim;
         Tile tile;

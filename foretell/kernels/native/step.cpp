@@ -16,7 +16,7 @@ namespace {
 
 // Working memory of a step; each calling thread keeps its own.
 struct StepScratch {
-    std::vector<float> states, normed, qkv, attended, projected, gate_up, gated;
+    AlignedVector<float> states, normed, qkv, attended, projected, gate_up, gated;
     QuantizedInputs quantized;
 
     void reserve(const Model& m, int64_t rows) {
@@ -28,10 +28,6 @@ struct StepScratch {
         grow(projected, rows * m.width);
         grow(gate_up, rows * 2 * m.ffn);
         grow(gated, rows * m.ffn);
-    }
-
-    static void grow(std::vector<float>& memory, int64_t size) {
-        if (int64_t(memory.size()) < size) memory.resize(size);
     }
 };
 
@@ -57,18 +53,14 @@ class ForwardStep {
         embed();
         store_hidden(0);
         for (int64_t i = 0; i < m.layer_count; ++i) {
-            attention(m.layers[i]);
-            feed_forward(m.layers[i]);
+            attention(m.layers[i], i == 0);
+            feed_forward(m.layers[i], i + 1 < m.layer_count ? &m.layers[i + 1] : nullptr);
             store_hidden(i + 1);
         }
         head();
     }
 
   private:
-    void linear(const Weights& weights, const std::vector<float>& x, int64_t rows, float* y) {
-        multiply(team, weights, t.quantized.quantize(team, weights, x.data(), rows), rows, y);
-    }
-
     void embed() {
         for (int64_t row = 0; row < s.rows; ++row) {
             float* const state = &t.states[row * m.width];
@@ -85,7 +77,7 @@ class ForwardStep {
     }
 
     // Sum rows over all tensor-parallel ranks.
-    void all_reduce(std::vector<float>& rows) {
+    void all_reduce(AlignedVector<float>& rows) {
         if (s.all_reduce != nullptr && !s.all_reduce(rows.data(), s.rows * m.width)) throw AllReduceFailed();
     }
 
@@ -97,34 +89,44 @@ class ForwardStep {
                                 m.width * sizeof(float));
     }
 
-    // Return the states, normalized if the layer has a norm here.
-    const std::vector<float>& layer_input(const float* weight) {
-        if (weight == nullptr) return t.states;
-        by_rows(team, s.rows, m.width, [&](int64_t row) {
-            k.norm(&t.states[row * m.width], weight, m.eps, m.width, &t.normed[row * m.width]);
-        });
-        return t.normed;
+    // Normalize a row, if the layer has a norm here, and quantize it for the weights that read it.
+    void normalize_row(const float* norm, const Weights& reader, int64_t row) {
+        float* const normed = &t.normed[row * m.width];
+        if (norm != nullptr)
+            k.norm(&t.states[row * m.width], norm, m.eps, m.width, normed);
+        else
+            std::memcpy(normed, &t.states[row * m.width], m.width * sizeof *normed);
+        t.quantized.quantize_row(reader, normed, row);
     }
 
-    void add_residual(const float* post_norm) {
+    // Add the residual, then normalize and quantize the rows for the next linear layer, if any. This is one pass: a row
+    // stays in the cache, and the threads meet once.
+    void add_residual(const float* post_norm, const float* next_norm, const Weights* next) {
         all_reduce(t.projected);
+        if (next != nullptr) inputs = t.quantized.reserve(*next, t.normed.data(), s.rows);
         by_rows(team, s.rows, m.width, [&](int64_t row) {
             float* const projected = &t.projected[row * m.width];
             if (post_norm != nullptr) k.norm(projected, post_norm, m.eps, m.width, projected);
             if (m.residual_scale != 1.0f)
                 for (int64_t i = 0; i < m.width; ++i) projected[i] *= m.residual_scale;
             k.add(&t.states[row * m.width], projected, m.width);
+            if (next != nullptr) normalize_row(next_norm, *next, row);
         });
     }
 
-    void attention(const Layer& layer) {
-        linear(*layer.qkv, layer_input(layer.attention_norm), s.rows, t.qkv.data());
+    void attention(const Layer& layer, bool is_first) {
+        if (is_first) {
+            inputs = t.quantized.reserve(*layer.qkv, t.normed.data(), s.rows);
+            by_rows(team, s.rows, m.width, [&](int64_t row) { normalize_row(layer.attention_norm, *layer.qkv, row); });
+        }
+        multiply(team, *layer.qkv, inputs, s.rows, t.qkv.data());
         const int64_t heads = m.heads + 2 * m.kv_heads;
         by_rows(team, s.rows, heads * m.head_dim,
                 [&](int64_t row) { rotate_row(layer, row, &t.qkv[row * heads * m.head_dim]); });
         attend(layer);
-        linear(*layer.out, t.attended, s.rows, t.projected.data());
-        add_residual(layer.attention_post_norm);
+        const Rows attended = t.quantized.quantize(team, *layer.out, t.attended.data(), s.rows);
+        multiply(team, *layer.out, attended, s.rows, t.projected.data());
+        add_residual(layer.attention_post_norm, layer.ffn_norm, layer.gate_up);
     }
 
     // Normalize queries and keys if the model does so, apply RoPE, and store keys and values in the KV cache.
@@ -181,7 +183,7 @@ class ForwardStep {
     }
 
     void attend_tile(const Layer& layer, const SpanTile& span_tile, int64_t head) {
-        std::vector<float>& memory = scratch<AttendScratch>().floats;
+        AlignedVector<float>& memory = scratch<AttendScratch>().floats;
         const int64_t group = m.heads / m.kv_heads, stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
         const Span& span = *span_tile.span;
         Tile tile;
@@ -197,24 +199,30 @@ class ForwardStep {
         tile.context = span.start + span.rows - span.nodes;
         tile.out = &t.attended[span_tile.first * m.heads * m.head_dim + head * group * m.head_dim];
         tile.out_stride = m.heads * m.head_dim;
-        StepScratch::grow(memory, attend_scratch_floats(tile.rows * group, tile.dim));
+        grow(memory, attend_scratch_floats(tile.rows * group, tile.dim));
         k.attend(tile, memory.data());
     }
 
-    void feed_forward(const Layer& layer) {
-        linear(*layer.gate_up, layer_input(layer.ffn_norm), s.rows, t.gate_up.data());
+    void feed_forward(const Layer& layer, const Layer* next) {
+        multiply(team, *layer.gate_up, inputs, s.rows, t.gate_up.data());
+        const Rows gated = t.quantized.reserve(*layer.down, t.gated.data(), s.rows);
         by_rows(team, s.rows, 2 * m.ffn, [&](int64_t row) {
             k.glu(&t.gate_up[row * 2 * m.ffn], m.ffn, m.gelu != 0, &t.gated[row * m.ffn]);
+            t.quantized.quantize_row(*layer.down, &t.gated[row * m.ffn], row);
         });
-        linear(*layer.down, t.gated, s.rows, t.projected.data());
-        add_residual(layer.ffn_post_norm);
+        multiply(team, *layer.down, gated, s.rows, t.projected.data());
+        add_residual(layer.ffn_post_norm, next == nullptr ? nullptr : next->attention_norm,
+                     next == nullptr ? nullptr : next->qkv);
     }
 
     void head() {
+        if (s.logit_row_count == 0) return;
+        const Rows normed = t.quantized.reserve(*m.head, t.normed.data(), s.logit_row_count);
         by_rows(team, s.logit_row_count, m.width, [&](int64_t i) {
             k.norm(&t.states[s.logit_rows[i] * m.width], m.norm, m.eps, m.width, &t.normed[i * m.width]);
+            t.quantized.quantize_row(*m.head, &t.normed[i * m.width], i);
         });
-        if (s.logit_row_count > 0) linear(*m.head, t.normed, s.logit_row_count, s.logits);
+        multiply(team, *m.head, normed, s.logit_row_count, s.logits);
         const int64_t vocab = m.head->outputs;
         by_rows(team, s.logit_row_count, vocab, [&](int64_t i) { s.argmax[i] = argmax(s.logits + i * vocab, vocab); });
     }
@@ -224,6 +232,7 @@ class ForwardStep {
     const Kernels& k;
     Team team;
     StepScratch& t;
+    Rows inputs{};  // of the next linear layer
     TreePaths paths;
     std::vector<SpanTile> span_tiles;
     int64_t products = 0;  // multiplications of attention in one layer
