@@ -44,7 +44,16 @@ WINDOWED = replace(
 )
 WIDE = replace(PLAIN, width=64, heads=4, kv_heads=1, head_dim=64, ffn=96, vocab=200, qkv_bias=True, tied=False)
 LARGE = replace(PLAIN, width=576, ffn=1536, heads=9, kv_heads=3, head_dim=64)  # large enough to be split over threads
-CONFIGS = {"plain": PLAIN, "windowed": WINDOWED, "wide": WIDE}
+POST_NORMED = replace(
+    PLAIN,
+    qk_norm=True,
+    full_qk_norm=True,
+    pre_norms=False,
+    sandwich_norms=True,
+    residual_scale=0.4,
+    ropes=(Rope(original_context=16, query_growth=0.3), Rope(kind="none")),
+)
+CONFIGS = {"plain": PLAIN, "windowed": WINDOWED, "wide": WIDE, "post-normed": POST_NORMED}
 BITS = [None, 8, 4]
 
 
@@ -98,7 +107,8 @@ def test_a_model_without_a_fast_path_runs_in_torch() -> None:
     assert missing_fast_path(config, "cpu", CONTEXT) == "softcapping of attention scores"
     assert isinstance(RunnerHarness(random_model(config)).runner.executor, EagerExecutor)
     assert missing_fast_path(family_config("gemma4"), "cpu", CONTEXT) == "layers of different sizes"
-    assert all(missing_fast_path(each, "cuda", CONTEXT) is None for each in CONFIGS.values())
+    assert all(missing_fast_path(each, "cuda", CONTEXT) is None for each in (PLAIN, WINDOWED, WIDE))
+    assert missing_fast_path(POST_NORMED, "cpu", CONTEXT) is None
 
 
 @pytest.mark.parametrize("bits", [8, 4])
