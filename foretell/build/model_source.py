@@ -235,8 +235,8 @@ def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
 def describe_executor(config: EngineConfig, source: ModelSource, context: int) -> str:
     """Return a line for the user if the model runs in torch for want of kernels; empty if it does not."""
     missing = missing_fast_path(source.config, source.device.type, context)
-    kernels = "native library" if source.device.type == "cpu" else "Triton kernels"
-    return f"{config.model}: runs in torch, slower: the {kernels} lack {missing}" if missing else ""
+    kernel = "native" if source.device.type == "cpu" else "Triton"
+    return f"{config.model}: runs in torch, which is slower: no {kernel} kernel for {missing}" if missing else ""
 
 
 def choose_device(name: str, field: str = "device") -> torch.device:

@@ -7,12 +7,15 @@ import threading
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from foretell.build.model_source import describe_executor
+from foretell.config import EngineConfig
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.kernels.native.library import library
@@ -104,6 +107,11 @@ def test_every_model_family_equals_the_reference(name: str) -> None:
 
 def test_a_model_without_a_fast_path_runs_in_torch() -> None:
     config = family_config("gemma2")
+    source = SimpleNamespace(config=config, device=torch.device("cpu"))
+    line = describe_executor(EngineConfig(model="m"), source, CONTEXT)  # type: ignore[arg-type]
+    assert line == "m: runs in torch, which is slower: no native kernel for softcapping of attention scores"
+    source.config = PLAIN
+    assert not describe_executor(EngineConfig(model="m"), source, CONTEXT)  # type: ignore[arg-type]
     assert missing_fast_path(config, "cpu", CONTEXT) == "softcapping of attention scores"
     assert isinstance(RunnerHarness(random_model(config)).runner.executor, EagerExecutor)
     assert missing_fast_path(family_config("gemma4"), "cpu", CONTEXT) == "layers of different sizes"
