@@ -222,6 +222,9 @@ def make(name: str) -> Model:
         for key, parameter in model.named_parameters():
             around = 1.0 if "norm" in key and not name.startswith(("gemma2", "gemma3")) else 0.0
             parameter.normal_(around, 0.3)
+        for key, buffer in model.named_buffers():
+            if key.endswith("layer_scalar"):
+                buffer.fill_(0.7)
     return model
 
 

@@ -93,6 +93,19 @@ def test_a_multimodal_embedding_is_tied_unless_there_is_a_head() -> None:
     assert from_hf(mistral | {"tie_word_embeddings": True}, has_head=True).tied
 
 
+def test_gemma4_layers() -> None:
+    text = {"model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 10}
+    stated = text | {"num_key_value_heads": 1, "num_kv_shared_layers": 4, "use_double_wide_mlp": True}
+    config = from_hf({"model_type": "gemma4", "text_config": stated, "audio_config": {"hidden_size": 8}})
+    assert [each.head_dim for each in config.layer_sizes] == [256] * 5 + [512] + [256] * 3 + [512]
+    assert [each.kv_layer for each in config.layer_sizes] == [None] * 6 + [4, 4, 4, 5]
+    assert [each.ffn for each in config.layer_sizes] == [6144] * 6 + [12288] * 4
+    assert (config.per_layer_width, config.scale, config.windows[5], config.windows[9]) == (256, 1.0, None, None)
+    assert config.ropes[9].factors == (1.0,) * 64 + (float("inf"),) * 192 and config.windows.count(512) == 8
+    with pytest.raises(ModelError, match="num_kv_shared_layers"):
+        from_hf(stated | {"num_kv_shared_layers": 5})
+
+
 def test_null_is_none_where_it_means_none() -> None:
     gemma = LLAMA | {"model_type": "gemma2", "head_dim": 8, "query_pre_attn_scalar": None}
     assert (from_hf(gemma).logit_softcap, from_hf(gemma).attention_softcap) == (30.0, 50.0)

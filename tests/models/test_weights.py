@@ -114,6 +114,15 @@ def test_fused_tensors_are_named_in_errors() -> None:
     fails(PHI, phi_tensors() | {PHI_QKV: spoiled(torch.zeros(32, 16), 300, BAD[0])}, PHI_QKV, "damaged")
 
 
+def test_keys_that_a_layer_shares_may_be_stored_and_no_others() -> None:
+    config, model = MODELS["gemma4"][1].to_dict(), families.make("gemma4")
+    tensors = dict(model.state_dict())
+    tensors.pop("lm_head.weight")
+    shared, own = "model.layers.4.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.bias"
+    load_model(folder(config, tensors | {shared: torch.zeros(16, 32)}))
+    fails(config, tensors | {own: torch.zeros(16)}, own, "does not belong")
+
+
 def test_same_tensor_under_two_names() -> None:
     other = Q.removeprefix("model.")
     fails(LLAMA, tensors_for(LLAMA) | {other: torch.zeros(16, 16)}, other, "twice")
