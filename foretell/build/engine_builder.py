@@ -21,6 +21,7 @@ from foretell.build.model_source import (
     CacheSize,
     ModelSource,
     choose_device,
+    describe_executor,
     describe_quantization,
     no_progress,
     open_model,
@@ -40,6 +41,7 @@ from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import eos_token_ids
 from foretell.models.quantize import quantized_copy
 from foretell.runner.memory_plan import (
@@ -152,7 +154,11 @@ def _resolve(
     draft_names = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, progress, config.tensor_parallel_size)
     default_sampling(config, target.checkpoint)  # to refuse a wrong generation config now
-    if line := describe_quantization(config, target):
+    notices = (
+        describe_quantization(config, target),
+        describe_executor(config, target, _max_context(config, target.config)),
+    )
+    for line in filter(None, notices):
         progress(line)
     check_ranks(target.config, target.device, speculation, config.tensor_parallel_size)
     if drafter is not None:
@@ -388,7 +394,10 @@ def _warmup_tasks(speculation: SpeculationConfig, is_sharded: bool, warmup: Warm
 
     A tensor-parallel model warms up with its first request: before that nothing reports a worker that fails.
     """
-    if warmup.engine.runner.device.type != "cuda" or is_sharded or find_spec("triton") is None:
+    runner = warmup.engine.runner
+    if runner.device.type != "cuda" or is_sharded or find_spec("triton") is None:
+        return ()
+    if missing_fast_path(runner.model.config, "cuda", runner.context) is not None:
         return ()
     names = draft.drafter_names(speculation)  # a custom drafter gets no dummy sequences
     return warmup_tasks(warmup, names, min(speculation.budget, MAX_WARMUP_DRAFT), speculation.tree)

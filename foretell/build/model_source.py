@@ -19,7 +19,8 @@ from foretell.hub import Checkpoint, open_checkpoint, resolve
 from foretell.kernels.quant import QuantFormat
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, kv_shapes
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import read_config
 from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
@@ -82,13 +83,17 @@ class ModelSource:
     @property
     def token_bytes(self) -> int:
         """Return the bytes of KV cache per token."""
-        layer = LayerShape(self.local_config.kv_heads, self.config.head_dim)
-        return self.config.layers * layer.bytes_per_token(self.dtype)
+        return sum(shape.bytes_per_token(self.dtype) for shape in kv_shapes(self.local_config))
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
         """Return the step sizes in rows that steps are padded to; empty if they are not padded."""
-        return CAPTURE_ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
+        return CAPTURE_ROWS if self.has_triton_executor(self.config.context) else ()
+
+    def has_triton_executor(self, context: int) -> bool:
+        """Return whether its steps run in Triton kernels when it is served with this context."""
+        on_gpu = self.device.type == "cuda" and find_spec("triton") is not None
+        return on_gpu and missing_fast_path(self.config, "cuda", context) is None
 
     def step_workspace(self, tokens: int, context: int) -> int:
         """Return the workspace of its steps on a GPU, including captured ones."""
@@ -155,7 +160,7 @@ class ModelSource:
             prepared_bytes(dummy_config, self.dtype, "meta")
             + cache_size.context * self.token_bytes // self.config.layers
         )
-        if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
+        if not self.has_triton_executor(context) or self.shard is not None or 2 * needed > free:
             return nullcontext()
 
         def make() -> ModelRunner:
@@ -225,6 +230,13 @@ def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
     if source.device.type != "cpu":
         return f"{start}, weights and activations, one scale per row"
     return start + ("" if native_for(source.device) else ", run in floats: no native kernels")
+
+
+def describe_executor(config: EngineConfig, source: ModelSource, context: int) -> str:
+    """Return a line for the user if the model runs in torch for want of kernels; empty if it does not."""
+    missing = missing_fast_path(source.config, source.device.type, context)
+    kernel = "native" if source.device.type == "cpu" else "Triton"
+    return f"{config.model}: runs in torch, which is slower: no {kernel} kernel for {missing}" if missing else ""
 
 
 def choose_device(name: str, field: str = "device") -> torch.device:

@@ -14,6 +14,7 @@ from .tables import print_columns
 
 if TYPE_CHECKING:
     from foretell.hub import Checkpoint
+    from foretell.models.config import ModelConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     output_result(found, args)
     if not args.json:
         shown = {name: value for name, value in found.items() if name != "drafters" and value is not None}
-        print_columns(("", ""), [(name.replace("_", " "), in_words(name, value)) for name, value in shown.items()])
+        print_columns(("", ""), [(label(name), in_words(name, value)) for name, value in shown.items()])
         print("\ndrafters:")
         print_columns(("", "", ""), drafter_rows(found["drafters"]))
     return 0
@@ -38,23 +39,34 @@ def run(args: argparse.Namespace) -> int:
 def describe(name: str, path: Path) -> dict[str, Any]:
     """Return the facts of a model on this machine, read without its weights."""
     from foretell.hub import open_checkpoint
-    from foretell.plan.model_shape import find_model_shape
 
     checkpoint = open_checkpoint(path)
-    shape = find_model_shape(str(path), "model")
+    config, reason = served_config(checkpoint)
     return {
         "model": name,
         "path": str(path),
         "family": family(checkpoint),
-        "parameters": round(shape.weights),
         "format": "GGUF" if checkpoint.kind == "gguf" else "safetensors",
         "weights": weight_format(checkpoint),
-        "context": shape.context,
-        "layers": shape.layers,
-        "vocabulary": shape.vocab,
-        "not_served": reason_not_served(checkpoint),
+        **sizes(path, config),
+        "on_cpu": None if config is None else kernels(config, "cpu"),
+        "on_cuda": None if config is None else kernels(config, "cuda"),
+        "not_served": reason,
         "drafters": known_drafters(name),
     }
+
+
+def sizes(path: Path, config: ModelConfig | None) -> dict[str, int]:
+    """Return the sizes of a model, by the planner's reading of its config if the model is not served."""
+    from foretell.build.draft_compat import parameters
+    from foretell.plan.model_shape import find_model_shape
+
+    if config is None:
+        shape = find_model_shape(str(path), "model")
+        found = (round(shape.weights), shape.context, shape.layers, shape.vocab)
+    else:
+        found = (parameters(config), config.context, config.layers, config.vocab)
+    return dict(zip(("parameters", "context", "layers", "vocabulary"), found, strict=True))
 
 
 def family(checkpoint: Checkpoint) -> str:
@@ -75,15 +87,28 @@ def weight_format(checkpoint: Checkpoint) -> str:
         return "unknown"
 
 
-def reason_not_served(checkpoint: Checkpoint) -> str | None:
-    """Return why the model cannot be served; None if it can."""
+def served_config(checkpoint: Checkpoint) -> tuple[ModelConfig | None, str | None]:
+    """Return the architecture of the model, or why it cannot be served."""
     from foretell.models.hf_config import read_config
 
     try:
-        read_config(checkpoint)
+        return read_config(checkpoint), None
     except ForetellError as error:
-        return str(error)
-    return None
+        return None, str(error)
+
+
+def kernels(config: ModelConfig, device: str) -> str:
+    """Return what runs the model on a device type."""
+    from foretell.models.fast_paths import missing_fast_path
+
+    if missing := missing_fast_path(config, device, config.context):
+        return f"torch: no kernel for {missing}"
+    return "native library" if device == "cpu" else "Triton kernels"
+
+
+def label(name: str) -> str:
+    """Return the name of a fact for people."""
+    return {"on_cpu": "on a CPU", "on_cuda": "on CUDA"}.get(name, name.replace("_", " "))
 
 
 def in_words(name: str, value: Any) -> str:

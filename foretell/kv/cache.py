@@ -46,7 +46,7 @@ class KVCache:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Return all key and value tensors."""
-        return (*self.keys, *(tensor for tensor in self.values if len(tensor)))
+        return tuple(tensor for tensor in (*self.keys, *self.values) if tensor.numel())
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Copy slots in every layer, to compact the KV of an accepted branch of a draft tree.
@@ -84,7 +84,7 @@ class KVCache:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros: a masked key is still multiplied by 0, and NaN times 0 is NaN."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     # Memory of numpy's zeros is committed on first write; torch writes all of it at once.
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

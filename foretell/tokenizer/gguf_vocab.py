@@ -32,6 +32,10 @@ GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SEED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 DEEPSEEK3 = (
     r"\p{N}{1,3}",
     r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+",
@@ -67,11 +71,13 @@ class PreTokenization:
 LLAMA3_FAMILY = PreTokenization((LLAMA3,), whole_words=True, bos=True)
 QWEN2_FAMILY = PreTokenization((QWEN2,), nfc=True)
 KNOWN = {
-    **dict.fromkeys(("gpt-2", "default", "phi-2"), PreTokenization()),
+    **dict.fromkeys(("gpt-2", "default", "phi-2", "exaone4", "granite-docling"), PreTokenization()),
     **dict.fromkeys(("olmo", "mpt"), PreTokenization(nfc=True)),
     **dict.fromkeys(("smollm", "starcoder", "refact"), PreTokenization(digits=True)),
     "command-r": PreTokenization(digits=True, nfc=True),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3_FAMILY),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenization((LLAMA3,))),  # OLMo 2, Phi-4, SmolLM3
+    "seed-coder": PreTokenization((SEED,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_FAMILY),
     "qwen35": PreTokenization((QWEN35,), nfc=True),
     "tekken": PreTokenization((TEKKEN,), whole_words=True, bos=True),

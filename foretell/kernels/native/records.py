@@ -44,6 +44,7 @@ class LayerRecord(ctypes.Structure):
         ("keys", POINTER),
         ("values", POINTER),
         ("window", NUMBER),
+        ("query_scales", POINTER),
     )
 
 
@@ -64,9 +65,11 @@ class ModelRecord(ctypes.Structure):
         ("page_size", NUMBER),
         ("first_token", NUMBER),
         ("tokens", NUMBER),
+        ("full_qk_norm", NUMBER),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("embed_scale", ctypes.c_float),
+        ("residual_scale", ctypes.c_float),
         ("gelu", ctypes.c_int32),
         ("level", ctypes.c_int32),
     )

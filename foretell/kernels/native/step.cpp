@@ -89,10 +89,13 @@ class ForwardStep {
                                 m.width * sizeof(float));
     }
 
-    // Normalize a row and quantize it for the weights that read it.
+    // Normalize a row, if the layer has a norm here, and quantize it for the weights that read it.
     void normalize_row(const float* norm, const Weights& reader, int64_t row) {
         float* const normed = &t.normed[row * m.width];
-        k.norm(&t.states[row * m.width], norm, m.eps, m.width, normed);
+        if (norm != nullptr)
+            k.norm(&t.states[row * m.width], norm, m.eps, m.width, normed);
+        else
+            std::memcpy(normed, &t.states[row * m.width], m.width * sizeof *normed);
         t.quantized.quantize_row(reader, normed, row);
     }
 
@@ -104,6 +107,8 @@ class ForwardStep {
         by_rows(team, s.rows, m.width, [&](int64_t row) {
             float* const projected = &t.projected[row * m.width];
             if (post_norm != nullptr) k.norm(projected, post_norm, m.eps, m.width, projected);
+            if (m.residual_scale != 1.0f)
+                for (int64_t i = 0; i < m.width; ++i) projected[i] *= m.residual_scale;
             k.add(&t.states[row * m.width], projected, m.width);
             if (next != nullptr) normalize_row(next_norm, *next, row);
         });
@@ -127,12 +132,18 @@ class ForwardStep {
     // Normalize queries and keys if the model does so, apply RoPE, and store keys and values in the KV cache.
     void rotate_row(const Layer& layer, int64_t row, float* qkv) {
         const float* const rope_table = layer.rope_table + s.positions[row] * 2 * m.head_dim;
+        const float query_scale = m.scale * (layer.query_scales ? layer.query_scales[s.positions[row]] : 1.0f);
+        if (m.full_qk_norm) {
+            float* const keys = qkv + m.heads * m.head_dim;
+            k.norm(qkv, layer.q_norm, m.eps, m.heads * m.head_dim, qkv);
+            k.norm(keys, layer.k_norm, m.eps, m.kv_heads * m.head_dim, keys);
+        }
         for (int64_t head = 0; head < m.heads + m.kv_heads; ++head) {
             const bool is_query = head < m.heads;
             float* const x = qkv + head * m.head_dim;
-            const float* const weight = is_query ? layer.q_norm : layer.k_norm;
+            const float* const weight = m.full_qk_norm ? nullptr : is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, m.eps, m.head_dim, x);
-            k.rotate(x, rope_table, m.head_dim, is_query ? m.scale : 1.0f);
+            k.rotate(x, rope_table, m.head_dim, is_query ? query_scale : 1.0f);
         }
         const int64_t size = m.kv_heads * m.head_dim;
         const float* const keys = qkv + m.heads * m.head_dim;
