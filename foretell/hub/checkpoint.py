@@ -99,6 +99,12 @@ def folder_tensors(folder: Path) -> dict[str, LazyTensor]:
     return merged_tensors(sorted(folder.glob("*.safetensors")))
 
 
+def decoded_tensors(config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
+    """Return the tensors of a folder with quantized layers as weights, if its config states a quantization."""
+    found = read_quantization(config)
+    return tensors if found is None else dequantized_tensors(tensors, found)
+
+
 def merged_tensors(files: list[Path]) -> dict[str, LazyTensor]:
     """Return the tensors of all files, which must be disjoint."""
     merged: dict[str, LazyTensor] = {}
@@ -202,8 +208,7 @@ class Checkpoint:
 
     @cached_property
     def _decoded(self) -> Mapping[str, LazyTensor]:
-        found = None if self.kind == "gguf" else read_quantization(self.config)
-        return self.lazy_tensors if found is None else dequantized_tensors(self.lazy_tensors, found)
+        return self.lazy_tensors if self.kind == "gguf" else decoded_tensors(self.config, self.lazy_tensors)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from foretell.hub.tensor import LazyTensor, StoredFormat
 if TYPE_CHECKING:
     import torch
 
-ROWS = 256  # rows decoded at a time, so that intermediate tensors stay far smaller than the weight
+VALUES = 1 << 18  # values decoded at a time, so that intermediate tensors are small and stay in the CPU cache
+ALIGNED = 8  # rows that share a word in the layouts packed along the outputs
 FLOATS = ("F32", "F16", "BF16", "F64")
 FP8 = ("F8_E4M3", "F8_E5M2")
 WORDS = ("I32",)  # packed values
@@ -65,15 +67,16 @@ class Parts:
         return ModelError(f"tensor '{self.module}.{part}' {reason}; {ADVICE}")
 
     def weight(self, shape: tuple[int, ...], stored: str, decode: Decode, fits_int4: bool = False) -> LazyTensor:
-        """Return the layer's weight, decoded ROWS rows at a time into a float32 tensor."""
+        """Return the layer's weight, which is decoded a few rows at a time into a float32 tensor."""
 
         def read_rows(start: int, stop: int) -> torch.Tensor:
             import torch
 
             start, stop, _ = slice(start, stop).indices(shape[0])
             values = torch.empty(max(0, stop - start), *shape[1:])
-            for at in range(start, stop, ROWS):
-                end = min(at + ROWS, stop)
+            rows = max(1, VALUES // (math.prod(shape[1:]) * ALIGNED)) * ALIGNED
+            for at in range(start, stop, rows):
+                end = min(at + rows, stop)
                 values[at - start : end - start] = decode(at, end)
             return values
 
