@@ -41,7 +41,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("foretell")
 PACKAGE = Path(__file__).parents[1]
 # Modules that decide the bytes of packed weights: a change in one of them invalidates the cache.
-PACKING_SOURCES = ("hub/gguf_dequant.py", "hub/quantized/*.py", "kernels/quant.py", "kernels/native/packed.py", "models/*.py")
+PACKING_SOURCES = (
+    "hub/gguf_dequant.py",
+    "hub/quantized/*.py",
+    "kernels/quant.py",
+    "kernels/native/packed.py",
+    "models/*.py",
+)
 BITS: dict[QuantFormat | None, int | None] = {None: None, "int8": 8, "int4": 4}  # the format as the file states it
 MIN_CACHED_BYTES = 32 << 20  # smaller models are packed faster than they are worth caching
 ABANDONED_SECONDS = 24 * 3600.0  # age from which an unfinished file has no writer any more

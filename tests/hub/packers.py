@@ -277,9 +277,7 @@ FORMATS: dict[str, Format] = {
     "fbgemm": Format(
         fp8_channel, {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, "FP8 per channel"
     ),
-    "ct int8": Format(
-        int8_channel, ct("int-quantized", num_bits=8, type="int"), "compressed-tensors int8 per channel"
-    ),
+    "ct int8": Format(int8_channel, ct("int-quantized", num_bits=8, type="int"), "compressed-tensors int8 per channel"),
     "ct int8 asymmetric": Format(
         int8_asymmetric, ct("int-quantized", symmetric=False), "compressed-tensors int8 per channel"
     ),
@@ -292,9 +290,7 @@ FORMATS: dict[str, Format] = {
         ct("pack-quantized", num_bits=4, actorder="group", symmetric=False),
         f"compressed-tensors asymmetric int4 group {GROUP}, act order",
     ),
-    "awq": Format(
-        awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP}, f"AWQ asymmetric int4 group {GROUP}"
-    ),
+    "awq": Format(awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP}, f"AWQ asymmetric int4 group {GROUP}"),
     "gptq": Format(gptq, GPTQ, f"GPTQ asymmetric int4 group {GROUP}, act order"),
     "gptq 8 bits": Format(gptq_w8, GPTQ | {"bits": 8}, f"GPTQ asymmetric int8 group {GROUP}, act order"),
     "gptq v2": Format(

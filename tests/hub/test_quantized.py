@@ -74,7 +74,11 @@ def test_layers_may_have_other_bits_than_the_config(tmp_path: Path) -> None:
 def test_experts_in_gpt_oss_layout(tmp_path: Path) -> None:
     parts, exact = mxfp4(weight(outputs=12))
     blocks, scales = parts["weight_packed"].view(3, 4, 3, 16), parts["weight_scale"].view(3, 4, 3)
-    tensors = {"experts.up_proj_blocks": blocks, "experts.up_proj_scales": scales, "experts.up_proj_bias": torch.ones(3)}
+    tensors = {
+        "experts.up_proj_blocks": blocks,
+        "experts.up_proj_scales": scales,
+        "experts.up_proj_bias": torch.ones(3),
+    }
     found = dict(write(tmp_path, {"quant_method": "mxfp4"}, tensors).tensors())
     assert found.keys() == {"experts.up_proj", "experts.up_proj_bias"}
     assert torch.equal(found["experts.up_proj"].load(), exact.view(3, 4, 96))
@@ -151,9 +155,7 @@ def test_a_wrong_type_is_named(name: str, tmp_path: Path) -> None:
         ("nf4", "weight.quant_state.bitsandbytes__nf4", torch.zeros(9, dtype=torch.uint8), "must hold a JSON object"),
     ],
 )
-def test_parts_that_do_not_fit_together(
-    name: str, part: str, value: torch.Tensor, words: str, tmp_path: Path
-) -> None:
+def test_parts_that_do_not_fit_together(name: str, part: str, value: torch.Tensor, words: str, tmp_path: Path) -> None:
     line = refusal(tmp_path, FORMATS[name].config, layer(FORMATS[name].pack(weight())[0] | {part: value}))
     assert words in line and f"'{LAYER}." in line
 
@@ -199,5 +201,3 @@ def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], words:
     assert any(word in line for word in words.split("|"))
     with pytest.raises(UnsupportedModelError):
         list(open_checkpoint(tmp_path).tensors())
-
-

@@ -78,7 +78,12 @@ def test_the_start_states_what_is_stored_and_what_runs(name: str, tmp_path: Path
 
 def test_draft_models_may_be_quantized_too(tmp_path: Path) -> None:
     folder, plain = write_quantized_folder(tmp_path, "nf4")
-    settings: dict[str, Any] = {"quiet": True, "keep_packed": False, "num_speculative_tokens": 3, "quantization": "none"}
+    settings: dict[str, Any] = {
+        "quiet": True,
+        "keep_packed": False,
+        "num_speculative_tokens": 3,
+        "quantization": "none",
+    }
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     (drafted,) = LLM(str(plain), drafter=f"model:{folder}", **settings).generate(PROMPT, params)
     (alone,) = LLM(str(plain), drafter="none", **settings).generate(PROMPT, params)

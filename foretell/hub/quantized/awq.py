@@ -26,7 +26,7 @@ def dequantize_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Te
 
 def unpack_awq(words: torch.Tensor) -> torch.Tensor:
     """Unpack the columns of a matrix in their own order."""
-    return unpack(words, BITS).unflatten(-1, (-1, EACH))[..., list(NIBBLE_OF)].flatten(-2)
+    return unpack(words, BITS).view(*words.shape, EACH)[..., list(NIBBLE_OF)].flatten(-2)
 
 
 def open_awq(parts: Parts) -> LazyTensor:

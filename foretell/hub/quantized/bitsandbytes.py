@@ -62,7 +62,9 @@ def open_4bit(parts: Parts) -> LazyTensor:
     blocks = -(-size // block)
     nested = "weight.nested_absmax" in parts.tensors
     absmax = parts.need("weight.absmax", ("U8",) if nested else FLOATS, (blocks,))
-    read_absmax = _nested(parts, part, state, absmax, blocks) if nested else lambda first, last: absmax.load()[first:last]
+    read_absmax = (
+        _nested(parts, part, state, absmax, blocks) if nested else lambda first, last: absmax.load()[first:last]
+    )
 
     def decode(start: int, stop: int) -> torch.Tensor:
         import torch

@@ -23,7 +23,8 @@ def dequantize_packed(
     values = unpack(words, bits)[:, : len(groups)].float() - 2 ** (bits - 1)
     if zeros is not None:
         values -= zeros.float()[:, groups]
-    return values * scales.float()[:, groups]
+    weight: torch.Tensor = values * scales.float()[:, groups]
+    return weight
 
 
 def open_packed(parts: Parts) -> LazyTensor:
@@ -66,9 +67,7 @@ def unpack_rows(words: torch.Tensor, bits: int, start: int, stop: int) -> torch.
     return wide[start - first * each : stop - first * each]
 
 
-def read_groups(
-    parts: Parts, part: str, index: LazyTensor | None, inputs: int, size: int, count: int
-) -> torch.Tensor:
+def read_groups(parts: Parts, part: str, index: LazyTensor | None, inputs: int, size: int, count: int) -> torch.Tensor:
     """Return the group of each input: `index`, or else consecutive groups of `size`."""
     import torch
 
