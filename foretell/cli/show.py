@@ -79,8 +79,8 @@ def print_matrices(found: list[dict[str, Any]]) -> None:
     ]
     print_columns(("tensor", "shape", "stored", "runs as", "max error", "mean error"), rows, right=(1, 4, 5))
     print(
-        "\nErrors are those of running the stored weights as shown: the largest difference by the largest weight, and the "
-        "mean difference by the mean weight."
+        "\nErrors of running the stored weights as shown: largest difference / largest weight, mean difference / mean "
+        "weight."
     )
 
 
