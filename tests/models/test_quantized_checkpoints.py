@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -103,12 +104,20 @@ def test_an_mtp_module_of_a_quantized_checkpoint(name: str, tmp_path: Path) -> N
         assert all(torch.equal(ours, theirs) for (_, ours), (_, theirs) in states)
 
 
-def test_a_matrix_that_is_int4_keeps_its_values() -> None:
-    weight = FORMATS["gptq symmetric"].pack(torch.randn(304, 256))[1]
-    found = quantize_int4(weight).dequantized()
-    assert ((found - weight).norm() / weight.norm()).item() < 2**-8
-    other = FORMATS["awq"].pack(torch.randn(304, 256))[1]
-    assert ((quantize_int4(other).dequantized() - other).norm() / other.norm()).item() > 0.02
+@pytest.mark.parametrize("layout", ["GPTQ", "GGUF Q4_0"])
+def test_a_matrix_that_is_int4_keeps_its_values(layout: str) -> None:
+    weight = torch.randn(304, 256)
+    if layout == "GPTQ":
+        weight = FORMATS["gptq symmetric"].pack(weight)[1]
+    else:
+        packed = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q4_0)
+        weight = torch.from_numpy(gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0))
+    assert ((quantize_int4(weight).dequantized() - weight).norm() / weight.norm()).item() < 2**-8
+
+
+def test_a_matrix_with_zero_points_does_not() -> None:
+    weight = FORMATS["awq"].pack(torch.randn(304, 256))[1]
+    assert ((quantize_int4(weight).dequantized() - weight).norm() / weight.norm()).item() > 0.02
 
 
 def test_the_cache_of_packed_weights_knows_the_quantization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
