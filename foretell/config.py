@@ -50,8 +50,8 @@ class EngineConfig:
     )
     quantization: str = option(
         "auto",
-        "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 or int4 on a CPU if the file is "
-        "quantized",
+        "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 or int4 on a CPU if the file "
+        "is quantized",
         aliases=("-q",),
         metavar=f"{{{','.join(QUANTIZATIONS)}}}",
         common=True,

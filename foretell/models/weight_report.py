@@ -14,7 +14,7 @@ from foretell.kernels.quant import QuantFormat, quantize_rows
 from .hf_config import read_config
 from .load import meta_model
 from .quantize import layer_format, quantize_int4, quantize_int8
-from .weights import CHUNK, check_tensors, map_parameters, output_tensor, plain_name
+from .weights import CHUNK, check_tensors, decoder_tensors, output_tensor
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
@@ -42,10 +42,9 @@ def weight_errors(checkpoint: Checkpoint, format: QuantFormat | None, dtype: tor
     config = read_config(checkpoint)
     decoder = meta_model(config, dtype)
     check_tensors(decoder, checkpoint)
-    targets, head = map_parameters(decoder, checkpoint.kind == "gguf"), output_tensor(checkpoint, config)
-    for name, tensor in checkpoint.tensors():
-        target = targets.get(plain_name(name))
-        if target is None or len(tensor.shape) != 2 or (target.rows is decoder.embed and tensor is not head):
+    head = output_tensor(checkpoint, config)
+    for tensor, target in decoder_tensors(decoder, checkpoint):
+        if len(tensor.shape) != 2 or (target.rows is decoder.embed and tensor is not head):
             continue
         own = layer_format("head", format) if tensor is head and format is not None else format
         yield _error(tensor, own, dtype)

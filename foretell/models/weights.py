@@ -141,9 +141,9 @@ class ParameterRows:
 def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
     """Check before loading that the checkpoint has exactly the tensors of the decoder, with the right shapes."""
     targets, seen = map_parameters(decoder, checkpoint.kind == "gguf"), set()
-    names = {plain_name(name) for name, _ in checkpoint.tensors()}
+    names = {_plain(name) for name, _ in checkpoint.tensors()}
     for name, tensor in checkpoint.tensors():
-        plain = plain_name(name)
+        plain = _plain(name)
         if plain in seen:
             raise ModelError(f"tensor {name!r} occurs twice under two names; keep one of them")
         seen.add(plain)
@@ -162,12 +162,19 @@ def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
 def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
     """Load every parameter, one tensor at a time, after `check_tensors`."""
     targets = map_parameters(decoder, checkpoint.kind == "gguf")
+    for tensor, target in decoder_tensors(decoder, checkpoint):
+        _fill(target, tensor, checkpoint)
     for name, tensor in checkpoint.tensors():
-        if (target := targets.get(plain_name(name))) is not None:
-            _fill(target, tensor, checkpoint)
-    for name, tensor in checkpoint.tensors():
-        if _is_tied_head(plain_name(name), decoder.config):
+        if _is_tied_head(_plain(name), decoder.config):
             _check_tied(tensor, targets[_embedding_name(checkpoint.kind == "gguf")], checkpoint)
+
+
+def decoder_tensors(decoder: Decoder, checkpoint: Checkpoint) -> Iterator[tuple[LazyTensor, ParameterRows]]:
+    """Yield each tensor of the checkpoint that is a part of the decoder, with the rows it fills."""
+    targets = map_parameters(decoder, checkpoint.kind == "gguf")
+    for name, tensor in checkpoint.tensors():
+        if (target := targets.get(_plain(name))) is not None:
+            yield tensor, target
 
 
 def _fill(target: ParameterRows, tensor: LazyTensor, checkpoint: Checkpoint) -> None:
@@ -194,7 +201,7 @@ def _not_finite(tensor: LazyTensor, values: Tensor, dtype: torch.dtype, checkpoi
     return ModelError(f"{where} that are not finite: the file is damaged; download it again")
 
 
-def plain_name(name: str) -> str:
+def _plain(name: str) -> str:
     """Return the name without prefixes of wrapper modules."""
     return WRAPPERS.sub("", name)
 
@@ -265,7 +272,7 @@ def output_tensor(checkpoint: Checkpoint, config: ModelConfig) -> LazyTensor:
     """Return the tensor of the LM head, which may be the embedding."""
     is_gguf = checkpoint.kind == "gguf"
     wanted = _embedding_name(is_gguf) if config.tied else f"{(GGUF if is_gguf else HF)['head']}.weight"
-    return next(tensor for name, tensor in checkpoint.tensors() if plain_name(name) == wanted)
+    return next(tensor for name, tensor in checkpoint.tensors() if _plain(name) == wanted)
 
 
 def _embedding_name(is_gguf: bool) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,7 +28,7 @@ from foretell.models.packed_weights_cache import PackedWeightsCache
 from foretell.models.quantize import quantize_int4
 from foretell.models.sharding import Shard
 from tests.folder import Shape
-from tests.hub.packers import FORMATS
+from tests.hub.packers import FORMATS, symmetric
 from tests.quantized_folder import write_quantized_folder
 from tests.tensor_parallel.test_loading import put_together
 
@@ -77,10 +78,9 @@ def test_the_start_states_what_is_stored_and_what_runs(name: str, tmp_path: Path
         assert line.startswith(f"{folder}: quantization: {FORMATS[name].name} -> {runs}") and "\n" not in line
 
 
-def test_draft_models_may_be_quantized_too(tmp_path: Path) -> None:
+def test_draft_models_may_be_quantized_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, plain = write_quantized_folder(tmp_path, "nf4")
     settings: dict[str, Any] = {
-        "quiet": True,
         "keep_packed": False,
         "num_speculative_tokens": 3,
         "quantization": "none",
@@ -89,6 +89,7 @@ def test_draft_models_may_be_quantized_too(tmp_path: Path) -> None:
     (drafted,) = LLM(str(plain), drafter=f"model:{folder}", **settings).generate(PROMPT, params)
     (alone,) = LLM(str(plain), drafter="none", **settings).generate(PROMPT, params)
     assert drafted.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert f"{folder}: quantization: bitsandbytes NF4 -> float32" in capsys.readouterr().err
     assert drafted.speculation.accepted == drafted.speculation.drafted > 0, "it is the same model"
 
 
@@ -107,8 +108,9 @@ def test_an_mtp_module_of_a_quantized_checkpoint(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("layout", ["GPTQ", "GGUF Q4_0"])
 def test_a_matrix_that_is_int4_keeps_its_values(layout: str) -> None:
     weight = torch.randn(304, 256)
-    if layout == "GPTQ":
-        weight = FORMATS["gptq symmetric"].pack(weight)[1]
+    if layout == "GPTQ":  # its groups are larger than ours
+        values, scales = symmetric(weight.numpy(), 128, 4)
+        weight = torch.from_numpy(values * np.repeat(scales, 128, 1)).float()
     else:
         packed = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q4_0)
         weight = torch.from_numpy(gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0))
