@@ -50,8 +50,8 @@ class EngineConfig:
     )
     quantization: str = option(
         "auto",
-        "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 on a CPU if the file is "
-        "quantized",
+        "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 or int4 on a CPU if the file "
+        "is quantized",
         aliases=("-q",),
         metavar=f"{{{','.join(QUANTIZATIONS)}}}",
         common=True,
@@ -98,8 +98,8 @@ class EngineConfig:
             *most, last = QUANTIZATIONS
             raise RequestError(
                 "quantization",
-                f"{self.quantization!r} is not supported here; use {', '.join(most)} or {last} with a GGUF file or "
-                "with weights that are not quantized (AWQ, GPTQ and bitsandbytes weights are not read)",
+                f"{self.quantization!r} is not supported here; use {', '.join(most)} or {last}; how a "
+                "checkpoint itself is quantized (AWQ, GPTQ ...) is read from its config",
             )
         if not 0 <= self.swap_space < math.inf:
             raise RequestError("swap_space", f"must be 0 or more, not {self.swap_space}")

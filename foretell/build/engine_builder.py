@@ -167,6 +167,9 @@ def _resolve(
     if target.cpu_quantization in draft.copies_wanted(speculation):
         progress(f"self:{target.cpu_quantization} is the target itself here; with quantization none it is a copy")
     draft_models = _open_draft_models(draft_names, config, speculation, target, progress)
+    for name, model in draft_models.items():
+        if model.checkpoint.quantization is not None:
+            progress(describe_quantization(replace(config, model=name), model))
     heads = DraftHeadSet.opened(draft.heads_wanted(speculation), target, config.model)
     vocab_maps = {name: _vocab_map(target, model, f"model:{name}", progress) for name, model in draft_models.items()}
     return _Models(config, speculation, target, draft_models, vocab_maps, heads, _max_context(config, target.config))

@@ -206,7 +206,8 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
 def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> QuantFormat | None:
     """Return the format of the linear layers; None for floats.
 
-    `auto` is int8 on a CPU for a checkpoint that is quantized itself, unless the config names a dtype.
+    `auto` is for a CPU and a checkpoint that is quantized itself, unless the config names a dtype: int4 if that holds
+    the weights of all layers with no more error than that of its scales, else int8.
     """
     on_cpu, wanted = device.type == "cpu", config.quantization
     if wanted == "fp8" and on_cpu:
@@ -215,13 +216,21 @@ def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: to
         raise RequestError("quantization", "int4 runs on a CPU only; take int8 or fp8, or set device to cpu")
     if wanted == "auto":
         fast = on_cpu and config.dtype == "auto" and native_for(device) is not None
-        return "int8" if fast and is_quantized(checkpoint) else None
+        if not fast or not is_quantized(checkpoint):
+            return None
+        return "int4" if checkpoint.fits_int4 else "int8"
     formats: dict[str, QuantFormat] = {"int8": "int8", "int4": "int4", "fp8": "fp8"}
     return formats.get(wanted)
 
 
 def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
     """Return a line for the user on how the weights are quantized; empty if they are not."""
+    stored, runs = source.checkpoint.quantization, source.quantization or str(source.dtype).removeprefix("torch.")
+    if stored is not None:
+        start = f"{config.model}: quantization: {stored} -> {runs}"
+        if source.quantization is None:
+            return f"{start}, decoded at load: no kernel runs it as stored"
+        return f"{start}; --quantization none is exact" if config.quantization == "auto" else start
     if source.quantization is None:
         return ""
     start = f"{config.model}: quantization: {source.quantization}"

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell.config import QUANTIZATIONS
 from foretell.errors import ForetellError
 
 from .common import Command, add_output_arguments, check_output_path, output_result
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model on this machine: built-in name, folder, .gguf file or Hugging Face id")
+    parser.add_argument(
+        "--weights", action="store_true", help="list the weight matrices: stored format, run format, relative error"
+    )
+    parser.add_argument(
+        "--quantization", "-q", default="auto", choices=QUANTIZATIONS, help="run format of --weights (default: auto)"
+    )
     add_output_arguments(parser)
 
 
@@ -26,14 +33,56 @@ def run(args: argparse.Namespace) -> int:
     check_output_path(args)
     from foretell.hub.stored import local_path
 
-    found = describe(args.model, local_path(args.model))
+    path = local_path(args.model)
+    found = describe(args.model, path)
+    if args.weights:
+        found["matrices"] = matrices(path, args.quantization)
     output_result(found, args)
     if not args.json:
-        shown = {name: value for name, value in found.items() if name != "drafters" and value is not None}
+        lists = ("drafters", "matrices")
+        shown = {name: value for name, value in found.items() if name not in lists and value is not None}
         print_columns(("", ""), [(label(name), in_words(name, value)) for name, value in shown.items()])
         print("\ndrafters:")
         print_columns(("", "", ""), drafter_rows(found["drafters"]))
+        if args.weights:
+            print()
+            print_matrices(found["matrices"])
     return 0
+
+
+def matrices(path: Path, quantization: str) -> list[dict[str, Any]]:
+    """Return the stored and the run format of each matrix, and the error that running it so adds."""
+    from dataclasses import asdict
+
+    from foretell.build.model_source import choose_device, choose_quantization
+    from foretell.config import EngineConfig
+    from foretell.hub import open_checkpoint
+    from foretell.models.load import choose_dtype
+    from foretell.models.weight_report import weight_errors
+
+    checkpoint, device = open_checkpoint(path), choose_device("auto")
+    format = choose_quantization(EngineConfig(quantization=quantization), checkpoint, device)
+    return [asdict(each) for each in weight_errors(checkpoint, format, choose_dtype(checkpoint, "auto", device))]
+
+
+def print_matrices(found: list[dict[str, Any]]) -> None:
+    """Print a row for each matrix, and what its errors are."""
+    rows = [
+        [
+            each["tensor"],
+            "x".join(map(str, each["shape"])),
+            each["stored"],
+            each["runs_as"],
+            f"{each['max_error']:.2%}",
+            f"{each['mean_error']:.2%}",
+        ]
+        for each in found
+    ]
+    print_columns(("tensor", "shape", "stored", "runs as", "max error", "mean error"), rows, right=(1, 4, 5))
+    print(
+        "\nErrors of running the stored weights as shown: largest difference / largest weight, mean difference / mean "
+        "weight."
+    )
 
 
 def describe(name: str, path: Path) -> dict[str, Any]:
@@ -78,7 +127,9 @@ def family(checkpoint: Checkpoint) -> str:
 def weight_format(checkpoint: Checkpoint) -> str:
     """Return the data type or quantization of most weights, as the files state it."""
     if checkpoint.kind == "folder":
-        return str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "unknown")
+        return quantization(checkpoint) or str(
+            checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "unknown"
+        )
     from gguf import LlamaFileType
 
     try:
@@ -87,12 +138,22 @@ def weight_format(checkpoint: Checkpoint) -> str:
         return "unknown"
 
 
+def quantization(checkpoint: Checkpoint) -> str | None:
+    """Return how a folder's weights are quantized; None for floats and for what is not supported."""
+    try:
+        return checkpoint.quantization
+    except ForetellError:
+        return None
+
+
 def served_config(checkpoint: Checkpoint) -> tuple[ModelConfig | None, str | None]:
     """Return the architecture of the model, or why it cannot be served."""
     from foretell.models.hf_config import read_config
 
     try:
-        return read_config(checkpoint), None
+        config = read_config(checkpoint)
+        list(checkpoint.tensors())
+        return config, None
     except ForetellError as error:
         return None, str(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,11 +76,11 @@ def split_rows(tensor: LazyTensor, parts: dict[str, str], config: ModelConfig) -
     views, start = {}, 0
     for name, part in parts.items():
         stop = start + sizes[part]
-        views[name] = LazyTensor(
-            tensor.name,
-            (sizes[part], *tensor.shape[1:]),
-            partial(tensor.rows, start, stop),
-            partial(_read_rows, tensor, start, stop),
+        views[name] = replace(
+            tensor,
+            shape=(sizes[part], *tensor.shape[1:]),
+            read=partial(tensor.rows, start, stop),
+            read_rows=partial(_read_rows, tensor, start, stop),
         )
         start = stop
     return views

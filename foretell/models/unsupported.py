@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 
 from foretell.errors import UnsupportedModelError
+from foretell.hub.quantized import read_quantization
 from foretell.options import nearest
 
 from .config_fields import ConfigFields
@@ -14,7 +15,7 @@ from .families import MULTIMODAL
 SUPPORTED = "`foretell models --supported` lists the families that are, as safetensors or GGUF"
 
 ADAPTER = "adapter"
-QUANTIZED = "quantized (AWQ, GPTQ and their like)"
+MLX = "MLX-quantized"
 ENCODER = "encoder or encoder-decoder"
 VISION = "vision or audio"
 RECURRENT = "recurrent or hybrid"
@@ -39,6 +40,7 @@ def check_supported(config: ConfigFields, name: str, known: Collection[str]) -> 
     if kind:
         called = repr(name) if name else "this"
         raise UnsupportedModelError(f"{called} is a model of the {kind} kind, which is not supported; {SUPPORTED}")
+    read_quantization(config.values)  # raises if the method is not supported
     if not name:
         raise config.missing("model_type")
     if name not in known:
@@ -57,7 +59,7 @@ def _kind_by_fields(config: ConfigFields, name: str) -> str | None:
     conditional = any(name.endswith("ForConditionalGeneration") for name in config.strings("architectures"))
     signs = {
         ADAPTER: config.get("peft_type") is not None,
-        QUANTIZED: any(config.get(name) for name in ("quantization_config", "quantization")),
+        MLX: bool(config.get("quantization")),
         ENCODER: config.get("is_encoder_decoder") is True,
         VISION: name not in MULTIMODAL and (conditional or any(config.get(sense) for sense in SENSES)),
         RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.strings("layer_types") or _default_layers(name)),

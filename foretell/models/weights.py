@@ -171,12 +171,19 @@ def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
 def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
     """Load every parameter, one tensor at a time, after `check_tensors`."""
     targets = map_parameters(decoder, checkpoint.kind == "gguf")
-    for name, tensor in text_tensors(checkpoint, decoder.config):
-        if (target := targets.get(name)) is not None:
-            _fill(target, tensor, checkpoint)
+    for tensor, target in decoder_tensors(decoder, checkpoint):
+        _fill(target, tensor, checkpoint)
     for name, tensor in text_tensors(checkpoint, decoder.config):
         if _is_tied_head(name, decoder.config):
             _check_tied(tensor, targets[_embedding_name(checkpoint.kind == "gguf")], checkpoint)
+
+
+def decoder_tensors(decoder: Decoder, checkpoint: Checkpoint) -> Iterator[tuple[LazyTensor, ParameterRows]]:
+    """Yield each tensor of the checkpoint that is a part of the decoder, with the rows it fills."""
+    targets = map_parameters(decoder, checkpoint.kind == "gguf")
+    for name, tensor in text_tensors(checkpoint, decoder.config):
+        if (target := targets.get(name)) is not None:
+            yield tensor, target
 
 
 def _fill(target: ParameterRows, tensor: LazyTensor, checkpoint: Checkpoint) -> None:

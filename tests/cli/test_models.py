@@ -21,6 +21,7 @@ from foretell.server import registry
 from foretell.server.registry import registered, registry_folder, running_servers
 from tests.folder import write_tiny_folder
 from tests.models.families import MODELS
+from tests.quantized_folder import write_quantized_folder
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -120,6 +121,21 @@ def test_show_describes_a_model_and_its_drafters(tiny_folder: Path, capsys: pyte
     assert (found["on_cpu"], found["on_cuda"]) == ("native library", "Triton kernels")
     words = run(capsys, "show", str(tiny_folder))[1]
     assert "parameters" in words and "suffix" in words and "native library" in words
+
+
+def test_show_lists_the_error_of_each_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, plain = (str(each) for each in write_quantized_folder(tmp_path, "gptq symmetric"))
+    found = json.loads(run(capsys, "show", folder, "--weights", "--json")[1])
+    assert found["weights"] == "GPTQ int4 group 32" and found["not_served"] is None
+    assert len(found["matrices"]) == 2 * 7 + 1
+    for matrix in found["matrices"]:
+        is_head = matrix["tensor"] == "lm_head.weight"
+        assert matrix["stored"] == ("F32" if is_head else "int4 group 32")
+        assert 0 < matrix["mean_error"] < (0.02 if is_head else 0.003) and 0 < matrix["max_error"] < 0.01
+    exact = json.loads(run(capsys, "show", folder, "--weights", "-q", "none", "--json")[1])["matrices"]
+    assert {(each["runs_as"], each["max_error"]) for each in exact} == {("float32", 0.0)}
+    words = run(capsys, "show", plain, "--weights", "-q", "int8")[1]
+    assert "model.layers.1.mlp.down_proj.weight" in words and "mean error" in words and "%" in words
 
 
 def test_show_says_why_a_model_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
