@@ -16,6 +16,9 @@ from torch import Tensor
 from foretell.kernels.bounds import require
 
 
+CACHE_LINE = 64  # bytes; a vector that crosses a line takes two loads
+
+
 @dataclass(frozen=True)
 class LayerShape:
     """The shape of one layer's KV; layers of a cache may differ. A drafter's layer may have keys only."""
@@ -87,7 +90,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # Memory of numpy's zeros is committed on first write; torch writes all of it at once.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, stop: int) -> list[int]:

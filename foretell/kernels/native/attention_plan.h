@@ -1,0 +1,44 @@
+// Attention of all tiles of a step, divided among the threads of a team.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace foretell {
+
+// Return the rows of an attention tile over `keys` keys: enough to share blocks of keys, few enough to occupy every
+// thread.
+int64_t tile_rows(const Team& team, int64_t rows, int64_t keys, int64_t heads, int64_t kv_heads);
+
+// How tiles are divided: by KV heads, and those over a long context also by chunks of keys. That changes no bit.
+class AttentionPlan {
+  public:
+    void make(const std::vector<Tile>& tiles, int threads);
+
+    // Attend all tiles. They may differ from the planned ones in window, keys and values.
+    void run(Team& team, const AttentionKernels& kernels, const std::vector<Tile>& tiles);
+
+  private:
+    static constexpr int64_t kAllChunks = -1;
+
+    struct Item {
+        int64_t tile, chunk, split;
+        HeadRange heads;
+    };
+    // A tile whose chunks are attended to one by one, its states in `states_` and the floats of those of a chunk.
+    struct Split {
+        int64_t tile, states, stride;
+    };
+
+    void add_items(int64_t tile, int64_t chunk, int64_t heads, bool together);
+
+    std::vector<Item> items_;
+    std::vector<Split> splits_;
+    std::vector<float> states_;
+    bool parallel_ = false;
+};
+
+}  // namespace foretell
