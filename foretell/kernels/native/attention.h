@@ -55,26 +55,41 @@ struct BlockRows {
     }
 };
 
-// Fetches the rows of a block into the cache, a few cache lines at a time while others are computed with.
+// Fetches the rows of a block into the cache, evenly over `calls` calls, while others are computed with.
 class Prefetcher {
   public:
-    Prefetcher(const Tile& tile, const Block& next, int64_t head)
-        : tile_(tile), next_(next), head_(head), left_(2 * next.count) {}
+    Prefetcher(const Tile& tile, const Block& next, int64_t head, int64_t calls)
+        : tile_(tile), next_(next), head_(head), left_(2 * next.count),
+          lines_(ceil_div(tile.dim * int64_t(sizeof(float)), kLine)), each_(ceil_div(left_ * lines_, calls)) {}
 
     FORETELL_INLINE void fetch() {
-        if (left_ == 0) return;
-        const bool is_key = --left_ >= next_.count;
-        const int64_t slot = next_.slots[is_key ? left_ - next_.count : left_];
-        const float* const row = (is_key ? tile_.keys : tile_.values) + (slot * tile_.heads + head_) * tile_.dim;
-        for (int64_t d = 0; d < tile_.dim; d += kLine / int64_t(sizeof(float))) __builtin_prefetch(row + d, 0, 2);
+        for (int64_t i = 0; i < each_; ++i, row_ += kLine, --lines_left_) {
+            if (lines_left_ == 0 && !advance()) return;
+            __builtin_prefetch(row_, 0, 2);
+        }
     }
 
   private:
+    bool advance() {
+        if (left_ == 0) return false;
+        const bool is_key = --left_ >= next_.count;
+        const int64_t slot = next_.slots[is_key ? left_ - next_.count : left_];
+        const float* const row = (is_key ? tile_.keys : tile_.values) + (slot * tile_.heads + head_) * tile_.dim;
+        row_ = reinterpret_cast<const char*>(row);
+        lines_left_ = lines_;
+        return true;
+    }
+
     const Tile& tile_;
     const Block& next_;
     const int64_t head_;
-    int64_t left_;
+    int64_t left_;  // rows
+    const int64_t lines_, each_;
+    int64_t lines_left_ = 0;
+    const char* row_ = nullptr;
 };
+
+FORETELL_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 FORETELL_INLINE int64_t first_visible(const Tile& tile, int64_t row) {
     const int64_t first_key = tile.positions[row] + 1 - tile.window;
@@ -89,7 +104,7 @@ FORETELL_INLINE bool sees(const Tile& tile, int64_t row, int64_t first, int64_t 
 // Find the slots of up to kKeys keys from `first` to `stop` that a row sees.
 FORETELL_INLINE void locate_keys(const Tile& tile, int64_t row, int64_t first, int64_t stop, Block& block) {
     block.first = first;
-    block.count = stop - first < kKeys ? stop - first : kKeys;
+    block.count = min(stop - first, kKeys);
     int64_t page = first / tile.page_size, at = first % tile.page_size;
     for (int64_t i = 0; i < block.count; ++i) {
         const bool in_tree = tile.tree_slots != nullptr && first + i >= tile.context;
@@ -132,35 +147,62 @@ void score(const float* const (&queries)[kQueries], const float* keys, int64_t d
     }
 }
 
-// Return exp(before - now), exactly 1 for equal numbers.
+// Return 2^x for x <= 0: exactly 1 for 0, about 1e-38 for very low x.
+FORETELL_INLINE V power_of_two(V x) {
+    const V rounder = Lanes::all(12582912.0f);  // 1.5 * 2^23: a sum with it rounds to an integer
+    x = Lanes::max(x, Lanes::all(-126.0f));
+    const V rounded = Lanes::add(x, rounder), rest = Lanes::sub(x, Lanes::sub(rounded, rounder));
+    // Minimax polynomial for -0.5 .. 0.5.
+    V y = Lanes::all(1.535336188319500e-4f);
+    y = Lanes::fma(y, rest, Lanes::all(1.339887440266574e-3f));
+    y = Lanes::fma(y, rest, Lanes::all(9.618437357674640e-3f));
+    y = Lanes::fma(y, rest, Lanes::all(5.550332471162809e-2f));
+    y = Lanes::fma(y, rest, Lanes::all(2.402264791363012e-1f));
+    y = Lanes::fma(y, rest, Lanes::all(6.931472028550421e-1f));
+    y = Lanes::fma(y, rest, Lanes::all(1.0f));
+    return Lanes::mul(y, Lanes::power_of_rounded(rounded));
+}
+
+// Return 2^(before - now), exactly 1 for equal numbers.
 FORETELL_INLINE float decay_of(float before, float now) {
     if (before == now) return 1.0f;
     float decays[Lanes::kCount];
-    Lanes::store(decays, exponential(Lanes::sub(Lanes::all(before), Lanes::all(now))));
+    Lanes::store(decays, power_of_two(Lanes::sub(Lanes::all(before), Lanes::all(now))));
     return decays[0];
 }
 
-// Turn scores into weights, 0 before key `begin` and from `end` on. Return the factor by which earlier sums decay.
-FORETELL_INLINE float online_softmax(float* scores, int64_t begin, int64_t end, const State& state) {
-    const bool full = begin <= 0 && end >= kKeys;
-    V highest = Lanes::all(*state.maximum);
+// The keys of a block that a query sees.
+struct Visible {
+    int64_t begin, end;
+
+    bool all() const { return begin <= 0 && end >= kKeys; }
+};
+
+// Mask the scores of keys that are not visible; return the highest of the others and `highest`.
+FORETELL_INLINE float mask_scores(float* scores, Visible visible, float highest) {
+    V peaks = Lanes::all(highest);
     for (int j = 0; j < kKeys; j += Lanes::kCount) {
         V part = Lanes::load(scores + j);
-        if (!full) Lanes::store(scores + j, part = Lanes::keep(part, begin - j, end - j, Lanes::all(kMasked)));
-        highest = Lanes::max(highest, part);
+        if (!visible.all()) {
+            part = Lanes::keep(part, visible.begin - j, visible.end - j, Lanes::all(kMasked));
+            Lanes::store(scores + j, part);
+        }
+        peaks = Lanes::max(peaks, part);
     }
-    const float peak = Lanes::peak(highest), decay = decay_of(*state.maximum, peak);
-    *state.maximum = peak;
+    return Lanes::peak(peaks);
+}
+
+// Turn scores into weights, 0 for keys that are not visible, and add them to `sums`, which decay first.
+FORETELL_INLINE void exponentiate(float* scores, Visible visible, float peak, float decay, float* sums) {
     const V maximum = Lanes::all(peak);
-    V sum = Lanes::mul(Lanes::load(state.sums), Lanes::all(decay));
+    V sum = Lanes::mul(Lanes::load(sums), Lanes::all(decay));
     for (int j = 0; j < kKeys; j += Lanes::kCount) {
-        V part = exponential(Lanes::sub(Lanes::load(scores + j), maximum));
-        if (!full) part = Lanes::keep(part, begin - j, end - j, Lanes::zero());
+        V part = power_of_two(Lanes::sub(Lanes::load(scores + j), maximum));
+        if (!visible.all()) part = Lanes::keep(part, visible.begin - j, visible.end - j, Lanes::zero());
         Lanes::store(scores + j, part);
         sum = Lanes::add(sum, part);
     }
-    Lanes::store(state.sums, sum);
-    return decay;
+    Lanes::store(sums, sum);
 }
 
 // Accumulate N whole vectors of the weighted values from column `at` on, or a part of one. Accumulators are `stride`
@@ -222,8 +264,8 @@ class TileAttention {
         return states_ + ((head - heads_.first) * tile_.rows * tile_.group + query) * stride_;
     }
 
-    // Attend all rows to the keys from `begin` to `end` that they see.
-    void attend(int64_t begin, int64_t end) {
+    // Attend all rows to the keys from `begin` to `end` that they see. Those up to `fetch_end` are attended to next.
+    void attend(int64_t begin, int64_t end, int64_t fetch_end) {
         reset();
         int64_t first = end, last = 0;
         for (int64_t row = 0; row < tile_.rows; ++row) {
@@ -232,15 +274,16 @@ class TileAttention {
             last = tile_.positions[row] > last ? tile_.positions[row] : last;
         }
         first = (first > begin ? first : begin) / kKeys * kKeys;
-        const int64_t stop = last + 1 < end ? last + 1 : end;
-        const int64_t context_end = tile_.tree_slots == nullptr ? stop : tile_.context / kKeys * kKeys;
-        const int64_t shared_end = context_end < stop ? context_end : stop;
+        const int64_t stop = min(last + 1, end);
+        const int64_t context_end = tile_.tree_slots == nullptr ? last + 1 : tile_.context / kKeys * kKeys;
+        const int64_t shared_end = min(context_end, stop);
+        fetch_end = min(fetch_end, context_end);
         if (first < shared_end) locate_keys(tile_, 0, first, shared_end, blocks_[0]);
         int current = 0;
         for (; first < shared_end; first += kKeys, current ^= 1) {
             Block& next = blocks_[current ^ 1];
             next.count = 0;
-            if (first + kKeys < shared_end) locate_keys(tile_, 0, first + kKeys, shared_end, next);
+            if (first + kKeys < fetch_end) locate_keys(tile_, 0, first + kKeys, fetch_end, next);
             attend_block(0, tile_.rows, blocks_[current], next);
         }
         if (first < stop)
@@ -260,7 +303,7 @@ class TileAttention {
     void attend_path(int64_t row, int64_t first, int64_t stop) {
         const int64_t end = tile_.positions[row] + 1;
         blocks_[1].count = 0;
-        for (stop = end < stop ? end : stop; first < stop; first += kKeys) {
+        for (stop = min(end, stop); first < stop; first += kKeys) {
             locate_keys(tile_, row, first, stop, blocks_[0]);
             attend_block(row, row + 1, blocks_[0], blocks_[1]);
         }
@@ -274,10 +317,10 @@ class TileAttention {
         if (row == stop) return;
         for (int64_t head = heads_.first; head < heads_.first + heads_.count; ++head) {
             const BlockRows rows(tile_, block, head, scratch_.zeros);
-            Prefetcher prefetcher(tile_, next, head);
+            int64_t at = row * tile_.group, left = stop * tile_.group - at, rounds = ceil_div(left, kQueries);
+            Prefetcher prefetcher(tile_, next, head, rounds * (tile_.dim + kKeys));
             transpose_keys(rows, block.count, tile_.dim, scratch_.keys);
-            int64_t at = row * tile_.group;
-            for (int64_t left = stop * tile_.group - at, rounds = ceil_div(left, kQueries); rounds > 0; --rounds) {
+            for (; rounds > 0; --rounds) {
                 const int64_t count = ceil_div(left, rounds);
                 attend_queries(block, rows, head, at, count, prefetcher);
                 at += count;
@@ -290,22 +333,29 @@ class TileAttention {
     void attend_queries(const Block& block, const BlockRows& rows, int64_t head, int64_t first, int64_t count,
                         Prefetcher& prefetcher) {
         const float* queries[kQueries] = {};
+        Visible visible[kQueries];
+        int64_t row = first / tile_.group, column = first % tile_.group, from = kKeys, to = 0;
         for (int64_t i = 0; i < count; ++i) {
-            const int64_t row = (first + i) / tile_.group, query = head * tile_.group + (first + i) % tile_.group;
-            queries[i] = tile_.queries + row * tile_.row_stride + query * tile_.dim;
+            queries[i] = tile_.queries + row * tile_.row_stride + (head * tile_.group + column) * tile_.dim;
+            visible[i] = Visible{first_visible(tile_, row) - block.first, tile_.positions[row] + 1 - block.first};
+            from = min(visible[i].begin, from);
+            to = visible[i].end > to ? visible[i].end : to;
+            if (++column == tile_.group) ++row, column = 0;
         }
-        kScore[count - 1](queries, scratch_.keys, tile_.dim, prefetcher, scratch_.scores);
-        float decays[kQueries];
-        int64_t from = kKeys, to = 0;
+        float* const scores = scratch_.scores;
+        kScore[count - 1](queries, scratch_.keys, tile_.dim, prefetcher, scores);
+        // Two loops, so that the processor overlaps the long chains of instructions of several queries.
+        float decays[kQueries], peaks[kQueries], *const states = state(head, first);
+        for (int64_t i = 0; i < count; ++i)
+            peaks[i] = mask_scores(scores + i * kKeys, visible[i], *State(states + i * stride_, tile_.dim).maximum);
         for (int64_t i = 0; i < count; ++i) {
-            const int64_t row = (first + i) / tile_.group;
-            const int64_t begin = first_visible(tile_, row) - block.first, end = tile_.positions[row] + 1 - block.first;
-            from = begin < from ? begin : from;
-            to = end > to ? end : to;
-            decays[i] = online_softmax(scratch_.scores + i * kKeys, begin, end, State(state(head, first + i), tile_.dim));
+            const State sums(states + i * stride_, tile_.dim);
+            decays[i] = decay_of(*sums.maximum, peaks[i]);
+            *sums.maximum = peaks[i];
+            exponentiate(scores + i * kKeys, visible[i], peaks[i], decays[i], sums.sums);
         }
-        kAccumulate[count - 1](rows, from < 0 ? 0 : from, to < block.count ? to : block.count, scratch_.scores, decays,
-                               prefetcher, state(head, first), tile_.dim);
+        kAccumulate[count - 1](rows, from < 0 ? 0 : from, min(to, block.count), scores, decays, prefetcher, states,
+                               tile_.dim);
     }
 
     const Tile& tile_;
@@ -344,9 +394,10 @@ void normalize(const Tile& tile, int64_t head, int64_t query, float* memory) {
     });
 }
 
-void attend_chunk(const Tile& tile, HeadRange heads, int64_t chunk, float* states, float* memory) {
+void attend_chunks(const Tile& tile, HeadRange heads, ChunkRange chunks, float* states, int64_t stride, float* memory) {
     const AttentionScratch scratch(memory, tile.dim);
-    TileAttention(tile, heads, states, scratch).attend(chunk * kChunk, (chunk + 1) * kChunk);
+    for (int64_t i = chunks.first; i < chunks.stop; ++i, states += stride)
+        TileAttention(tile, heads, states, scratch).attend(i * kChunk, (i + 1) * kChunk, chunks.stop * kChunk);
 }
 
 void attend_all(const Tile& tile, HeadRange heads, float* memory) {
@@ -354,9 +405,9 @@ void attend_all(const Tile& tile, HeadRange heads, float* memory) {
     const int64_t size = state_floats(tile.dim), states = heads.count * tile.rows * tile.group * size;
     TileAttention sums(tile, heads, scratch.states, scratch), chunk(tile, heads, scratch.states + states, scratch);
     const ChunkRange range = chunks_of(tile);
-    sums.attend(range.first * kChunk, (range.first + 1) * kChunk);
+    sums.attend(range.first * kChunk, (range.first + 1) * kChunk, range.stop * kChunk);
     for (int64_t i = range.first + 1; i < range.stop; ++i) {
-        chunk.attend(i * kChunk, (i + 1) * kChunk);
+        chunk.attend(i * kChunk, (i + 1) * kChunk, range.stop * kChunk);
         for_queries(tile, heads, [&](int64_t head, int64_t row, int64_t query) {
             if (!sees(tile, row, i * kChunk, (i + 1) * kChunk)) return;
             if (first_visible(tile, row) >= i * kChunk)
@@ -387,7 +438,7 @@ void merge_chunks(const Tile& tile, HeadRange heads, float* states, int64_t stri
     });
 }
 
-constexpr AttentionKernels attend{attend_all, attend_chunk, merge_chunks};
+constexpr AttentionKernels attend{attend_all, attend_chunks, merge_chunks};
 
 }  // namespace
 }  // namespace foretell

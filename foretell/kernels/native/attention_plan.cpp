@@ -52,19 +52,22 @@ void AttentionPlan::make(const std::vector<Tile>& tiles, int threads) {
             const int64_t stride = tile.heads * tile.rows * tile.group * state_floats(tile.dim);
             splits_.push_back(Split{i, states, stride});
             states += chunks * stride;
-            for (int64_t chunk = 0; chunk < chunks; ++chunk)
-                add_items(i, chunk, tile.heads, is_streamed && chunks >= items);
+            // Runs of decreasing length: long ones fetch keys ahead for longer, short ones even out the work.
+            for (int64_t first = 0, length; first < chunks; first += length) {
+                length = std::max<int64_t>(1, (chunks - first) / (2 * threads));
+                add_items(i, int64_t(splits_.size()) - 1, ChunkRange{first, first + length}, tile.heads,
+                          is_streamed && chunks >= items);
+            }
         } else {
-            add_items(i, kAllChunks, tile.heads, is_streamed && !is_large);
+            add_items(i, kWhole, ChunkRange{0, chunks}, tile.heads, is_streamed && !is_large);
         }
     }
     if (int64_t(states_.size()) < states) states_.resize(states);
 }
 
-void AttentionPlan::add_items(int64_t tile, int64_t chunk, int64_t heads, bool together) {
-    const int64_t split = splits_.empty() ? 0 : int64_t(splits_.size()) - 1;
-    if (together) return items_.push_back(Item{tile, chunk, split, HeadRange{0, heads}});
-    for (int64_t head = 0; head < heads; ++head) items_.push_back(Item{tile, chunk, split, HeadRange{head, 1}});
+void AttentionPlan::add_items(int64_t tile, int64_t split, ChunkRange chunks, int64_t heads, bool together) {
+    if (together) return items_.push_back(Item{tile, split, HeadRange{0, heads}, chunks});
+    for (int64_t head = 0; head < heads; ++head) items_.push_back(Item{tile, split, HeadRange{head, 1}, chunks});
 }
 
 void AttentionPlan::run(Team& team, const AttentionKernels& kernels, const std::vector<Tile>& tiles) {
@@ -76,13 +79,12 @@ void AttentionPlan::run(Team& team, const AttentionKernels& kernels, const std::
         const Item& item = items_[i];
         const Tile& tile = tiles[item.tile];
         float* const memory = scratch<AttendScratch>().reserve(tile, item.heads.count);
-        if (item.chunk == kAllChunks) return kernels.attend(tile, item.heads, memory);
-        const ChunkRange range = chunks_of(tile);
-        if (item.chunk < range.first) return;  // before the window of this layer
+        if (item.split == kWhole) return kernels.attend(tile, item.heads, memory);
+        const int64_t first = std::max(item.chunks.first, chunks_of(tile).first);  // of the window of this layer
         const Split& split = splits_[item.split];
-        const int64_t head_floats = split.stride / tile.heads;
-        float* const states = &states_[split.states + item.chunk * split.stride + item.heads.first * head_floats];
-        kernels.attend_chunk(tile, item.heads, item.chunk, states, memory);
+        const int64_t at = split.states + first * split.stride + item.heads.first * split.stride / tile.heads;
+        const ChunkRange chunks{first, item.chunks.stop};
+        kernels.attend_chunks(tile, item.heads, chunks, states_.data() + at, split.stride, memory);
     });
     if (splits_.empty()) return;
     const int64_t heads = tiles[0].heads;

@@ -22,18 +22,19 @@ class AttentionPlan {
     void run(Team& team, const AttentionKernels& kernels, const std::vector<Tile>& tiles);
 
   private:
-    static constexpr int64_t kAllChunks = -1;
+    static constexpr int64_t kWhole = -1;
 
     struct Item {
-        int64_t tile, chunk, split;
+        int64_t tile, split;  // split: kWhole, or its number
         HeadRange heads;
+        ChunkRange chunks;
     };
     // A tile whose chunks are attended to one by one, its states in `states_` and the floats of those of a chunk.
     struct Split {
         int64_t tile, states, stride;
     };
 
-    void add_items(int64_t tile, int64_t chunk, int64_t heads, bool together);
+    void add_items(int64_t tile, int64_t split, ChunkRange chunks, int64_t heads, bool together);
 
     std::vector<Item> items_;
     std::vector<Split> splits_;

@@ -39,7 +39,7 @@ constexpr int32_t kExcess8 = 128, kExcess4 = 8;
 
 // Rows of one sequence, for attention.
 struct Tile {
-    const float* queries;  // of the first row, rotated and scaled; those of a KV head are adjacent
+    const float* queries;  // of the first row, rotated and scaled by `query_scale`; those of a KV head are adjacent
     int64_t row_stride, rows, heads, group, dim;  // heads: KV heads; group: query heads per KV head
     const int64_t* positions;  // of the rows
     const float *keys, *values;  // [slots, heads, dim]
@@ -54,19 +54,28 @@ struct Tile {
     int64_t out_stride;
 };
 
+// Return the factor of queries for a factor of attention scores: attention takes powers of two.
+inline float query_scale(float scale) { return scale * 1.44269504f; }
+
 // A range of KV heads.
 struct HeadRange {
     int64_t first, count;
+};
+
+// A range of chunks of keys.
+struct ChunkRange {
+    int64_t first, stop;
 };
 
 // Attention of a tile. A row's bits are the same whether its chunks are attended to at once or one by one.
 struct AttentionKernels {
     // Attend to all keys; `attend_scratch_floats` floats of scratch.
     void (*attend)(const Tile& tile, HeadRange heads, float* scratch);
-    // Attend to one chunk of keys, into states [heads.count, rows * group], of `state_floats` floats each.
-    void (*attend_chunk)(const Tile& tile, HeadRange heads, int64_t chunk, float* states, float* scratch);
-    // Merge the states of all chunks, [tile.heads, rows * group] each and `stride` floats apart, and store the output
-    // of some heads.
+    // Attend to some chunks of keys, into states [heads.count, rows * group] of each, `state_floats` floats per state.
+    // Chunks are `stride` floats apart.
+    void (*attend_chunks)(
+        const Tile& tile, HeadRange heads, ChunkRange chunks, float* states, int64_t stride, float* scratch);
+    // Merge the states of all chunks, [tile.heads, rows * group] each, and store the output of some heads.
     void (*merge_chunks)(const Tile& tile, HeadRange heads, float* states, int64_t stride);
 };
 
@@ -96,10 +105,6 @@ extern const Kernels portable_kernels, avx2_kernels, vnni_kernels;
 const Kernels& kernels_of(int32_t level);
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-struct ChunkRange {
-    int64_t first, stop;
-};
 
 // Return the chunks of keys that the rows of a tile see.
 inline ChunkRange chunks_of(const Tile& tile) {

@@ -65,6 +65,9 @@ struct Lanes {
     // Return 2^whole for integers from -126 to 127.
     static V power_of_two(V whole) { return (V)((__builtin_convertvector(whole, Ints) + 127) << 23); }
 
+    // Return 2^n for x = 1.5 * 2^23 + n, which rounds to an integer; n from -126 to 127.
+    static V power_of_rounded(V x) { return (V)(((Ints)x << 23) + (127 << 23)); }
+
     // Store rows[j][at + i] as lane j of out[i * stride ..].
     static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
         for (int i = 0; i < kCount; ++i)

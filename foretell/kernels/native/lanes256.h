@@ -59,6 +59,12 @@ struct Lanes {
             _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
     }
 
+    // Return 2^n for x = 1.5 * 2^23 + n, which rounds to an integer; n from -126 to 127.
+    static V power_of_rounded(V x) {
+        return _mm256_castsi256_ps(
+            _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(x), 23), _mm256_set1_epi32(127 << 23)));
+    }
+
     // Store rows[j][at + i] as lane j of out[i * stride ..].
     static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
         __m256 a[8], b[8];

@@ -43,6 +43,12 @@ struct Lanes {
             _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23));
     }
 
+    // Return 2^n for x = 1.5 * 2^23 + n, which rounds to an integer; n from -126 to 127.
+    static V power_of_rounded(V x) {
+        return _mm512_castsi512_ps(
+            _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(x), 23), _mm512_set1_epi32(127 << 23)));
+    }
+
     // Store rows[j][at + i] as lane j of out[i * stride ..].
     static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
         __m512 a[16], b[16];

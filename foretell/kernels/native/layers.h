@@ -166,7 +166,7 @@ class Layers {
             float* const x = qkv + head * h.head_dim;
             const float* const weight = is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, h.eps, h.head_dim, x);
-            k.rotate(x, rope_table, h.head_dim, is_query ? h.scale : 1.0f);
+            k.rotate(x, rope_table, h.head_dim, is_query ? query_scale(h.scale) : 1.0f);
         }
         const int64_t size = h.kv_heads * h.head_dim;
         const float* const keys = qkv + h.heads * h.head_dim;

@@ -126,7 +126,7 @@ class ForwardStep {
             float* const x = qkv + head * m.head_dim;
             const float* const weight = is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, m.eps, m.head_dim, x);
-            k.rotate(x, rope_table, m.head_dim, is_query ? m.scale : 1.0f);
+            k.rotate(x, rope_table, m.head_dim, is_query ? query_scale(m.scale) : 1.0f);
         }
         const int64_t size = m.kv_heads * m.head_dim;
         const float* const keys = qkv + m.heads * m.head_dim;
