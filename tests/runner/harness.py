@@ -32,9 +32,16 @@ def text(length: int, vocab: int, seed: int = 1) -> list[int]:
 class RunnerHarness:
     """A runner and sequences in its pages."""
 
-    def __init__(self, model: Decoder, page_size: int = 4, taps: tuple[int, ...] = (), context: int = CONTEXT) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        page_size: int = 4,
+        taps: tuple[int, ...] = (),
+        context: int = CONTEXT,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.context = context
-        self.runner = ModelRunner(model, 6 * context // page_size, page_size, context, taps)
+        self.runner = ModelRunner(model, 6 * context // page_size, page_size, context, taps, kv_dtype=kv_dtype)
 
     def eager(self) -> RunnerHarness:
         """Switch to the reference executor."""

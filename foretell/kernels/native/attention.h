@@ -41,26 +41,47 @@ struct Block {
     int64_t slots[kKeys];
 };
 
-// Rows of keys and values of a block for one KV head.
-struct BlockRows {
-    const float *keys[kKeys], *values[kKeys];
+// Scales of the keys and values of a block, if their type has any.
+template <class T>
+struct BlockScales {};
 
-    BlockRows(const Tile& tile, const Block& block, int64_t head, const float* zeros) {
+template <>
+struct BlockScales<int8_t> {
+    float key_scales[kKeys], value_scales[kKeys];
+};
+
+template <class T>
+constexpr bool kScaled = sizeof(T) == 1;
+
+// Rows of keys and values of a block for one KV head.
+template <class T>
+struct BlockRows : BlockScales<T> {
+    const T *keys[kKeys], *values[kKeys];
+
+    // `zeros`: the key of a padded column.
+    BlockRows(const Tile& tile, const Block& block, int64_t head, int64_t row_bytes, const float* zeros) {
         for (int64_t i = 0; i < block.count; ++i) {
-            const int64_t at = (block.slots[i] * tile.heads + head) * tile.dim;
-            keys[i] = tile.keys + at;
-            values[i] = tile.values + at;
+            const int64_t at = (block.slots[i] * tile.heads + head) * row_bytes;
+            keys[i] = reinterpret_cast<const T*>(tile.keys + at);
+            values[i] = reinterpret_cast<const T*>(tile.values + at);
+            if constexpr (kScaled<T>) {
+                std::memcpy(this->key_scales + i, keys[i] + tile.dim, sizeof(float));
+                std::memcpy(this->value_scales + i, values[i] + tile.dim, sizeof(float));
+            }
         }
-        for (int64_t i = block.count; i < kKeys; ++i) keys[i] = zeros;
+        for (int64_t i = block.count; i < kKeys; ++i) {
+            keys[i] = reinterpret_cast<const T*>(zeros);
+            if constexpr (kScaled<T>) this->key_scales[i] = this->value_scales[i] = 0.0f;
+        }
     }
 };
 
 // Fetches the rows of a block into the cache, evenly over `calls` calls, while others are computed with.
 class Prefetcher {
   public:
-    Prefetcher(const Tile& tile, const Block& next, int64_t head, int64_t calls)
-        : tile_(tile), next_(next), head_(head), left_(2 * next.count),
-          lines_(ceil_div(tile.dim * int64_t(sizeof(float)), kLine)), each_(ceil_div(left_ * lines_, calls)) {}
+    Prefetcher(const Tile& tile, const Block& next, int64_t head, int64_t row_bytes, int64_t calls)
+        : tile_(tile), next_(next), head_(head), row_bytes_(row_bytes), left_(2 * next.count),
+          lines_(ceil_div(row_bytes, kLine)), each_(ceil_div(left_ * lines_, calls)) {}
 
     FORETELL_INLINE void fetch() {
         for (int64_t i = 0; i < each_; ++i, row_ += kLine, --lines_left_) {
@@ -74,19 +95,18 @@ class Prefetcher {
         if (left_ == 0) return false;
         const bool is_key = --left_ >= next_.count;
         const int64_t slot = next_.slots[is_key ? left_ - next_.count : left_];
-        const float* const row = (is_key ? tile_.keys : tile_.values) + (slot * tile_.heads + head_) * tile_.dim;
-        row_ = reinterpret_cast<const char*>(row);
+        row_ = (is_key ? tile_.keys : tile_.values) + (slot * tile_.heads + head_) * row_bytes_;
         lines_left_ = lines_;
         return true;
     }
 
     const Tile& tile_;
     const Block& next_;
-    const int64_t head_;
+    const int64_t head_, row_bytes_;
     int64_t left_;  // rows
     const int64_t lines_, each_;
     int64_t lines_left_ = 0;
-    const char* row_ = nullptr;
+    const uint8_t* row_ = nullptr;
 };
 
 FORETELL_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -114,14 +134,27 @@ FORETELL_INLINE void locate_keys(const Tile& tile, int64_t row, int64_t first, i
     }
 }
 
-void transpose_keys(const BlockRows& rows, int64_t count, int64_t dim, float* out) {
+// Load the first `count` lanes of a type that has no instruction for it; the others are zero.
+template <class T>
+FORETELL_INLINE V load_some(const T* at, int64_t count) {
+    T some[Lanes::kCount] = {};
+    std::memcpy(some, at, count * sizeof *at);
+    return Lanes::load(some);
+}
+FORETELL_INLINE V load_some(const float* at, int64_t count) { return Lanes::load_some(at, count); }
+
+template <class T>
+void transpose_keys(const BlockRows<T>& rows, int64_t count, int64_t dim, float* out) {
     count = (count + Lanes::kCount - 1) / Lanes::kCount * Lanes::kCount;  // columns after those are masked
     int64_t at = 0;
     for (; at + Lanes::kCount <= dim; at += Lanes::kCount)
         for (int64_t j = 0; j < count; j += Lanes::kCount)
             Lanes::transpose(rows.keys + j, at, out + at * kKeys + j, kKeys);
-    for (; at < dim; ++at)
-        for (int64_t j = 0; j < count; ++j) out[at * kKeys + j] = rows.keys[j][at];
+    for (int64_t j = 0; at < dim && j < count; ++j) {
+        float column[Lanes::kCount];
+        Lanes::store(column, load_some(rows.keys[j] + at, dim - at));
+        for (int64_t d = at; d < dim; ++d) out[d * kKeys + j] = column[d - at];
+    }
 }
 
 template <int Q>
@@ -178,40 +211,44 @@ struct Visible {
     bool all() const { return begin <= 0 && end >= kKeys; }
 };
 
-// Mask the scores of keys that are not visible; return the highest of the others and `highest`.
-FORETELL_INLINE float mask_scores(float* scores, Visible visible, float highest) {
+// Scale and mask scores; return the highest one of a visible key, or `highest`.
+template <class T>
+FORETELL_INLINE float mask_scores(const BlockRows<T>& rows, Visible visible, float highest, float* scores) {
     V peaks = Lanes::all(highest);
     for (int j = 0; j < kKeys; j += Lanes::kCount) {
         V part = Lanes::load(scores + j);
-        if (!visible.all()) {
-            part = Lanes::keep(part, visible.begin - j, visible.end - j, Lanes::all(kMasked));
-            Lanes::store(scores + j, part);
-        }
+        if constexpr (kScaled<T>) part = Lanes::mul(part, Lanes::load(rows.key_scales + j));
+        if (!visible.all()) part = Lanes::keep(part, visible.begin - j, visible.end - j, Lanes::all(kMasked));
+        if (kScaled<T> || !visible.all()) Lanes::store(scores + j, part);
         peaks = Lanes::max(peaks, part);
     }
     return Lanes::peak(peaks);
 }
 
-// Turn scores into weights, 0 for keys that are not visible, and add them to `sums`, which decay first.
-FORETELL_INLINE void exponentiate(float* scores, Visible visible, float peak, float decay, float* sums) {
+// Turn scores into weights, 0 for keys that are not visible, and add them to `sums`, which decay first. Then multiply
+// them by the scales of the values.
+template <class T>
+FORETELL_INLINE void exponentiate(const BlockRows<T>& rows, Visible visible, float peak, float decay, float* scores,
+                                  float* sums) {
     const V maximum = Lanes::all(peak);
     V sum = Lanes::mul(Lanes::load(sums), Lanes::all(decay));
     for (int j = 0; j < kKeys; j += Lanes::kCount) {
         V part = power_of_two(Lanes::sub(Lanes::load(scores + j), maximum));
         if (!visible.all()) part = Lanes::keep(part, visible.begin - j, visible.end - j, Lanes::zero());
-        Lanes::store(scores + j, part);
         sum = Lanes::add(sum, part);
+        if constexpr (kScaled<T>) part = Lanes::mul(part, Lanes::load(rows.value_scales + j));
+        Lanes::store(scores + j, part);
     }
     Lanes::store(sums, sum);
 }
 
 // Accumulate N whole vectors of the weighted values from column `at` on, or a part of one. Accumulators are `stride`
 // floats apart.
-template <int Q, int N, bool Whole>
-FORETELL_INLINE void accumulate_part(const BlockRows& rows, int64_t from, int64_t to, const float* weights,
+template <class T, int Q, int N, bool Whole>
+FORETELL_INLINE void accumulate_part(const BlockRows<T>& rows, int64_t from, int64_t to, const float* weights,
                                      const float* decays, int64_t at, int64_t count, Prefetcher& prefetcher,
                                      float* accumulator, int64_t stride) {
-    const auto load = [count](const float* x) { return Whole ? Lanes::load(x) : Lanes::load_some(x, count); };
+    const auto load = [count](const auto* x) { return Whole ? Lanes::load(x) : load_some(x, count); };
     V sum[Q][N];
     for (int q = 0; q < Q; ++q)
         for (int n = 0; n < N; ++n)
@@ -232,33 +269,40 @@ FORETELL_INLINE void accumulate_part(const BlockRows& rows, int64_t from, int64_
         }
 }
 
-template <int Q>
-void accumulate_values(const BlockRows& rows, int64_t from, int64_t to, const float* weights, const float* decays,
+template <class T, int Q>
+void accumulate_values(const BlockRows<T>& rows, int64_t from, int64_t to, const float* weights, const float* decays,
                        Prefetcher& prefetcher, float* accumulator, int64_t dim) {
     constexpr int kWide = Lanes::kAcross * Lanes::kCount;
     const int64_t stride = state_floats(dim);
     int64_t at = 0;
     for (; at + kWide <= dim; at += kWide)
-        accumulate_part<Q, Lanes::kAcross, true>(rows, from, to, weights, decays, at, kWide, prefetcher, accumulator,
+        accumulate_part<T, Q, Lanes::kAcross, true>(rows, from, to, weights, decays, at, kWide, prefetcher, accumulator,
                                                  stride);
     for (; at < dim; at += Lanes::kCount)
-        accumulate_part<Q, 1, false>(rows, from, to, weights, decays, at,
+        accumulate_part<T, Q, 1, false>(rows, from, to, weights, decays, at,
                                      dim - at < Lanes::kCount ? dim - at : Lanes::kCount, prefetcher, accumulator,
                                      stride);
 }
 
 using Score = void (*)(const float* const (&)[kQueries], const float*, int64_t, Prefetcher&, float*);
-using AccumulateValues = void (*)(
-    const BlockRows&, int64_t, int64_t, const float*, const float*, Prefetcher&, float*, int64_t);
 constexpr Score kScore[kQueries] = {score<1>, score<2>, score<3>, score<4>, score<5>, score<6>};
-constexpr AccumulateValues kAccumulate[kQueries] = {accumulate_values<1>, accumulate_values<2>, accumulate_values<3>,
-                                                    accumulate_values<4>, accumulate_values<5>, accumulate_values<6>};
 
-// Attends rows of a tile to blocks of keys.
+template <class T>
+struct Accumulate {
+    using Values = void (*)(
+        const BlockRows<T>&, int64_t, int64_t, const float*, const float*, Prefetcher&, float*, int64_t);
+    static constexpr Values values[kQueries] = {accumulate_values<T, 1>, accumulate_values<T, 2>,
+                                                accumulate_values<T, 3>, accumulate_values<T, 4>,
+                                                accumulate_values<T, 5>, accumulate_values<T, 6>};
+};
+
+// Attends rows of a tile to blocks of keys of a `KVType`, whose numbers are T.
+template <int32_t Type, class T>
 class TileAttention {
   public:
     TileAttention(const Tile& tile, HeadRange heads, float* states, const AttentionScratch& scratch)
-        : tile_(tile), heads_(heads), states_(states), scratch_(scratch), stride_(state_floats(tile.dim)) {}
+        : tile_(tile), heads_(heads), states_(states), scratch_(scratch), stride_(state_floats(tile.dim)),
+          row_bytes_(kv_bytes(Type, tile.dim)) {}
 
     float* state(int64_t head, int64_t query) const {
         return states_ + ((head - heads_.first) * tile_.rows * tile_.group + query) * stride_;
@@ -316,9 +360,9 @@ class TileAttention {
         while (row < stop && is_masked(stop - 1)) --stop;
         if (row == stop) return;
         for (int64_t head = heads_.first; head < heads_.first + heads_.count; ++head) {
-            const BlockRows rows(tile_, block, head, scratch_.zeros);
+            const BlockRows<T> rows(tile_, block, head, row_bytes_, scratch_.zeros);
             int64_t at = row * tile_.group, left = stop * tile_.group - at, rounds = ceil_div(left, kQueries);
-            Prefetcher prefetcher(tile_, next, head, rounds * (tile_.dim + kKeys));
+            Prefetcher prefetcher(tile_, next, head, row_bytes_, rounds * (tile_.dim + kKeys));
             transpose_keys(rows, block.count, tile_.dim, scratch_.keys);
             for (; rounds > 0; --rounds) {
                 const int64_t count = ceil_div(left, rounds);
@@ -330,7 +374,7 @@ class TileAttention {
     }
 
     // Attend queries `first` .. `first + count` of a head to a block.
-    void attend_queries(const Block& block, const BlockRows& rows, int64_t head, int64_t first, int64_t count,
+    void attend_queries(const Block& block, const BlockRows<T>& rows, int64_t head, int64_t first, int64_t count,
                         Prefetcher& prefetcher) {
         const float* queries[kQueries] = {};
         Visible visible[kQueries];
@@ -347,22 +391,22 @@ class TileAttention {
         // Two loops, so that the processor overlaps the long chains of instructions of several queries.
         float decays[kQueries], peaks[kQueries], *const states = state(head, first);
         for (int64_t i = 0; i < count; ++i)
-            peaks[i] = mask_scores(scores + i * kKeys, visible[i], *State(states + i * stride_, tile_.dim).maximum);
+            peaks[i] = mask_scores(rows, visible[i], *State(states + i * stride_, tile_.dim).maximum, scores + i * kKeys);
         for (int64_t i = 0; i < count; ++i) {
             const State sums(states + i * stride_, tile_.dim);
             decays[i] = decay_of(*sums.maximum, peaks[i]);
             *sums.maximum = peaks[i];
-            exponentiate(scores + i * kKeys, visible[i], peaks[i], decays[i], sums.sums);
+            exponentiate(rows, visible[i], peaks[i], decays[i], scores + i * kKeys, sums.sums);
         }
-        kAccumulate[count - 1](rows, from < 0 ? 0 : from, min(to, block.count), scores, decays, prefetcher, states,
-                               tile_.dim);
+        Accumulate<T>::values[count - 1](rows, from < 0 ? 0 : from, min(to, block.count), scores, decays, prefetcher,
+                                         states, tile_.dim);
     }
 
     const Tile& tile_;
     const HeadRange heads_;
     float* const states_;
     const AttentionScratch scratch_;
-    const int64_t stride_;
+    const int64_t stride_, row_bytes_;
     Block blocks_[2];
 };
 
@@ -394,16 +438,19 @@ void normalize(const Tile& tile, int64_t head, int64_t query, float* memory) {
     });
 }
 
+template <int32_t Type, class T>
 void attend_chunks(const Tile& tile, HeadRange heads, ChunkRange chunks, float* states, int64_t stride, float* memory) {
     const AttentionScratch scratch(memory, tile.dim);
     for (int64_t i = chunks.first; i < chunks.stop; ++i, states += stride)
-        TileAttention(tile, heads, states, scratch).attend(i * kChunk, (i + 1) * kChunk, chunks.stop * kChunk);
+        TileAttention<Type, T>(tile, heads, states, scratch).attend(i * kChunk, (i + 1) * kChunk, chunks.stop * kChunk);
 }
 
+template <int32_t Type, class T>
 void attend_all(const Tile& tile, HeadRange heads, float* memory) {
     const AttentionScratch scratch(memory, tile.dim);
     const int64_t size = state_floats(tile.dim), states = heads.count * tile.rows * tile.group * size;
-    TileAttention sums(tile, heads, scratch.states, scratch), chunk(tile, heads, scratch.states + states, scratch);
+    TileAttention<Type, T> sums(tile, heads, scratch.states, scratch);
+    TileAttention<Type, T> chunk(tile, heads, scratch.states + states, scratch);
     const ChunkRange range = chunks_of(tile);
     sums.attend(range.first * kChunk, (range.first + 1) * kChunk, range.stop * kChunk);
     for (int64_t i = range.first + 1; i < range.stop; ++i) {
@@ -438,7 +485,13 @@ void merge_chunks(const Tile& tile, HeadRange heads, float* states, int64_t stri
     });
 }
 
-constexpr AttentionKernels attend{attend_all, attend_chunks, merge_chunks};
+template <int32_t Type, class T>
+constexpr AttentionKernels attention_of() {
+    return {attend_all<Type, T>, attend_chunks<Type, T>, merge_chunks};
+}
+
+constexpr AttentionKernels attend[kKVTypes] = {attention_of<kFloat32, float>(), attention_of<kBfloat16, Bfloat16>(),
+                                               attention_of<kFloat16, Float16>(), attention_of<kInt8, int8_t>()};
 
 }  // namespace
 }  // namespace foretell

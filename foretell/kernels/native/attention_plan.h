@@ -13,6 +13,18 @@ namespace foretell {
 // thread.
 int64_t tile_rows(const Team& team, int64_t rows, int64_t keys, int64_t heads, int64_t kv_heads);
 
+// Store the keys of a row, which its values follow, in a slot of a layer of a model or head.
+template <class M, class L>
+void store_kv(const Kernels& kernels, const M& model, const L& layer, int64_t slot, const float* keys) {
+    const int64_t size = kv_bytes(model.kv_type, model.head_dim), first = slot * model.kv_heads;
+    const float* const values = keys + model.kv_heads * model.head_dim;
+    for (int64_t head = 0; head < model.kv_heads; ++head) {
+        const int64_t to = (first + head) * size, from = head * model.head_dim;
+        kernels.store_kv(keys + from, model.head_dim, model.kv_type, layer.keys + to);
+        kernels.store_kv(values + from, model.head_dim, model.kv_type, layer.values + to);
+    }
+}
+
 // How tiles are divided: by KV heads, and those over a long context also by chunks of keys. That changes no bit.
 class AttentionPlan {
   public:

@@ -37,12 +37,27 @@ struct Rows {
 // Weights are stored with this excess to be unsigned: the instructions multiply unsigned by signed bytes.
 constexpr int32_t kExcess8 = 128, kExcess4 = 8;
 
+// Data types of the KV cache, `KV_TYPES` in Python.
+enum KVType : int32_t { kFloat32, kBfloat16, kFloat16, kInt8, kKVTypes };
+
+struct Bfloat16 {
+    uint16_t bits;
+};
+struct Float16 {
+    uint16_t bits;
+};
+
+// Return the bytes of one key or value of a head. An int8 one ends with its scale, a float.
+inline int64_t kv_bytes(int32_t type, int64_t dim) {
+    return type == kFloat32 ? 4 * dim : type == kInt8 ? dim + int64_t(sizeof(float)) : 2 * dim;
+}
+
 // Rows of one sequence, for attention.
 struct Tile {
     const float* queries;  // of the first row, rotated and scaled by `query_scale`; those of a KV head are adjacent
     int64_t row_stride, rows, heads, group, dim;  // heads: KV heads; group: query heads per KV head
     const int64_t* positions;  // of the rows
-    const float *keys, *values;  // [slots, heads, dim]
+    const uint8_t *keys, *values;  // [slots, heads] of `kv_bytes` each
     const int64_t* pages;
     int64_t page_size;
     int64_t window;  // sliding window, the row itself included; 0: none
@@ -94,7 +109,9 @@ struct Kernels {
     // Apply RoPE to x [dim] with a row of the table (cosines, then sines with the first half negated), then scale.
     void (*rotate)(float* x, const float* table, int64_t dim, float scale);
     void (*glu)(const float* gate_up, int64_t width, bool gelu, float* y);
-    const AttentionKernels& attend;
+    const AttentionKernels* attend;  // by KVType
+    // Convert a key or value of one head.
+    void (*store_kv)(const float* x, int64_t dim, int32_t type, uint8_t* out);
     // Store the argmax of x [width], the first of equals, and return its softmax probability.
     float (*argmax_softmax)(const float* x, int64_t width, int64_t* at);
 };

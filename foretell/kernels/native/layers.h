@@ -168,10 +168,7 @@ class Layers {
             if (weight != nullptr) k.norm(x, weight, h.eps, h.head_dim, x);
             k.rotate(x, rope_table, h.head_dim, is_query ? query_scale(h.scale) : 1.0f);
         }
-        const int64_t size = h.kv_heads * h.head_dim;
-        const float* const keys = qkv + h.heads * h.head_dim;
-        std::memcpy(layer.keys + slot * size, keys, size * sizeof *keys);
-        std::memcpy(layer.values + slot * size, keys + size, size * sizeof *keys);
+        store_kv(k, h, layer, slot, qkv + h.heads * h.head_dim);
     }
 
     void make_tiles(const std::vector<AttentionSpan>& spans, int64_t rows) {
@@ -195,7 +192,7 @@ class Layers {
 
     void attend(const Layer& layer) {
         for (Tile& tile : t.tiles) tile.keys = layer.keys, tile.values = layer.values;
-        t.attention_plan.run(team, k.attend, t.tiles);
+        t.attention_plan.run(team, k.attend[h.kv_type], t.tiles);
     }
 };
 

@@ -128,10 +128,7 @@ class ForwardStep {
             if (weight != nullptr) k.norm(x, weight, m.eps, m.head_dim, x);
             k.rotate(x, rope_table, m.head_dim, is_query ? query_scale(m.scale) : 1.0f);
         }
-        const int64_t size = m.kv_heads * m.head_dim;
-        const float* const keys = qkv + m.heads * m.head_dim;
-        std::memcpy(layer.keys + s.slots[row] * size, keys, size * sizeof *keys);
-        std::memcpy(layer.values + s.slots[row] * size, keys + size, size * sizeof *keys);
+        store_kv(k, m, layer, s.slots[row], qkv + m.heads * m.head_dim);
     }
 
     // Split the spans into tiles of rows that attend together.
@@ -171,7 +168,7 @@ class ForwardStep {
 
     void attend(const Layer& layer) {
         for (Tile& tile : tiles) tile.keys = layer.keys, tile.values = layer.values, tile.window = layer.window;
-        t.attention_plan.run(team, k.attend, tiles);
+        t.attention_plan.run(team, k.attend[m.kv_type], tiles);
     }
 
     void feed_forward(const Layer& layer) {

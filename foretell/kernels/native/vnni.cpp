@@ -20,6 +20,7 @@
 #include "rowwise.h"
 #include "float32.h"
 #include "attention.h"
+#include "kv_store.h"
 
 namespace foretell {
 namespace {
@@ -131,7 +132,7 @@ void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t s
 
 }  // namespace
 
-const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend,
+const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend, store_kv,
                            argmax_softmax};
 
 }  // namespace foretell
