@@ -16,7 +16,6 @@ from torch import Tensor
 from foretell.kernels.bounds import require
 from foretell.kernels.kv_types import stored_width
 
-
 CACHE_LINE = 64  # bytes; a vector that crosses a line takes two loads
 
 

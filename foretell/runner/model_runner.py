@@ -59,9 +59,7 @@ class ModelRunner:
             page_size, queries_per_key, frozenset(model.config.windows), model.dtype, self.device
         )
         self.pool = PagePool(pages, page_size)
-        self.cache = KVCache(
-            model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device, kv_dtype
-        )
+        self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device, kv_dtype)
         self.executor = self._make_executor()
         self.workers: Workers | None = None
         self.logits_device: torch.device | None = None  # move logits there; None: leave them on the model's device
