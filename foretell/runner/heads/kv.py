@@ -201,7 +201,7 @@ class HeadPages:
 
     def _draft_kv(self, gather: Callable[[Tensor], Tensor]) -> DraftKV:
         keys, values = ([decode_kv(gather(t), self.dtype) for t in tensors] for tensors in (self.keys, self.values))
-        return DraftKV(keys, values)
+        return DraftKV(keys, values, self.keys[0].dtype if self.keys else self.dtype)
 
     def _contiguous_run(self, pages: list[int], columns: int) -> slice | None:
         """Return the pages as a slice if they are consecutive and hold all columns; then nothing is copied."""
@@ -221,6 +221,7 @@ class DraftKV:
 
     keys: list[Tensor]
     values: list[Tensor]
+    kv_dtype: torch.dtype  # of the cache they come from; drafts are rounded to it, too
 
 
 PrefillSpan = tuple[list[int], int, int]  # pages of a sequence, first position, end position
@@ -274,7 +275,8 @@ class DraftAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         rows, sequences = self.draft_mask.shape[-2], len(self.lengths)
-        k, v = (x.to(keys.dtype).view(sequences, rows, *x.shape[1:]) for x in (k, v))
+        k, v = (decode_kv(encode_kv(x, self.kv.kv_dtype), keys.dtype) for x in (k, v))
+        k, v = (x.view(sequences, rows, *x.shape[1:]) for x in (k, v))
         if sequences == 1:
             return self._single(q, k[0], v[0], keys, values)
         columns = self._columns(keys.device)
