@@ -1,4 +1,7 @@
-"""Step time by context and rows, and prefill, beside a plain read of the same bytes: python bench/context.py [--quick]."""
+"""Step time by context and rows, and prefill, beside a plain read of the same bytes: python bench/context.py [--quick].
+
+Times are the shortest of the rounds, of steps and reads alike.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import foretell  # isort: skip  # before torch: it tells OpenMP's idle threads to sleep
 
@@ -15,8 +17,9 @@ import torch
 
 from foretell.build.model_source import no_progress, open_model
 from foretell.config import KV_CACHE_DTYPES, EngineConfig
+from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import prepared_bytes, quantized_copy
+from foretell.models.quantize import quantized_copy
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
@@ -36,11 +39,12 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 def runners(names: list[str]) -> tuple[dict[str, ModelRunner], int]:
-    """The model in int8 with a KV cache of each data type, and the bytes of its weights."""
+    """The model in int8 with a KV cache of each data type, and the bytes of weights that a step reads."""
     opened = open_model(MODEL, EngineConfig(model=MODEL, quantization="int8"), no_progress)
     model = quantized_copy(load_model(opened.checkpoint, opened.dtype, opened.device), "int8")
     made = {name: ModelRunner(model, MOST // PAGE, PAGE, MOST, kv_dtype=getattr(torch, name)) for name in names}
-    return made, prepared_bytes(opened.config, opened.dtype, opened.device, "int8")
+    layers = [module.native for module in model.modules() if isinstance(module, Linear)]
+    return made, sum(layer.bytes for layer in layers if layer is not None)
 
 
 def prefill(runner: ModelRunner, seq: Sequence, tokens: int) -> float:
@@ -95,8 +99,8 @@ def main() -> None:
                 for rows in ROWS:
                     times[name][rows].append(milliseconds(partial(step, runner, seqs[name], rows)))
         for name, by_rows in times.items():
-            ms = {rows: median(each) for rows, each in by_rows.items()}
-            read = median(reads) * (weights + context * token_bytes(made[name])) / READ_BYTES
+            ms = {rows: min(each) for rows, each in by_rows.items()}
+            read = min(reads) * (weights + context * token_bytes(made[name])) / READ_BYTES
             ratios = [ms[rows] / ms[1] for rows in ROWS[1:]]
             found[f"{context} {name}"] = {"ms": ms, "read_ms": read, "over_read": ms[1] / read}
             shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)

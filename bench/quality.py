@@ -19,7 +19,6 @@ from statistics import fmean
 from foretell import LLM, SamplingParams
 from foretell.bench.workloads import load, select
 
-
 # Format of the weights and data type of the KV cache.
 ARMS = {name: (name, "float32") for name in ("none", "int8", "int4")} | {
     f"KV {kv_cache_dtype}": ("none", kv_cache_dtype) for kv_cache_dtype in ("bfloat16", "float16", "int8")
