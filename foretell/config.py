@@ -18,6 +18,7 @@ MAX_TREE = 255  # upper bound of nodes; with the last token the largest step tha
 MIN_MATCH = 2  # default of the shortest n-gram, in tokens
 MAX_MATCH = 4  # default of the longest n-gram, in tokens
 LONGEST_MATCH = 64  # upper bound of both
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 
 
@@ -65,6 +66,12 @@ class EngineConfig:
         2048, "maximum number of tokens per step; longer prompts are prefilled in chunks"
     )
     page_size: int = option(16, "tokens per KV cache page", aliases=("--block-size",))
+    kv_cache_dtype: str = option(
+        "auto",
+        "data type of keys and values in the KV cache: auto (that of the model), or on a CPU another; int8 has a scale "
+        "for each head and token",
+        choices=KV_CACHE_DTYPES,
+    )
     kv_memory: float | None = option(None, "KV cache size in GiB (default: by model and memory)", common=True)
     gpu_memory_utilization: float = option(
         0.9, "fraction of the GPU's free memory to use for weights, KV cache and workspace"

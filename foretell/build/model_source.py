@@ -60,11 +60,17 @@ class ModelSource:
     quantization: QuantFormat | None = None  # of the linear layers; None: floats
     shard: Shard | None = None  # of a tensor-parallel model, the shard of this process
     keep_packed: bool = False  # cache packed weights on disk for the next start
+    kv_cache_dtype: torch.dtype | None = None  # of keys and values; None: `dtype`
 
     @property
     def local_config(self) -> ModelConfig:
         """Return the config of this process's shard."""
         return self.config if self.shard is None else self.shard.local_config(self.config)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Return the data type of keys and values in the KV cache."""
+        return self.kv_cache_dtype or self.dtype
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -83,7 +89,7 @@ class ModelSource:
     @property
     def token_bytes(self) -> int:
         """Return the bytes of KV cache per token."""
-        return sum(shape.bytes_per_token(self.dtype) for shape in kv_shapes(self.local_config))
+        return sum(shape.bytes_per_token(self.dtype, self.kv_dtype) for shape in kv_shapes(self.local_config))
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
@@ -126,7 +132,14 @@ class ModelSource:
         """Return what the other ranks load: their shards of the model and its heads, and the size of the KV cache."""
         context = min(cache_size.context, self.config.context)
         return ModelShardSpec(
-            self.checkpoint.path, self.dtype, self.quantization, cache_size.pages, cache_size.page_size, context, heads
+            self.checkpoint.path,
+            self.dtype,
+            self.quantization,
+            cache_size.pages,
+            cache_size.page_size,
+            context,
+            heads,
+            self.kv_dtype,
         )
 
     def quantize(self, model: Decoder) -> Decoder:
@@ -145,7 +158,13 @@ class ModelSource:
         """Return a runner for the loaded model; `extra_layers` are further layers of its KV cache."""
         context, is_new = min(cache_size.context, self.config.context), not model.is_packed
         runner = ModelRunner(
-            self.quantize(model), cache_size.pages, cache_size.page_size, context, hidden_layers, extra_layers
+            self.quantize(model),
+            cache_size.pages,
+            cache_size.page_size,
+            context,
+            hidden_layers,
+            extra_layers,
+            self.kv_dtype,
         )
         if is_new and (cache := self._packed_cache) is not None:
             cache.write(runner.model)
@@ -200,7 +219,29 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
     quantization = choose_quantization(config, checkpoint, device)
     shard = None if ranks == 1 else Shard(0, ranks)
     tokenizer = read_tokenizer(checkpoint, template)
-    return ModelSource(checkpoint, model_config, tokenizer, dtype, device, quantization, shard, config.keep_packed)
+    kv_cache_dtype = choose_kv_cache_dtype(config, dtype, device)
+    return ModelSource(
+        checkpoint,
+        model_config,
+        tokenizer,
+        dtype,
+        device,
+        quantization,
+        shard,
+        keep_packed=config.keep_packed,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+
+
+def choose_kv_cache_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+    """Return the data type of keys and values; None for that of the model."""
+    wanted = None if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+    if wanted not in (None, dtype) and device.type != "cpu":
+        used = str(dtype).removeprefix("torch.")
+        raise RequestError(
+            "kv_cache_dtype", f"{config.kv_cache_dtype} runs on a CPU only here; take auto, which is {used} (--dtype)"
+        )
+    return wanted
 
 
 def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> QuantFormat | None:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretell.kernels.kv_types import decode_kv
+
 FOLD_ROWS = 32  # up to this many rows the query heads of a KV head are folded into rows: one matrix product
 
 
@@ -135,7 +137,10 @@ def attend(
     window: int | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attend queries [n, heads, dim] to keys and values [pages, page_size, kv_heads, dim] -> [n, heads * dim]."""
+    """Attend queries [n, heads, dim] to keys and values [pages, page_size, kv_heads, width] -> [n, heads * dim].
+
+    `width` is `dim`, or `stored_width` of it if the cache has a data type of its own.
+    """
     if len(groups) == 1:
         return _attend_group(queries, keys, values, groups[0], scale, window, softcap)
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
@@ -153,9 +158,10 @@ def _attend_group(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    kv_heads, dim = keys.shape[2:]
+    kv_heads, dim = keys.shape[2], q.shape[2]
     group_size = q.shape[1] // kv_heads
-    k, v, mask = _gather_pages(keys, group), _gather_pages(values, group), group.masks[window]
+    k, v = (decode_kv(_gather_pages(cache, group), q.dtype) for cache in (keys, values))
+    mask = group.masks[window]
     q = q.view(group.num_sequences, group.num_rows, kv_heads, group_size, dim)
     if group.is_folded:
         q = q.transpose(1, 2).reshape(group.num_sequences, kv_heads, -1, dim)

@@ -45,14 +45,18 @@ class ModelRunner:
         context: int,
         hidden_layers: tuple[int, ...] = (),
         extra_layers: tuple[LayerShape, ...] = (),
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`extra_layers` are KV cache layers after the model's own; draft heads write them."""
+        """`extra_layers` are KV cache layers after the model's own; draft heads write them.
+
+        `kv_dtype` is the type of keys and values (default: the model's).
+        """
         self.model, self.hidden_layers, self.context = model.eval(), hidden_layers, context
         self.device = model.embed.device
         model.prepare(context)
         self.layout = model.attention_layout(page_size)
         self.pool = PagePool(pages, page_size)
-        self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device)
+        self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device, kv_dtype)
         self.executor = self._make_executor()
         self.workers: Workers | None = None
         self.logits_device: torch.device | None = None  # move logits there; None: leave them on the model's device

@@ -31,6 +31,7 @@ WORKS: dict[str, dict[str, dict[str, Any]]] = {
             "override_generation_config": '{"temperature": 0.6}'
         },
         "Qwen/Qwen3-4B --dtype half -q fp8 --kv-cache-dtype auto": {"dtype": "half", "quantization": "fp8"},
+        "Qwen/Qwen3-4B --kv-cache-dtype int8": {"kv_cache_dtype": "int8"},
         "Qwen/Qwen3-4B -tp 2 --pipeline-parallel-size 1 --gpu-memory-utilization 0.85 --max-model-len 8192": {
             "tensor_parallel_size": 2,
             "gpu_memory_utilization": 0.85,
@@ -128,7 +129,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "m --override-generation-config {": "is not JSON",
         """m --override-generation-config '{"temprature": 1}'""": "did you mean 'temperature'?",
         "m --tool-call-parser pythonic": "hermes",
-        "m --kv-cache-dtype fp8": "--kv-cache-dtype fp8: is not supported here: the KV cache",
+        "m --kv-cache-dtype fp8": "--kv-cache-dtype: invalid choice",
         "m --disable-fastapi-docs": "/docs",
     },
     "sglang": {"--model-path m --enable-lora": "LoRA", "--model-path m --nnodes 2": "one machine"},
@@ -139,7 +140,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "-m m.gguf --embeddings": "embeddings",
         "-m m.gguf -hff x.gguf": "hf_file: needs --hf-repo",
         "-m m.gguf --mirostat 2": "sampler",
-        "-m m.gguf -ctk q8_0": "-ctk q8_0: is not supported here: the KV cache",
+        "-m m.gguf -ctk q8_0": "-ctk q8_0: is not supported here: keys and values",
         "-m m.gguf --no-webui": "proxy",
         "-m m.gguf --no-ui": "proxy",
         "-m m.gguf --log-file server.log": "standard error",

@@ -10,10 +10,10 @@
 
 // Only from here on, not in system headers: inline functions compiled for this target could be linked elsewhere.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
 #include "lanes256.h"
@@ -21,6 +21,7 @@
 #include "rowwise.h"
 #include "float32.h"
 #include "attention.h"
+#include "kv_store.h"
 
 namespace foretell {
 namespace {
@@ -180,7 +181,7 @@ void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t s
 
 }  // namespace
 
-const Kernels avx2_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend,
+const Kernels avx2_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend, store_kv,
                            argmax_softmax};
 
 }  // namespace foretell

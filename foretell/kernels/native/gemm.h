@@ -13,7 +13,6 @@ namespace foretell {
 constexpr int64_t kMinParallelProducts = 1 << 17;  // multiplications from which using more threads pays
 
 constexpr int64_t kMinParallelFloats = 1 << 12;  // floats of row-wise operations from which using more threads pays
-constexpr int64_t kTileQueries = 24;             // queries of an attention tile, which share cached blocks of keys
 
 // Call f(row) for each row of `width` floats, on several threads if that pays.
 template <class F>
@@ -23,19 +22,6 @@ void by_rows(Team& team, int64_t rows, int64_t width, const F& f) {
     else
         for (int64_t row = 0; row < rows; ++row) f(row);
 }
-
-// Return the rows of an attention tile: enough to share blocks of keys, few enough to occupy every thread.
-inline int64_t tile_rows(const Team& team, int64_t rows, int64_t heads, int64_t kv_heads) {
-    int64_t most = std::max<int64_t>(1, kTileQueries / (heads / kv_heads));
-    while (most > 2 && team.threads() > 1 && rows * kv_heads / most < 2 * team.threads()) most = ceil_div(most, 2);
-    return most;
-}
-
-// Working memory of one attention tile.
-struct AttendScratch {
-    AlignedVector<float> floats;
-    AlignedVector<int64_t> firsts;
-};
 
 // A buffer for quantized rows.
 class QuantizedInputs {

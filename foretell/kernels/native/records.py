@@ -72,6 +72,7 @@ class ModelRecord(ctypes.Structure):
         ("residual_scale", ctypes.c_float),
         ("gelu", ctypes.c_int32),
         ("level", ctypes.c_int32),
+        ("kv_type", ctypes.c_int32),
     )
 
 
@@ -131,6 +132,7 @@ class HeadRecord(ctypes.Structure):
         ("concat_inputs", FLAG),
         ("residual", FLAG),
         ("norm_output", FLAG),
+        ("kv_type", FLAG),
     )
 
 

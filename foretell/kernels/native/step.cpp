@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "attention_plan.h"
 #include "entry.h"
 #include "pool.h"
 #include "gemm.h"
@@ -18,6 +19,7 @@ namespace {
 struct StepScratch {
     AlignedVector<float> states, normed, qkv, attended, projected, gate_up, gated;
     QuantizedInputs quantized;
+    AttentionPlan attention_plan;
 
     void reserve(const Model& m, int64_t rows) {
         const int64_t heads = m.heads + 2 * m.kv_heads;
@@ -33,13 +35,6 @@ struct StepScratch {
 
 // Another rank failed: the step is aborted.
 struct AllReduceFailed {};
-
-// Rows of one span that attend together.
-struct SpanTile {
-    const Span* span;
-    int64_t first, rows;  // in the batch
-    bool nodes;
-};
 
 class ForwardStep {
   public:
@@ -132,7 +127,7 @@ class ForwardStep {
     // Normalize queries and keys if the model does so, apply RoPE, and store keys and values in the KV cache.
     void rotate_row(const Layer& layer, int64_t row, float* qkv) {
         const float* const rope_table = layer.rope_table + s.positions[row] * 2 * m.head_dim;
-        const float query_scale = m.scale * (layer.query_scales ? layer.query_scales[s.positions[row]] : 1.0f);
+        const float growth = layer.query_scales != nullptr ? layer.query_scales[s.positions[row]] : 1.0f;
         if (m.full_qk_norm) {
             float* const keys = qkv + m.heads * m.head_dim;
             k.norm(qkv, layer.q_norm, m.eps, m.heads * m.head_dim, qkv);
@@ -143,64 +138,49 @@ class ForwardStep {
             float* const x = qkv + head * m.head_dim;
             const float* const weight = m.full_qk_norm ? nullptr : is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, m.eps, m.head_dim, x);
-            k.rotate(x, rope_table, m.head_dim, is_query ? query_scale : 1.0f);
+            k.rotate(x, rope_table, m.head_dim, is_query ? query_scale(m.scale) * growth : 1.0f);
         }
-        const int64_t size = m.kv_heads * m.head_dim;
-        const float* const keys = qkv + m.heads * m.head_dim;
-        std::memcpy(layer.keys + s.slots[row] * size, keys, size * sizeof *keys);
-        std::memcpy(layer.values + s.slots[row] * size, keys + size, size * sizeof *keys);
+        store_kv(k, m, layer, s.slots[row], qkv + m.heads * m.head_dim);
     }
 
-    // Split the spans into tiles: large enough to share blocks of keys, small enough to occupy every thread.
+    // Split the spans into tiles of rows that attend together.
     void split_spans() {
-        const int64_t most = tile_rows(team, s.rows, m.heads, m.kv_heads);
         for (int64_t i = 0; i < s.span_count; ++i) {
             const Span& span = s.spans[i];
+            const int64_t most = tile_rows(team, s.rows, span.start + span.rows, m.heads, m.kv_heads);
             split_rows(span, span.first, span.rows - span.nodes, most, false);
             split_rows(span, span.first + span.rows - span.nodes, span.nodes, most, true);
         }
+        t.attention_plan.make(tiles, team.threads());
     }
 
     void split_rows(const Span& span, int64_t first, int64_t rows, int64_t most, bool nodes) {
-        for (int64_t tiles = ceil_div(rows, most); tiles > 0; --tiles) {
-            const int64_t count = ceil_div(rows, tiles);
-            span_tiles.push_back(SpanTile{&span, first, count, nodes});
-            products += 2 * count * (span.start + span.rows) * m.heads * m.head_dim;
+        for (int64_t parts = ceil_div(rows, most); parts > 0; --parts) {
+            const int64_t count = ceil_div(rows, parts);
+            add_tile(span, first, count, nodes);
             first += count;
             rows -= count;
         }
     }
 
-    void attend(const Layer& layer) {
-        const int64_t items = int64_t(span_tiles.size()) * m.kv_heads;
-        const auto one = [&](int64_t item) {
-            attend_tile(layer, span_tiles[item / m.kv_heads], item % m.kv_heads);
-        };
-        if (products >= kMinParallelProducts)
-            team.each(items, one);
-        else
-            for (int64_t item = 0; item < items; ++item) one(item);
+    void add_tile(const Span& span, int64_t first, int64_t rows, bool nodes) {
+        Tile tile{};
+        tile.row_stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
+        tile.queries = &t.qkv[first * tile.row_stride];
+        tile.rows = rows, tile.heads = m.kv_heads, tile.group = m.heads / m.kv_heads, tile.dim = m.head_dim;
+        tile.positions = s.positions + first;
+        tile.pages = s.pages + span.first_page, tile.page_size = m.page_size;
+        tile.tree_slots = nodes ? paths.slots() : nullptr;
+        tile.tree_first = nodes ? paths.firsts() + first : nullptr;
+        tile.context = span.start + span.rows - span.nodes;
+        tile.out = &t.attended[first * m.heads * m.head_dim];
+        tile.out_stride = m.heads * m.head_dim;
+        tiles.push_back(tile);
     }
 
-    void attend_tile(const Layer& layer, const SpanTile& span_tile, int64_t head) {
-        AlignedVector<float>& memory = scratch<AttendScratch>().floats;
-        const int64_t group = m.heads / m.kv_heads, stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
-        const Span& span = *span_tile.span;
-        Tile tile;
-        tile.queries = &t.qkv[span_tile.first * stride + head * group * m.head_dim];
-        tile.row_stride = stride, tile.rows = span_tile.rows, tile.group = group, tile.dim = m.head_dim;
-        tile.positions = s.positions + span_tile.first;
-        tile.keys = layer.keys + head * m.head_dim, tile.values = layer.values + head * m.head_dim;
-        tile.slot_stride = m.kv_heads * m.head_dim;
-        tile.pages = s.pages + span.first_page, tile.page_size = m.page_size, tile.window = layer.window;
-        tile.skipped = 0;
-        tile.tree_slots = span_tile.nodes ? paths.slots() : nullptr;
-        tile.tree_first = span_tile.nodes ? paths.firsts() + span_tile.first : nullptr;
-        tile.context = span.start + span.rows - span.nodes;
-        tile.out = &t.attended[span_tile.first * m.heads * m.head_dim + head * group * m.head_dim];
-        tile.out_stride = m.heads * m.head_dim;
-        grow(memory, attend_scratch_floats(tile.rows * group, tile.dim));
-        k.attend(tile, memory.data());
+    void attend(const Layer& layer) {
+        for (Tile& tile : tiles) tile.keys = layer.keys, tile.values = layer.values, tile.window = layer.window;
+        t.attention_plan.run(team, k.attend[m.kv_type], tiles);
     }
 
     void feed_forward(const Layer& layer, const Layer* next) {
@@ -234,8 +214,7 @@ class ForwardStep {
     StepScratch& t;
     Rows inputs{};  // of the next linear layer
     TreePaths paths;
-    std::vector<SpanTile> span_tiles;
-    int64_t products = 0;  // multiplications of attention in one layer
+    std::vector<Tile> tiles;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "rowwise.h"
 #include "float32.h"
 #include "attention.h"
+#include "kv_store.h"
 
 namespace foretell {
 namespace {
@@ -181,7 +182,7 @@ void quantize_wide(const float* x, int64_t inputs, int32_t excess, int8_t* value
 }  // namespace
 
 const Kernels vnni_kernels{quantize_wide, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend,
-                           argmax_softmax};
+                           store_kv, argmax_softmax};
 
 }  // namespace foretell
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from foretell.kernels.bounds import require
+from foretell.kernels.kv_types import KV_TYPES
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.records import ALL_REDUCE, LayerRecord, ModelRecord, StepRecord, pack_record
 from foretell.kv.cache import KVCache
@@ -128,6 +129,7 @@ class NativeExecutor(Executor):
             config.residual_scale,
             config.activation == "gelu_tanh",
             model.head.native.level,
+            KV_TYPES.index(self._cache.kv_dtype),
         )
 
 
