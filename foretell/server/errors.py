@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
@@ -46,9 +45,6 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """Return OpenAI's error body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, headers=dict(self.headers))
 
 
 def to_api_error(error: Exception) -> ApiError:
