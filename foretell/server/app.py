@@ -19,10 +19,12 @@ from foretell.errors import ForetellError
 from foretell.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretell.server.openai.requests import CompletionRequest
+from foretell.server.openai_responses.requests import ResponsesRequest
 from foretell.server.routes.generate import generate_routes
 from foretell.server.routes.messages import messages_routes
 from foretell.server.routes.openapi_page import openapi_routes
 from foretell.server.routes.playground import playground_routes
+from foretell.server.routes.responses import responses_routes
 from foretell.server.routes.status import status_routes
 from foretell.server.routes.tokenize import tokenize_routes
 from foretell.version import VERSION
@@ -41,6 +43,7 @@ REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -65,6 +68,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(generate_routes(service))
     app.include_router(messages_routes(service))
+    app.include_router(responses_routes(service))
     app.include_router(status_routes(service))
     app.include_router(tokenize_routes(service))
     app.include_router(playground_routes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import from_json
 
@@ -52,7 +52,9 @@ class BlockResponseBuilder(ResponseBuilder):
         self.blocks: list[OutputBlock] = []
         self._num_calls = 0
 
-    encode: ClassVar[Any] = staticmethod(typed_event)  # encodes an event of the stream
+    def encode(self, event: Event) -> bytes:
+        """Encode an event of the stream."""
+        return typed_event(event)
 
     @abstractmethod
     def opening(self) -> Iterable[Event]:
