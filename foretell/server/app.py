@@ -17,11 +17,13 @@ from starlette.exceptions import HTTPException
 
 from foretell.errors import ForetellError
 from foretell.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from foretell.server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretell.server.openai.requests import CompletionRequest
 from foretell.server.openai_responses.requests import ResponsesRequest
 from foretell.server.routes.generate import generate_routes
 from foretell.server.routes.messages import messages_routes
+from foretell.server.routes.ollama import ollama_routes
 from foretell.server.routes.openapi_page import openapi_routes
 from foretell.server.routes.playground import playground_routes
 from foretell.server.routes.responses import responses_routes
@@ -44,6 +46,9 @@ REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/responses": ResponsesRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/show": ShowRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -69,6 +74,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(generate_routes(service))
     app.include_router(messages_routes(service))
     app.include_router(responses_routes(service))
+    app.include_router(ollama_routes(service))
     app.include_router(status_routes(service))
     app.include_router(tokenize_routes(service))
     app.include_router(playground_routes())

@@ -23,11 +23,12 @@ INTERNAL = "internal_error"
 MAX_SHOWN_PATH = 80  # characters of an unknown path in the error message
 # Routes of other servers, by the start of their path, with what would work here.
 ELSEWHERE = {
-    "/v1/responses": ": OpenAI's Responses API is not supported; use /v1/chat/completions",
-    "/v1/messages": ": Anthropic's Messages API is not supported; use /v1/chat/completions",
     "/v1/embeddings": ": this server generates text and has no embeddings",
-    "/v1/": ": of OpenAI's API there are chat completions, completions and models",
-    "/api/": ": Ollama's API is not supported; use /v1/chat/completions",
+    "/v1/messages/": ": of Anthropic's API there are messages and count_tokens",
+    "/v1/responses/": ": of OpenAI's Responses API there are creating, reading and deleting a response",
+    "/v1/": ": of OpenAI's API there are chat completions, completions, responses and models",
+    "/api/embed": ": this server generates text and has no embeddings",
+    "/api/": ": the model is chosen when the server starts; of Ollama's API there are chat, generate, show, tags, ps",
 }
 
 

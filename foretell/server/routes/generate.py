@@ -18,7 +18,7 @@ from foretell.server.http_protocol import DirectConnection
 from foretell.server.json_body import JsonRoute
 from foretell.server.middleware import client_key
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import CompletionRequest
+from foretell.server.openai.requests import CompletionRequest, GenerationRequest
 from foretell.server.openai.response_builder import ChatResponseBuilder, CompletionResponseBuilder
 from foretell.server.openai.responses import ChatCompletion, ErrorResponse, TextCompletion
 from foretell.server.preprocess import ClientContext, GenerationJob
@@ -45,6 +45,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         504: "The request timed out",
     }.items()
 }
+Preprocess = Callable[[Any, ClientContext], GenerationJob]
 # Describes each event instead of the stream: a keyword of OpenAPI 3.2, which earlier versions allow.
 STREAM = {
     "text/event-stream": {
@@ -90,13 +91,15 @@ def generate_routes(service: Service) -> APIRouter:
 async def respond_translated(
     service: Service,
     request: Request,
-    translate: Callable[[], ChatCompletionRequest],
+    translate: Callable[[], GenerationRequest],
     id_prefix: str,
     builder_type: Callable[..., ResponseBuilder],
 ) -> Response:
-    """Return the response to a request of another API, which `translate` turns into a chat completion."""
-    body = await service.run_in_worker(translate)
-    return await respond(service, request, body, id_prefix, service.preprocessor.preprocess_chat, builder_type)
+    """Return the response to a request of another API, which `translate` turns into one of OpenAI's."""
+    body, preprocessor = await service.run_in_worker(translate), service.preprocessor
+    is_chat = isinstance(body, ChatCompletionRequest)
+    preprocess: Preprocess = preprocessor.preprocess_chat if is_chat else preprocessor.preprocess_completion
+    return await respond(service, request, body, id_prefix, preprocess, builder_type)
 
 
 async def respond(
@@ -104,7 +107,7 @@ async def respond(
     request: Request,
     body: Any,
     id_prefix: str,
-    preprocess: Callable[[Any, ClientContext], GenerationJob],
+    preprocess: Preprocess,
     builder_type: Callable[..., ResponseBuilder],
 ) -> Response:
     """Return the response to one request, complete or as an event stream; cancel it if the client disconnects."""
