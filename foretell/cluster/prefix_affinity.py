@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ GENERATION_PATHS = (
     "/api/chat",
     "/api/generate",
 )
+# Varies between requests; the replica leaves it out of the prompt, too.
+BILLING_LINE = re.compile(r'x-anthropic-billing-header:[^"\\]*')
 FIRST_FIELDS = ("tools", "chat_template_kwargs", "system", "instructions")  # what chat templates write first
 
 
@@ -58,7 +61,7 @@ def _prompt_text(request: dict[str, Any]) -> str:
     if not isinstance(messages, list):
         return _first_prompt(request.get("prompt"))
     first = [request.get(name) for name in FIRST_FIELDS if request.get(name)]
-    return "".join(json.dumps(part, sort_keys=True) for part in [*first, *messages])
+    return BILLING_LINE.sub("", "".join(json.dumps(part, sort_keys=True) for part in [*first, *messages]))
 
 
 def _first_prompt(prompt: Any) -> str:
