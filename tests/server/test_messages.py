@@ -168,7 +168,9 @@ def test_a_tool_choice_and_an_output_format_are_enforced(assembly: Assembly) -> 
         for choice in ({"type": "tool", "name": "weather"}, {"type": "any"}):
             choice["disable_parallel_tool_use"] = True
             answer = await ask(client, tools=[closed], tool_choice=choice, max_tokens=200)
-            assert without_ids(answer)["content"] == [{"type": "tool_use", "name": "weather", "input": {"city": "Rome"}}]
+            assert without_ids(answer)["content"] == [
+                {"type": "tool_use", "name": "weather", "input": {"city": "Rome"}}
+            ]
         schema = {"enum": ["yes"]}
         answer = await ask(client, output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "max"})
         assert answer["content"] == [{"type": "text", "text": '"yes"'}]
@@ -196,7 +198,10 @@ def test_a_billing_line_does_not_defeat_the_prefix_cache(assembly: Assembly) -> 
 
 def test_messages_become_those_of_a_chat() -> None:
     blocks = {
-        "system": [{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "B"}],
+        "system": [
+            {"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "B"},
+        ],
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]},
             {"role": "system", "content": "C"},
@@ -285,7 +290,12 @@ def test_every_error_has_anthropics_shape(assembly: Assembly) -> None:
             (401, "authentication_error", "x-api-key", {"headers": {"x-api-key": "other"}, "json": {}}),
             (404, "not_found_error", "'claude'", {"json": {"model": "claude", "messages": HELLO}}),
             (400, "invalid_request_error", "messages.0.content.0: is of type image", {"json": {"messages": image}}),
-            (400, "invalid_request_error", "stop_sequences", {"json": {"messages": HELLO, "stop_sequences": ["a"] * 20}}),
+            (
+                400,
+                "invalid_request_error",
+                "stop_sequences",
+                {"json": {"messages": HELLO, "stop_sequences": ["a"] * 20}},
+            ),
             (400, "invalid_request_error", "not JSON", {"content": b"{"}),
             (413, "request_too_large", "2000 bytes", {"content": b" " * 3000}),
         ]

@@ -46,7 +46,7 @@ class OllamaBuilder(BlockResponseBuilder):
     def block_stop(self, block: OutputBlock) -> Iterable[Event]:
         if block.kind != "call":
             return []
-        return [self._line(self.output("", "", [_call_body(block, len(self._calls) - 1)]))]
+        return [self._line(self.output("", "", [_call_body(block, self._calls.index(block))]))]
 
     def closing(self) -> Iterable[Event]:
         return [self._line(self.output("", "", [])) | self._end()]

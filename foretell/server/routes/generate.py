@@ -158,7 +158,11 @@ async def stream_events(
     try:
         while items:
             valid = [item for item in items if item.delta.finish_reason != "error"]
-            yield b"".join([builder.events(item) for item in valid])
+            events: list[bytes] = []
+            try:
+                events.extend(map(builder.events, valid))
+            finally:  # if one fails, the client gets those before it
+                yield b"".join(events)
             if len(valid) < len(items):
                 for item in items:
                     raise_if_failed(item)
