@@ -78,7 +78,8 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
     asked = f"{request.method} {request.url.path[:MAX_SHOWN_PATH]}"
     headers = error.headers or {}
     if error.status_code == 405:
-        allowed = headers.get("Allow", "another method")
+        allowed = ", ".join(sorted(_allowed_methods(request.url.path, headers.get("Allow", ""), paths)))
+        headers = {**headers, "Allow": allowed}
         return ApiError(405, f"{asked} is not allowed; use {allowed}", code="method_not_allowed", headers=headers)
     if error.status_code != 404:
         return ApiError(error.status_code, str(error.detail), headers=headers)
@@ -86,6 +87,13 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
     routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     message = f"there is no {asked}{reason}; this server has {', '.join([*routes, 'GET /docs', 'GET /'])}"
     return ApiError(404, message, code="not_found", headers=headers)
+
+
+def _allowed_methods(path: str, allow: str, paths: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Return the methods of all routes of a path: the router's own header names those of the first alone."""
+    patterns = {re.compile(re.sub(r"{[^}]+}", "[^/]+", each)): methods for each, methods in paths.items()}
+    found = {method.upper() for pattern, methods in patterns.items() if pattern.fullmatch(path) for method in methods}
+    return found | {method.strip() for method in allow.split(",") if method.strip()}
 
 
 def _with_retry_after(status: int, error: Unavailable, kind: str, code: str) -> ApiError:
