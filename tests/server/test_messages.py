@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -323,3 +324,26 @@ def test_keys_in_either_header_are_the_same_tenant(assembly: Assembly) -> None:
         assert await cached(**{"x-api-key": "other"}) == 0
 
     run_app(assembly, play, api_key=("k", "other"))
+
+
+def test_translated_requests_are_counted_and_logged_like_chats(assembly: Assembly, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    bodies: dict[str, dict[str, Any]] = {
+        PATH: {"messages": HELLO, "max_tokens": 5},
+        "/v1/responses": {"input": "Hello", "max_output_tokens": 5},
+        "/api/chat": {"messages": HELLO, "options": {"num_predict": 5}},
+    }
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for path, body in bodies.items():
+            for stream in (False, True):
+                assert (await client.post(path, json={**body, "stream": stream})).status_code == 200
+        text = (await client.get("/metrics")).text
+        assert 'foretell:generation_tokens_total{model_name="tiny"} 30.0' in text
+        assert 'foretell:request_success_total{finished_reason="length",model_name="tiny"} 6.0' in text
+
+    run_app(assembly, play, log_requests=str(file))
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["kind"] for record in records] == ["chat"] * 6
+    assert {json.dumps(record["request"]["messages"]) for record in records} == {json.dumps(HELLO)}
+    assert all(len(record["answers"][0]["token_ids"]) == 5 for record in records)
