@@ -15,7 +15,7 @@ from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.openai.requests import Prediction, Speculative, described, sampling
 
 LOG = logging.getLogger("foretell")
-IGNORED_HEADER = "X-Foretell-Ignored"  # names the fields of a request that had no effect
+IGNORED_HEADER = "X-Foretell-Ignored-Fields"  # names the fields of a request that had no effect
 MAX_NAMED = 8  # ignored fields named in the header
 MAX_NAME_CHARS = 64  # of one of them
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium"}  # others are high, the most that chat templates know

@@ -259,7 +259,7 @@ def test_ignored_fields_are_named_in_a_header(assembly: Assembly) -> None:
         body = {"messages": HELLO, "max_tokens": 1, "container": {}, "context_management": {}, "sch\u00f6n\n": 1}
         reply = await client.post(f"{PATH}?beta=true", json=body, headers={"anthropic-version": "2023-06-01"})
         assert reply.status_code == 200
-        assert reply.headers["x-foretell-ignored"] == "container, context_management, sch?n?"
+        assert reply.headers["x-foretell-ignored-fields"] == "container, context_management, sch?n?"
 
     run_app(assembly, play)
 

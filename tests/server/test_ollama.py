@@ -143,7 +143,7 @@ def test_options_have_their_effect_or_are_named(assembly: Assembly) -> None:
         assert (chat.presence_penalty, chat.frequency_penalty, chat.stream) == (0.1, 0.2, True)
         sent = {"messages": HELLO, "options": {"num_predict": 1, "num_ctx": 4096, "mirostat": 0}}
         reply = await client.post("/api/chat", json=sent)
-        assert reply.headers["x-foretell-ignored"] == "options.mirostat, options.num_ctx"
+        assert reply.headers["x-foretell-ignored-fields"] == "options.mirostat, options.num_ctx"
 
     run_app(assembly, play)
 
