@@ -74,22 +74,3 @@ class JsonRoute(APIRoute):
             return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_json
-
-
-class AnyTypeJsonRoute(JsonRoute):
-    """A route that takes JSON under any content type, as Ollama does: `curl -d` sends it as a form.
-
-    A web page may send such a body to another origin without asking first. Browsers name the page's origin then, and
-    requests with an origin need the content type of JSON.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        handle = super().get_route_handler()
-
-        async def handle_any_type(request: Request) -> Response:
-            if "origin" not in request.headers:
-                headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
-                request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
-            return await handle(request)
-
-        return handle_any_type

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from foretell.server.json_body import AnyTypeJsonRoute
+from foretell.server.json_body import JsonRoute
 from foretell.server.ollama.builders import OllamaChatBuilder, OllamaGenerateBuilder, now
 from foretell.server.ollama.models import OllamaModels
 from foretell.server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
@@ -28,6 +29,25 @@ from foretell.server.translation import ignored_headers
 OLLAMA_ERRORS = error_responses(*ERRORS, model=OllamaError)
 READ_ERRORS = error_responses(401, 403, model=OllamaError)
 LINES: dict[str, dict[str, Any]] = {"application/x-ndjson": {}}
+
+
+class AnyTypeJsonRoute(JsonRoute):
+    """A route that takes JSON under any content type, as Ollama does: `curl -d` sends it as a form.
+
+    A web page may send such a body to another origin without asking first. Browsers name the page's origin then, and
+    requests with an origin need the content type of JSON.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        handle = super().get_route_handler()
+
+        async def handle_any_type(request: Request) -> Response:
+            if "origin" not in request.headers:
+                headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+                request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
+            return await handle(request)
+
+        return handle_any_type
 
 
 def ollama_routes(service: Service) -> APIRouter:
