@@ -59,7 +59,7 @@ class ResponsesRequest(TranslatedRequest):
     store: bool | None = described("false: do not store the response. Stored ones can be continued and read.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
     tools: FailFastList[dict[str, Any]] | None = described(
-        "Functions that the model may call. Hosted tools are left out and named in the header X-Foretell-Ignored-Fields."
+        "Functions that the model may call. Others are left out and named in the header X-Foretell-Ignored-Fields."
     )
     tool_choice: str | dict[str, Any] | None = described("`auto`, `none`, `required`, a function or allowed_tools.")
     parallel_tool_calls: bool | None = described("false: at most one call.")
