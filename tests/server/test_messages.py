@@ -151,10 +151,10 @@ def test_a_stop_sequence_is_named(assembly: Assembly, monkeypatch: pytest.Monkey
     force_output(monkeypatch, "one two three")
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        answer = await ask(client, stop_sequences=["three", "two", "four"], max_tokens=40)
+        answer = await ask(client, stop_sequences=["three", "wo", "two", "four"], max_tokens=40)
         assert without_ids(answer)["content"] == [{"type": "text", "text": "one "}]
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "two")
-        streamed = assembled(await events(client, stop_sequences=["three", "two"], max_tokens=40))
+        streamed = assembled(await events(client, stop_sequences=["wo", "two"], max_tokens=40))
         assert without_ids(streamed) == without_ids(answer)
         ended = await ask(client, stop_sequences=["four"], max_tokens=40)
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
