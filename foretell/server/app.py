@@ -16,16 +16,23 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from foretell.errors import ForetellError
+from foretell.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from foretell.server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretell.server.openai.requests import CompletionRequest
+from foretell.server.openai_responses.requests import ResponsesRequest
 from foretell.server.routes.generate import generate_routes
+from foretell.server.routes.messages import messages_routes
+from foretell.server.routes.ollama import ollama_routes
 from foretell.server.routes.openapi_page import openapi_routes
 from foretell.server.routes.playground import playground_routes
+from foretell.server.routes.responses import responses_routes
 from foretell.server.routes.status import status_routes
 from foretell.server.routes.tokenize import tokenize_routes
 from foretell.version import VERSION
 
 from .background_tasks import StatsLogger
+from .dialects import dialect_of
 from .errors import ApiError, routing_error, to_api_error, validation_error
 from .middleware import ErrorResponder, build_middleware
 from .service import Service
@@ -36,6 +43,12 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's status for a disconnected client; it is n
 REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/responses": ResponsesRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/show": ShowRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -59,14 +72,17 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(generate_routes(service))
+    app.include_router(messages_routes(service))
+    app.include_router(responses_routes(service))
+    app.include_router(ollama_routes(service))
     app.include_router(status_routes(service))
     app.include_router(tokenize_routes(service))
     app.include_router(playground_routes())
     app.include_router(openapi_routes(lambda: _openapi_schema(app)))
 
-    def error_response(error: ApiError) -> Response:
+    def error_response(error: ApiError, path: str) -> Response:
         service.metrics.prometheus.failures.inc(error.code or "")
-        return error.response()
+        return dialect_of(path).response(error)
 
     _add_exception_handlers(app, error_response)
     for layer in build_middleware(service.config, error_response):
@@ -77,20 +93,21 @@ def create_app(service: Service) -> FastAPI:
 
 def _add_exception_handlers(app: FastAPI, error_response: ErrorResponder) -> None:
     async def known(request: Request, error: Exception) -> Response:
-        return error_response(to_api_error(error))
+        return error_response(to_api_error(error), request.url.path)
 
     async def unknown(request: Request, error: Exception) -> Response:
         LOG.error("a request to %s failed", request.url.path, exc_info=error)
-        return error_response(to_api_error(error))
+        return error_response(to_api_error(error), request.url.path)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError), "registered for this class"
         body = REQUEST_BODIES.get(request.url.path)
-        return error_response(validation_error(error, list(body.model_fields) if body is not None else []))
+        known = [] if body is None else list(body.model_fields)
+        return error_response(validation_error(error, known), request.url.path)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for this class"
-        return error_response(routing_error(error, request, app.openapi()["paths"]))
+        return error_response(routing_error(error, request, app.openapi()["paths"]), request.url.path)
 
     async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

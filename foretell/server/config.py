@@ -55,6 +55,9 @@ class ServerConfig:
     max_held_bytes: int = option(
         256 * 1024 * 1024, "memory for the bodies of all requests in flight, raw and parsed; requests beyond it get 429"
     )
+    response_store_bytes: int = option(
+        64 * 1024 * 1024, "memory for responses of /v1/responses that clients can continue by id; 0 stores none"
+    )
     max_n: int = option(16, "most choices of one request")
     max_prompts: int = option(128, "most prompts of one request to /v1/completions")
     max_stop: int = option(16, f"most stop strings of one request, each of at most {MAX_STOP_CHARS} characters")
@@ -103,7 +106,7 @@ class ServerConfig:
         for name in ("max_queue", "max_n", "max_prompts", "max_body_bytes", "max_schema_bytes", "max_connections"):
             if getattr(self, name) < 1:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
-        for name in ("max_stop", "max_logprobs", "keep_alive"):
+        for name in ("max_stop", "max_logprobs", "keep_alive", "response_store_bytes"):
             if getattr(self, name) < 0:
                 raise RequestError(name, f"must be 0 or more, not {getattr(self, name)}")
         for name in TIMEOUTS:

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
@@ -24,11 +23,12 @@ INTERNAL = "internal_error"
 MAX_SHOWN_PATH = 80  # characters of an unknown path in the error message
 # Routes of other servers, by the start of their path, with what would work here.
 ELSEWHERE = {
-    "/v1/responses": ": OpenAI's Responses API is not supported; use /v1/chat/completions",
-    "/v1/messages": ": Anthropic's Messages API is not supported; use /v1/chat/completions",
     "/v1/embeddings": ": this server generates text and has no embeddings",
-    "/v1/": ": of OpenAI's API there are chat completions, completions and models",
-    "/api/": ": Ollama's API is not supported; use /v1/chat/completions",
+    "/v1/messages/": ": of Anthropic's API there are messages and count_tokens",
+    "/v1/responses/": ": of OpenAI's Responses API there are creating, reading and deleting a response",
+    "/v1/": ": of OpenAI's API there are chat completions, completions, responses and models",
+    "/api/embed": ": this server generates text and has no embeddings",
+    "/api/": ": the model is chosen when the server starts; of Ollama's API there are chat, generate, show, tags, ps",
 }
 
 
@@ -46,9 +46,6 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """Return OpenAI's error body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, headers=dict(self.headers))
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -81,7 +78,8 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
     asked = f"{request.method} {request.url.path[:MAX_SHOWN_PATH]}"
     headers = error.headers or {}
     if error.status_code == 405:
-        allowed = headers.get("Allow", "another method")
+        allowed = ", ".join(sorted(_allowed_methods(request.url.path, headers.get("Allow", ""), paths)))
+        headers = {**headers, "Allow": allowed}
         return ApiError(405, f"{asked} is not allowed; use {allowed}", code="method_not_allowed", headers=headers)
     if error.status_code != 404:
         return ApiError(error.status_code, str(error.detail), headers=headers)
@@ -89,6 +87,13 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
     routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     message = f"there is no {asked}{reason}; this server has {', '.join([*routes, 'GET /docs', 'GET /'])}"
     return ApiError(404, message, code="not_found", headers=headers)
+
+
+def _allowed_methods(path: str, allow: str, paths: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Return the methods of all routes of a path: the router's own header names those of the first alone."""
+    patterns = {re.compile(re.sub(r"{[^}]+}", "[^/]+", each)): methods for each, methods in paths.items()}
+    found = {method.upper() for pattern, methods in patterns.items() if pattern.fullmatch(path) for method in methods}
+    return found | {method.strip() for method in allow.split(",") if method.strip()}
 
 
 def _with_retry_after(status: int, error: Unavailable, kind: str, code: str) -> ApiError:

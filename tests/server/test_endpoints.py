@@ -312,12 +312,8 @@ def test_bodies_that_are_no_requests(server: ServerProcess, body: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "hint"),
     [
-        ("POST", "/v1/responses", "use /v1/chat/completions"),
-        ("POST", "/v1/messages", "Anthropic's Messages API is not supported; use /v1/chat/completions"),
-        ("GET", "/v1/messages", "Anthropic's Messages API is not supported"),
+        ("POST", "/v1/responses/resp_1/cancel", "of OpenAI's Responses API there are"),
         ("POST", "/v1/embeddings", "has no embeddings"),
-        ("POST", "/api/chat", "Ollama's API is not supported"),
-        ("GET", "/api/tags", "Ollama's API is not supported"),
         ("GET", "/v1/nothing", "of OpenAI's API there are chat completions"),
         ("GET", "/nothing", "there is no GET /nothing; this server has"),
     ],

@@ -44,7 +44,9 @@ def test_every_endpoint_is_described(server: ServerProcess) -> None:
     described = set(server.http.get("/openapi.json").json()["paths"])
     assert described >= {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
-        "/metrics", "/version", "/server_info",
+        "/metrics", "/version", "/server_info", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+        "/v1/responses/{response_id}", "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/ps",
+        "/api/version",
     }  # fmt: skip
 
 
@@ -96,7 +98,9 @@ def test_the_examples_of_the_docs_work(server: ServerProcess) -> None:
     examples = re.findall(r"<pre>(.*?)</pre>", server.http.get("/docs").text, re.S)
     assert len(examples) >= 11
     commands = [shlex.split(html.unescape(example)) for example in examples]
+    stored = server.post("/v1/responses", input="a", max_output_tokens=1)["id"]
     for words in commands:
+        method = words[words.index("-X") + 1] if "-X" in words else "GET"
         path, body = words[1].removeprefix("http://127.0.0.1:8000"), words[-1] if "-d" in words else ""
         if body:
             given = json.loads(html.unescape(body)) | ({"max_tokens": 4} if "completions" in path else {})
@@ -104,7 +108,8 @@ def test_the_examples_of_the_docs_work(server: ServerProcess) -> None:
                 given = {"tokens": [1, 2, 3]}  # the tiny model has fewer tokens
             assert server.http.post(path, json=given).status_code == 200, path
         else:
-            assert server.http.get(path.replace("MODEL", "tiny")).status_code == 200, path
+            path = path.replace("NAME", "tiny").replace("RESPONSE_ID", stored)
+            assert server.http.request(method, path).status_code == 200, path
 
 
 def test_server_info_is_described(server: ServerProcess) -> None:
