@@ -8,7 +8,7 @@ Everything here is CPU work without awaits; the service runs it in a worker thre
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,7 @@ from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
 from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.config import MAX_STOP_CHARS, ServerConfig
+from foretell.server.generic_tools import knows_tools
 from foretell.server.openai.chat_requests import ChatCompletionRequest, Tool
 from foretell.server.openai.requests import CompletionRequest, GenerationRequest, Prediction, Speculative
 from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_reasoning, has_reasoning_tags
@@ -94,6 +95,14 @@ class RequestPreprocessor:
             config.reasoning_format == "auto" and has_reasoning_tags(self.tokenizer.chat_template)
         )
 
+    def notices(self) -> Iterator[str]:
+        """Yield what the user should know at the start, one line each."""
+        if self.tool_parser is not None and not knows_tools(self.tokenizer.tool_template):
+            yield (
+                "tools: the chat template knows none, so they are described in the system turn and called in the "
+                "Hermes format; --tool-call-parser none turns tools off"
+            )
+
     @property
     def max_model_len(self) -> int:
         return self.assembly.requests.limits.context
@@ -130,8 +139,9 @@ class RequestPreprocessor:
         if not tools:
             return after_reasoning(grammar) if grammar is not None and in_reasoning else grammar
         assert self.tool_parser is not None, "select_tools refuses tools without a parser"
-        functions, parallel = [tool.function for tool in tools], body.parallel_tool_calls is not False
+        functions = [tool.function for tool in tools]
         if not forced and grammar is not None:
+            parallel = body.parallel_tool_calls is not False
             return or_tool_calls(grammar, calls_grammar(self.tool_parser, functions, parallel), in_reasoning)
         if not forced:
             strict = any(function.strict for function in functions)
@@ -142,7 +152,8 @@ class RequestPreprocessor:
             raise RequestError(
                 "tool_choice", "cannot require a tool call where the chat template starts with reasoning; use auto"
             )
-        return forced_call_grammar(self.tool_parser, forced, parallel)
+        # Nothing but the grammar would end a list of forced calls, so that one is enough unless more are asked for.
+        return forced_call_grammar(self.tool_parser, forced, parallel=body.parallel_tool_calls is True)
 
     def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
         """Return the requested limit; without one, the rest of the context."""

@@ -249,7 +249,7 @@ WRONG: dict[str, Any] = {
     "repetition_penalty": 0, "max_tokens": 0, "min_tokens": -1, "n": 0, "seed": 1.5, "stop": [""],
     "logit_bias": {"x": 1}, "top_logprobs": 2, "tool_choice": "required", "response_format": {"type": "xml"},
     "structured_outputs": {}, "guided_json": "{", "guided_choice": [], "prediction": {"type": "content"},
-    "thinking_budget": -1, "chat_template_kwargs": {"messages": []}, "reasoning_effort": "high",
+    "thinking_budget": -1, "chat_template_kwargs": {"messages": []},
     "speculative": {"max_draft": 1000}, "stream_options": {"foo": 1}, "allowed_token_ids": [], "bad_words": [""],
     "stop_token_ids": [-1], "temprature": 1, "messages": [], **dict.fromkeys(UNSUPPORTED_FIELDS, "something"),
 }  # fmt: skip

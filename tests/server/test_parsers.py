@@ -182,7 +182,7 @@ def test_tool_parsers_are_detected_from_templates() -> None:
     assert detect_tool_parser(tools + "[TOOL_CALLS]") == "mistral"
     assert detect_tool_parser(tools + '{"name": x, "parameters": y}') == "llama3"
     assert detect_tool_parser(tools + "<|python_tag|>") == "llama3"
-    assert detect_tool_parser("{{ messages }}") is None and detect_tool_parser(None) is None
+    assert detect_tool_parser("{{ messages }}") == "hermes" and detect_tool_parser(None) is None
     assert (
         detect_tool_parser(tools + "<tool_call>", "mistral") == "mistral"
         and detect_tool_parser(tools + "<tool_call>", "none") is None

@@ -106,5 +106,7 @@ def test_tools_of_a_model_with_a_template_of_its_own_for_them(
     assert made.tool_parser == "hermes" and '"name": "f"' in assembly.tokenizer.decode(made.requests[0].prompt)
     assert apply_chat_template(assembly.tokenizer, body, None) == "user: Hello"
     monkeypatch.setattr(assembly.tokenizer, "_templates", ChatTemplates({"default": plain}, {}))
-    with pytest.raises(RequestError, match="not supported by this model"):
-        RequestPreprocessor(assembly, ServerConfig()).preprocess_chat(body, ClientContext("a", ""))
+    with pytest.raises(RequestError, match="no tool call format"):
+        RequestPreprocessor(assembly, ServerConfig(tool_call_parser="none")).preprocess_chat(
+            body, ClientContext("a", "")
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from foretell.server.generic_tools import GENERIC_PARSER, knows_tools
+
 from .base import ToolCallParser
 from .hermes import START_TAG as HERMES_TAG
 from .hermes import HermesParser
@@ -19,9 +21,14 @@ TAGS = {"hermes": HERMES_TAG, "mistral": MISTRAL_TAG, "llama3": LLAMA3_TAG}
 
 
 def detect_tool_parser(template: str | None, configured: str = "auto") -> str | None:
-    """Return the configured tool parser, or the one for the chat template; None if it supports no tools."""
-    if template is None or "tools" not in template or configured == "none":
+    """Return the configured tool parser, or the one for the chat template; None if there are no tool calls.
+
+    A template that knows no tools gets the generic format: only the described format can be expected of its model.
+    """
+    if template is None or configured == "none":
         return None
+    if not knows_tools(template):
+        return GENERIC_PARSER
     if configured != "auto":
         return configured
     matching = [name for name, tag in TAGS.items() if tag in template]
