@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from foretell.errors import ForetellError
 from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
-from foretell.server.openai.requests import CompletionRequest
+from foretell.server.openai.requests import CompletionRequest, Speculative
 from foretell.server.routes.generate import generate_routes
 from foretell.server.routes.openapi_page import openapi_routes
 from foretell.server.routes.playground import playground_routes
@@ -39,6 +39,16 @@ REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
+# Lists of token ids in request bodies.
+TOKEN_FIELDS = [
+    ("CompletionRequest", "prompt"),
+    ("DetokenizeRequest", "tokens"),
+    *[
+        (name, field)
+        for name in ("CompletionRequest", "ChatCompletionRequest")
+        for field in ("stop_token_ids", "allowed_token_ids")
+    ],
+]
 
 
 def create_app(service: Service) -> FastAPI:
@@ -58,11 +68,12 @@ def create_app(service: Service) -> FastAPI:
             await service.close()
 
     app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.strict_fields = service.config.strict_fields
     app.include_router(generate_routes(service))
     app.include_router(status_routes(service))
     app.include_router(tokenize_routes(service))
     app.include_router(playground_routes())
-    app.include_router(openapi_routes(lambda: _openapi_schema(app)))
+    app.include_router(openapi_routes(lambda: _openapi_schema(app, service)))
 
     def error_response(error: ApiError) -> Response:
         service.metrics.prometheus.failures.inc(error.code or "")
@@ -71,7 +82,7 @@ def create_app(service: Service) -> FastAPI:
     _add_exception_handlers(app, error_response)
     for layer in build_middleware(service.config, error_response):
         app.add_middleware(layer.cls, *layer.args, **layer.kwargs)
-    app.openapi = lambda: _openapi_schema(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi_schema(app, service)  # type: ignore[method-assign]
     return app
 
 
@@ -104,7 +115,7 @@ def _add_exception_handlers(app: FastAPI, error_response: ErrorResponder) -> Non
     app.add_exception_handler(Exception, unknown)
 
 
-def _openapi_schema(app: FastAPI) -> dict[str, Any]:
+def _openapi_schema(app: FastAPI, service: Service) -> dict[str, Any]:
     """Return the OpenAPI schema. Invalid bodies get 400, so FastAPI's 422 responses are removed."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -113,5 +124,29 @@ def _openapi_schema(app: FastAPI) -> dict[str, Any]:
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
+        _describe_checks(schema["components"]["schemas"], service)
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def _describe_checks(schemas: dict[str, Any], service: Service) -> None:
+    """Describe what depends on the server: the range of token ids, and whether unknown fields are ignored."""
+    largest = service.assembly.requests.limits.vocab - 1
+    for name, field in TOKEN_FIELDS:
+        for integers in _integer_items(schemas[name]["properties"][field]):
+            integers |= {"minimum": 0, "maximum": largest}
+    if not service.config.strict_fields:
+        for name, schema in schemas.items():
+            if name != Speculative.__name__ and schema.get("additionalProperties") is False:
+                del schema["additionalProperties"]
+
+
+def _integer_items(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the schemas of the integers in the lists of a schema."""
+    if isinstance(schema, dict):
+        items = schema.get("items")
+        if isinstance(items, dict) and items.get("type") == "integer":
+            yield items
+        yield from (found for value in schema.values() for found in _integer_items(value))
+    elif isinstance(schema, list):
+        yield from (found for value in schema for found in _integer_items(value))

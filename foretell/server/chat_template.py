@@ -22,7 +22,6 @@ from foretell.server.openai.chat_requests import (
     Tool,
     ToolCall,
 )
-
 from foretell.server.tool_history import call_arguments
 from foretell.tokenizer.chat import as_text
 

@@ -59,6 +59,15 @@ class ServerConfig:
     max_prompts: int = option(128, "most prompts of one request to /v1/completions")
     max_stop: int = option(16, f"most stop strings of one request, each of at most {MAX_STOP_CHARS} characters")
     max_logprobs: int = option(20, "most top logprobs per token")
+    strict_max_tokens: bool = option(
+        False, "refuse a max_tokens above what the context has left, instead of lowering it"
+    )
+    strict_fields: bool = option(
+        False, "refuse unknown request fields, instead of ignoring those close to no known one"
+    )
+    unstreamed_max_tokens: int = option(
+        2048, "most output tokens of a chat response that is not streamed and sets no max_tokens"
+    )
     max_schema_bytes: int = option(MAX_SCHEMA_BYTES, "largest JSON schema, regular expression or grammar in bytes")
     grammar_timeout: float = option(5.0, "seconds allowed for compiling a grammar")
     request_timeout: float = option(600.0, "seconds after which a request is aborted")
@@ -100,7 +109,15 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise RequestError("port", f"must be between 0 and 65535, not {self.port}")
-        for name in ("max_queue", "max_n", "max_prompts", "max_body_bytes", "max_schema_bytes", "max_connections"):
+        for name in (
+            "max_queue",
+            "max_n",
+            "unstreamed_max_tokens",
+            "max_prompts",
+            "max_body_bytes",
+            "max_schema_bytes",
+            "max_connections",
+        ):
             if getattr(self, name) < 1:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
         for name in ("max_stop", "max_logprobs", "keep_alive"):

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.config import MAX_DRAFT
-from foretell.errors import RequestError
+from foretell.errors import ContextLengthError, RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
 from foretell.server.choice_state import ChoiceState, ParsedOutput
@@ -156,9 +156,15 @@ class RequestPreprocessor:
         return forced_call_grammar(self.tool_parser, forced, parallel=body.parallel_tool_calls is True)
 
     def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
-        """Return the requested limit; without one, the rest of the context."""
+        """Return the requested limit; without one, the rest of the context.
+
+        A response that is not streamed is bounded then: its client waits for the end and would give up.
+        """
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        return limit if limit is not None else max(1, self.max_model_len - len(prompt))
+        if limit is not None:
+            return limit
+        rest = max(1, self.max_model_len - len(prompt))
+        return rest if body.stream else min(rest, self.config.unstreamed_max_tokens)
 
     def preprocess_completion(self, body: CompletionRequest, client: ClientContext) -> GenerationJob:
         """Tokenize the prompts and build the engine requests of a text completion."""
@@ -189,9 +195,12 @@ class RequestPreprocessor:
         """Reject a prompt that cannot fit into the context, before all of it is encoded."""
         limit = self.max_model_len * (self.tokenizer.longest_token if isinstance(prompt, str) else 1)
         if len(prompt) > limit or (isinstance(prompt, str) and self._has_too_many_tokens(prompt)):
-            unit = "characters" if isinstance(prompt, str) else "tokens"
-            raise RequestError(
-                field, f"has {len(prompt)} {unit}; this model takes at most {self.max_model_len} tokens; shorten it"
+            size = f"{len(prompt)} {'characters' if isinstance(prompt, str) else 'tokens'}"
+            raise ContextLengthError(
+                field,
+                f"has {size}; this model takes at most {self.max_model_len} tokens; shorten it",
+                self.max_model_len,
+                f"your {field} has {size}. Please reduce its length.",
             )
 
     def _has_too_many_tokens(self, text: str) -> bool:
@@ -232,7 +241,7 @@ class RequestPreprocessor:
             make(
                 f"{client.request_id}-{i}",
                 prompt,
-                _with_prompt_seed(params, body, client, i),
+                self._clamped(_with_prompt_seed(params, body, client, i), prompt),
                 speculation,
                 client.tenant,
             )
@@ -241,6 +250,14 @@ class RequestPreprocessor:
         for group in groups:
             self.assembly.engine.check(group[0])
         return [request for group in groups for request in group]
+
+    def _clamped(self, params: SamplingParams, prompt: list[int]) -> SamplingParams:
+        """Limit max_tokens to what the context and the KV cache have left: many clients always ask for thousands."""
+        pool = self.assembly.engine.runner.pool
+        left = min(self.max_model_len, pool.count * pool.page_size) - len(prompt)
+        if self.config.strict_max_tokens or params.max_tokens is None or not 0 < left < params.max_tokens:
+            return params
+        return replace(params, max_tokens=max(left, params.min_tokens))
 
     def count_reasoning_tokens(self, choices: Sequence[ChoiceState]) -> int:
         """Return the number of reasoning tokens, each up to and including </think>."""

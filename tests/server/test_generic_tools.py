@@ -171,3 +171,20 @@ def test_content_that_would_be_lost_is_refused(untaught: Assembly) -> None:
         prompt_of(untaught, [*ANSWERED[:2], {"role": "tool", "content": image}])
     with pytest.raises(RequestError, match="content"):
         prompt_of(untaught, [{"role": "user", "content": None}])
+
+
+def test_a_chat_without_a_limit_is_streamed_or_bounded(assembly: Assembly) -> None:
+    desk = RequestPreprocessor(assembly, ServerConfig(unstreamed_max_tokens=8))
+
+    def limit(**fields: Any) -> int:
+        body = ChatCompletionRequest.model_validate({"messages": HELLO, **fields})
+        request = desk.preprocess_chat(body, ClientContext("a", "")).requests[0]
+        return request.max_tokens - (desk.max_model_len - len(request.prompt))
+
+    rest = desk.max_model_len - len(desk.tokenizer.encode(prompt_of(assembly, HELLO), add_special=False))
+    assert limit(stream=True) == 0, "the rest of the context"
+    assert limit() == 8 - rest and limit(max_tokens=20) == 20 - rest and limit(max_tokens=100_000) == 0
+    with pytest.raises(RequestError, match="maximum|more than"):
+        RequestPreprocessor(assembly, ServerConfig(strict_max_tokens=True)).preprocess_chat(
+            ChatCompletionRequest.model_validate({"messages": HELLO, "max_tokens": 100_000}), ClientContext("a", "")
+        )
