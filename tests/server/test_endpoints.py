@@ -251,7 +251,8 @@ WRONG: dict[str, Any] = {
     "structured_outputs": {}, "guided_json": "{", "guided_choice": [], "prediction": {"type": "content"},
     "thinking_budget": -1, "chat_template_kwargs": {"messages": []},
     "speculative": {"max_draft": 1000}, "stream_options": {"include_usag": True}, "allowed_token_ids": [],
-    "bad_words": [""], "stop_token_ids": [-1], "temprature": 1, "messages": [], **dict.fromkeys(UNSUPPORTED_FIELDS, "something"),
+    "bad_words": [""], "stop_token_ids": [-1], "temprature": 1, "messages": [],
+    **dict.fromkeys(UNSUPPORTED_FIELDS, "something"),
 }  # fmt: skip
 
 

@@ -19,8 +19,9 @@ T = TypeVar("T")
 
 MAX_LIST_ENTRIES = 1024  # of a list or map that the sampler goes through in every step
 FailFastList = Annotated[list[T], Field(fail_fast=True)]  # validation stops at the first error of a long list
-# The same where a later check refuses an empty list with a clearer error.
+# The same where a later check refuses an empty list, and empty strings in it, with a clearer error.
 NonEmptyList = Annotated[list[T], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
+Choice = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 4096})]
 # A part of a content; a later check refuses other parts with a clearer error.
 TextPart = Annotated[
     dict[str, Any],
@@ -196,7 +197,7 @@ class StructuredOutputs(StrictModel):
     )
     json_object: bool | None = described("true: any JSON object.")
     regex: str | None = described("A regular expression that the entire output matches.")
-    choice: NonEmptyList[str] | None = described("The output is one of these strings.")
+    choice: NonEmptyList[Choice] | None = described("The output is one of these strings.")
     grammar: str | None = described("A Lark grammar.")
     disable_any_whitespace: bool = Field(default=False, description="Generate JSON on one line, as json.dumps does.")
 
@@ -282,7 +283,7 @@ class GenerationRequest(IgnoredFields):
     structured_outputs: StructuredOutputs | None = described("vLLM's format of the output; a grammar enforces it.")
     guided_json: dict[str, Any] | bool | str | None = described("A JSON schema of the output, in vLLM's older name.")
     guided_regex: str | None = described("A regular expression of the output, in vLLM's older name.")
-    guided_choice: NonEmptyList[str] | None = described("The possible outputs, in vLLM's older name.")
+    guided_choice: NonEmptyList[Choice] | None = described("The possible outputs, in vLLM's older name.")
     guided_grammar: str | None = described("A Lark grammar of the output, in vLLM's older name.")
     prediction: Prediction | None = described("OpenAI's predicted output, used as draft; it never changes the output.")
     speculative: bool | Speculative | None = described(
