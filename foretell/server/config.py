@@ -9,10 +9,30 @@ from foretell.errors import RequestError
 from foretell.options import option, strict
 from foretell.structured_output import GrammarSpec
 
-TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "none")
+TOOL_PARSERS = (
+    "auto",
+    "hermes",
+    "llama3",
+    "mistral",
+    "qwen3_coder",
+    "glm",
+    "gemma4",
+    "functiongemma",
+    "harmony",
+    "none",
+)
 REASONING_PARSERS = ("auto", "think", "none")
 # vLLM's and SGLang's names of the formats that our parsers read.
-OTHER_TOOL_PARSERS = {"llama3_json": "llama3", "qwen": "hermes", "qwen25": "hermes"}
+OTHER_TOOL_PARSERS = {
+    "llama3_json": "llama3",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "glm45": "glm",
+    "glm47": "glm",
+    "openai": "harmony",
+    "gpt-oss": "harmony",
+}
 OTHER_REASONING_PARSERS = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
 METRIC_NAMES = ("foretell", "vllm", "both")
 SPEC_METRICS_LEVELS = ("none", "summary", "detailed")

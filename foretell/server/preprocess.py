@@ -23,8 +23,9 @@ from foretell.server.generic_tools import knows_tools
 from foretell.server.openai.chat_requests import ChatCompletionRequest, Tool
 from foretell.server.openai.requests import CompletionRequest, GenerationRequest, Prediction, Speculative
 from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_reasoning, has_reasoning_tags
-from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
+from foretell.server.parsers.tools import SPECIAL_TOKENS, TOOL_PARSERS, detect_tool_parser
 from foretell.server.parsers.tools.grammar import calls_grammar, forced_call_grammar, strict_call_grammar
+from foretell.server.parsers.tools.harmony import ENDS as HARMONY_ENDS
 from foretell.server.structured import after_reasoning, grammar_spec, or_tool_calls
 from foretell.structured_output import GrammarSpec
 from foretell.types import SpeculationChoice
@@ -68,6 +69,7 @@ class GenerationJob:
     starts_in_reasoning: bool | None = None  # whether the prompt ends inside <think>; None: reasoning is not parsed
     tool_parser: str | None = None  # name of the parser in TOOL_PARSERS; None: tool calls are not parsed
     tool_names: frozenset[str] = frozenset()
+    tool_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # JSON schemas by tool
     single_tool_call: bool = False
 
     def choices(self) -> list[ChoiceState]:
@@ -79,8 +81,9 @@ class GenerationJob:
 
     def _parsed_output(self) -> ParsedOutput:
         reasoning = None if self.starts_in_reasoning is None else ReasoningParser(self.starts_in_reasoning)
-        tools = None if self.tool_parser is None else TOOL_PARSERS[self.tool_parser](self.tool_names)
-        return ParsedOutput(reasoning, tools)
+        if self.tool_parser is None:
+            return ParsedOutput(reasoning)
+        return ParsedOutput(reasoning, TOOL_PARSERS[self.tool_parser](self.tool_names, self.tool_parameters))
 
 
 class RequestPreprocessor:
@@ -120,14 +123,16 @@ class RequestPreprocessor:
             "logprobs": _chat_logprobs(body),
             "thinking_budget": _given_once("thinking_budget", body.thinking_budget, body.thinking_token_budget),
         }
-        if tools and self.tool_parser == "mistral":
-            params["skip_special_tokens"] = False  # [TOOL_CALLS] is a special token
+        tool_parser = self.tool_parser if tools or self.tool_parser == "harmony" else None
+        if tool_parser in SPECIAL_TOKENS:
+            params["skip_special_tokens"] = False
         return GenerationJob(
             requests=self._build_requests(body, client, [prompt], grammar, **params),
             grammar=grammar,
             starts_in_reasoning=in_reasoning if self.parses_reasoning else None,
-            tool_parser=self.tool_parser if tools else None,
+            tool_parser=tool_parser,
             tool_names=frozenset(tool.function.name for tool in tools),
+            tool_parameters={tool.function.name: tool.function.parameters or {} for tool in tools},
             single_tool_call=body.parallel_tool_calls is False,
         )
 
@@ -265,7 +270,8 @@ class RequestPreprocessor:
 
     @cached_property
     def _end_tag(self) -> list[int]:
-        return self.tokenizer.encode(END_TAG, add_special=False)
+        end = HARMONY_ENDS[0] if self.tool_parser == "harmony" else END_TAG
+        return self.tokenizer.encode(end, add_special=False)
 
 
 def _with_prompt_seed(
