@@ -16,9 +16,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from foretell.errors import ForetellError
+from foretell.server.llama_cpp.requests import ApplyTemplateRequest, InfillRequest, LlamaCompletionRequest
 from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretell.server.openai.requests import CompletionRequest, Speculative
 from foretell.server.routes.generate import generate_routes
+from foretell.server.routes.llama_cpp import llama_cpp_routes
 from foretell.server.routes.openapi_page import openapi_routes
 from foretell.server.routes.playground import playground_routes
 from foretell.server.routes.status import status_routes
@@ -38,6 +40,9 @@ REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/completion": LlamaCompletionRequest,
+    "/infill": InfillRequest,
+    "/apply-template": ApplyTemplateRequest,
 }
 # Lists of token ids in request bodies.
 TOKEN_FIELDS = [
@@ -72,6 +77,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(generate_routes(service))
     app.include_router(status_routes(service))
     app.include_router(tokenize_routes(service))
+    app.include_router(llama_cpp_routes(service))
     app.include_router(playground_routes())
     app.include_router(openapi_routes(lambda: _openapi_schema(app, service)))
 

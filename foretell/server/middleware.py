@@ -33,6 +33,9 @@ BODY_PATHS = (
     "/v1/completions",
     "/tokenize",
     "/detokenize",
+    "/completion",
+    "/infill",
+    "/apply-template",
 )  # endpoints that take a body with POST
 LOCALHOST = "localhost"
 HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # with an optional port

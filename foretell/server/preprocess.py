@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.config import MAX_DRAFT
@@ -32,6 +32,7 @@ from foretell.types import SpeculationChoice
 
 if TYPE_CHECKING:
     from foretell.build.engine_builder import Assembly
+    from foretell.tokenizer.fim import FimTokens
     from foretell.types import Request
 
 T = TypeVar("T")
@@ -178,7 +179,10 @@ class RequestPreprocessor:
         if limit == 0 and not body.echo:
             raise RequestError("max_tokens", "0 generates nothing; use it with echo, to score a prompt")
         grammar = grammar_spec(body)
-        params = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
+        params: dict[str, Any] = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
+        if body.suffix is not None:
+            prompts = self._around_gaps(body, body.suffix)
+            params["stop_token_ids"] = (*(body.stop_token_ids or ()), *self.fim_tokens("suffix").ends)
         if body.echo:
             params["prompt_logprobs"] = body.logprobs
         return GenerationJob(
@@ -187,6 +191,35 @@ class RequestPreprocessor:
             prompts=self._prompt_texts(body, prompts) if body.echo else [],
             prompt_only=limit == 0,
         )
+
+    def fim_tokens(self, field: str) -> FimTokens:
+        """Return the model's fill-in-the-middle tokens; refuse the request for it in `field` if there are none."""
+        if self.tokenizer.fim is None:
+            raise RequestError(
+                field,
+                "needs fill-in-the-middle tokens, which this model's vocabulary lacks; serve a model that was trained "
+                "for it, or put the text before the gap into prompt",
+            )
+        return self.tokenizer.fim
+
+    def fim_prompt(
+        self, field: str, before: str | list[int], after: str, files: Sequence[tuple[str, str]] = (), room: int = 0
+    ) -> list[int]:
+        """Return the prompt of a gap. Of the other files the first are left out if they do not fit beside `room`."""
+        fim, encode = self.fim_tokens(field), partial(self.tokenizer.encode, add_special=False)
+        bos = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_id]
+        start = encode(before) if isinstance(before, str) else before
+        found = fim.prompt(start, encode(after), bos)
+        left, chosen = self.max_model_len - len(found) - max(1, room), fim.files(files, encode)
+        while chosen and sum(map(len, chosen)) > left:
+            chosen.pop(0)
+        context = [token for tokens in chosen for token in tokens]
+        return fim.prompt(start, encode(after), bos, context) if context else found
+
+    def _around_gaps(self, body: CompletionRequest, after: str) -> list[list[int]]:
+        """Return the prompts of a completion that fills gaps; `prompt` is the text before each."""
+        self.check_length("suffix", after)
+        return [self.fim_prompt("suffix", before, after) for before in _prompt_list(body)]
 
     def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
         prompts = _prompt_list(body)

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 from foretell.tokenizer.chat import ChatTemplates
+from foretell.tokenizer.fim import find_fim_tokens
 from foretell.tokenizer.gguf_vocab import TEMPLATE, read_gguf
 from foretell.tokenizer.hf_files import read_files
 from foretell.tokenizer.piece_decoding import PieceText, piece_decoding
@@ -31,6 +32,7 @@ class Tokenizer:
         self.bos_id: int | None = spec.backend.token_to_id(bos) if bos else None
         self.end_ids = spec.end_ids
         added = spec.backend.get_added_tokens_decoder()
+        self.fim = find_fim_tokens(spec.backend.token_to_id, spec.fim)
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod

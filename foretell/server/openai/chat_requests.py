@@ -127,10 +127,9 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 def _prompt_or_messages(schema: dict[str, Any]) -> None:
-    none = {"type": "null"}
-    prompt = {"properties": {"prompt": {"type": "string"}, "messages": none}, "required": ["prompt"]}
-    messages = {"properties": {"messages": {"type": "array", "minItems": 1}, "prompt": none}, "required": ["messages"]}
-    schema["oneOf"] = [prompt, messages]
+    given = {"prompt": {"type": "string"}, "content": {"type": "string"}, "messages": {"type": "array", "minItems": 1}}
+    none = dict.fromkeys(given, {"type": "null"})
+    schema["oneOf"] = [{"properties": {**none, name: kind}, "required": [name]} for name, kind in given.items()]
 
 
 class TokenizeRequest(StrictModel):
@@ -140,6 +139,9 @@ class TokenizeRequest(StrictModel):
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
     prompt: str | None = Field(default=None, description="The text; leave out messages.", examples=["Hello, world"])
+    content: str | None = described("llama.cpp's name of prompt, without the tokens that start a sequence.")
+    add_special: bool = Field(default=False, description="With content: add the tokens that start a sequence.")
+    with_pieces: bool = Field(default=False, description="Return each token as an object with `id` and `piece`.")
     messages: FailFastList[ChatMessageParam] | None = described("The conversation; leave out prompt.")
     tools: FailFastList[Tool] | None = described("With messages: functions that the model may call.")
     add_special_tokens: bool = Field(default=True, description="With prompt: add the tokens that start a sequence.")

@@ -48,6 +48,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "mirostat": 0,
     "modalities": ["text"],
     "spaces_between_special_tokens": True,
+    "suffix": "",
     "tfs_z": 1,
     "typical_p": 1,
     "use_beam_search": False,
@@ -65,7 +66,6 @@ UNSUPPORTED_FIELDS: dict[str, str] = {
     "length_penalty": "applies to beam search, which is not supported",
     "logits_processors": "cannot be sent over HTTP; use the Python interface",
     "modalities": "this model generates text only",
-    "suffix": "fill-in-the-middle is not supported; put the text before the gap into prompt",
     "truncate_prompt_tokens": "prompts are never truncated; send a shorter one",
     "use_beam_search": "beam search is not supported; request n choices",
     "web_search_options": "web search is not supported; use tools",
@@ -360,6 +360,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]] = Field(
         description="One or more prompts, as text or as token ids.", examples=["The capital of France is"]
+    )
+    suffix: str | None = described(
+        "The text after a gap that the output fills, and prompt the one before; the model needs tokens for it."
     )
     echo: bool | None = described("true: return the prompt before the output.")
     logprobs: int | None = ranged("Return logprobs of each token and of this many most likely ones.", 0, 20)
