@@ -31,7 +31,6 @@ OTHER_TOOL_PARSERS = {
     "glm45": "glm",
     "glm47": "glm",
     "openai": "harmony",
-    "gpt-oss": "harmony",
 }
 OTHER_REASONING_PARSERS = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
 METRIC_NAMES = ("foretell", "vllm", "both")
