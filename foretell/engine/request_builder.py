@@ -109,6 +109,7 @@ class RequestBuilder:
             acceptance_threshold=given.acceptance_threshold or defaults.acceptance_threshold,
             workload=given.workload or defaults.workload,
             prediction=given.prediction,
+            prediction_is_inferred=given.prediction_is_inferred,
             deadline=given.deadline,
             min_tokens_per_second=given.min_tokens_per_second,
             details=given.details,

@@ -14,12 +14,14 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.config import MAX_DRAFT
+from foretell.draft import PREDICTION
 from foretell.errors import ContextLengthError, RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
 from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.config import MAX_STOP_CHARS, ServerConfig
 from foretell.server.generic_tools import knows_tools
+from foretell.server.inferred_prediction import infer_prediction
 from foretell.server.openai.chat_requests import ChatCompletionRequest, Tool
 from foretell.server.openai.requests import CompletionRequest, GenerationRequest, Prediction, Speculative
 from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_reasoning, has_reasoning_tags
@@ -128,7 +130,7 @@ class RequestPreprocessor:
         if tool_parser in SPECIAL_TOKENS:
             params["skip_special_tokens"] = False
         return GenerationJob(
-            requests=self._build_requests(body, client, [prompt], grammar, **params),
+            requests=self._build_requests(body, client, [prompt], grammar, _last_user_text(body), **params),
             grammar=grammar,
             starts_in_reasoning=in_reasoning if self.parses_reasoning else None,
             tool_parser=tool_parser,
@@ -186,7 +188,9 @@ class RequestPreprocessor:
         if body.echo:
             params["prompt_logprobs"] = body.logprobs
         return GenerationJob(
-            requests=self._build_requests(body, client, prompts, grammar, **params),
+            requests=self._build_requests(
+                body, client, prompts, grammar, body.prompt if isinstance(body.prompt, str) else "", **params
+            ),
             grammar=grammar,
             prompts=self._prompt_texts(body, prompts) if body.echo else [],
             prompt_only=limit == 0,
@@ -269,11 +273,15 @@ class RequestPreprocessor:
         client: ClientContext,
         prompts: list[list[int]],
         grammar: GrammarSpec | None,
+        source: str,
         **overrides: Any,
     ) -> list[Request]:
-        """Build the n requests of each prompt. `overrides` are sampling parameters derived from the request."""
+        """Build the n requests of each prompt. `overrides` are sampling parameters derived from the request.
+
+        `source` is the text that may ask to rewrite a part of it.
+        """
         params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **overrides)
-        speculation = speculation_choice(body)
+        speculation = self._with_prediction(speculation_choice(body), source)
         make = self.assembly.requests.make
         groups = [
             make(
@@ -288,6 +296,14 @@ class RequestPreprocessor:
         for group in groups:
             self.assembly.engine.check(group[0])
         return [request for group in groups for request in group]
+
+    def _with_prediction(self, speculation: SpeculationChoice, source: str) -> SpeculationChoice:
+        """Add the text that the request asks to rewrite as prediction, unless it has one or names its drafters."""
+        wanted = self.config.infer_prediction and speculation.enabled and speculation.drafter is None
+        if not wanted or speculation.prediction is not None or PREDICTION not in self.assembly.engine.drafter.drafters:
+            return speculation
+        found = infer_prediction(source)
+        return speculation if found is None else replace(speculation, prediction=found, prediction_is_inferred=True)
 
     def _clamped(self, params: SamplingParams, prompt: list[int]) -> SamplingParams:
         """Limit max_tokens to what the context and the KV cache have left: many clients always ask for thousands."""
@@ -320,6 +336,16 @@ def _prompt_list(body: CompletionRequest) -> list[Any]:
     """Return OpenAI's four shapes of `prompt` (string, strings, token ids, lists of token ids) as a list of prompts."""
     prompt: Any = body.prompt
     return [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+
+
+def _last_user_text(body: ChatCompletionRequest) -> str:
+    """Return the text of the last user message; empty after a tool's result, which is answered freely."""
+    last = body.messages[-1]
+    if last.role != "user" or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "".join(str(part.get("text") or "") for part in last.content)
 
 
 def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
