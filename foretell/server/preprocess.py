@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.config import MAX_DRAFT
-from foretell.draft import PREDICTION
+from foretell.engine.request_builder import PREDICTION
 from foretell.errors import ContextLengthError, RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools

@@ -316,7 +316,6 @@ def test_an_unknown_field_is_ignored_and_named(server: ServerProcess) -> None:
     reply = server.http.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 1, "stream": True, "zzz": 1})
     assert reply.headers["x-foretell-ignored-fields"] == "zzz" and "[DONE]" in reply.text
     assert "x-foretell-ignored-fields" not in server.http.post("/v1/completions", json={"prompt": TEXT}).headers
-    assert server.log.read_text().count("/v1/completions: ignored unknown fields: provider, zzz") == 1
 
 
 def test_very_many_unknown_fields_are_refused(server: ServerProcess) -> None:

@@ -77,6 +77,17 @@ def test_only_the_first_unknown_field_is_reported(model: type[BaseModel]) -> Non
     assert len(errors) <= 3
 
 
+def test_ignored_fields_are_logged_once(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for _ in range(2):
+            await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "zzz": 1, "yyy\n": 2})
+
+    caplog.set_level("INFO", "foretell")
+    run_app(assembly, play)
+    lines = [record.getMessage() for record in caplog.records if "ignored unknown" in record.getMessage()]
+    assert lines == ["/v1/completions: ignored unknown fields: zzz, ?"]
+
+
 REFUSED: dict[str, Any] = {
     "logit_bias": {str(i): 1 for i in range(MAX_LIST_ENTRIES + 1)},
     "bad_words": ["a"] * (MAX_LIST_ENTRIES + 1),
