@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.config import MAX_DRAFT
-from foretell.engine.request_builder import PREDICTION
 from foretell.errors import ContextLengthError, RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
@@ -29,6 +28,7 @@ from foretell.server.parsers.tools import SPECIAL_TOKENS, TOOL_PARSERS, detect_t
 from foretell.server.parsers.tools.grammar import calls_grammar, forced_call_grammar, strict_call_grammar
 from foretell.server.parsers.tools.harmony import ENDS as HARMONY_ENDS
 from foretell.server.structured import after_reasoning, grammar_spec, or_tool_calls
+from foretell.server.usage import PREDICTION
 from foretell.structured_output import GrammarSpec
 from foretell.types import SpeculationChoice
 
