@@ -61,6 +61,10 @@ class EngineConfig:
     max_model_len: int | None = option(
         None, "context length in tokens, prompt and output (default: the model's own)", common=True
     )
+    rope_scaling: str | None = option(
+        None,
+        "extend the model's context by RoPE scaling: yarn:FACTOR or linear:FACTOR; the quality of the output may drop",
+    )
     max_num_seqs: int = option(64, "maximum number of sequences per step", common=True)
     max_num_batched_tokens: int = option(
         2048, "maximum number of tokens per step; longer prompts are prefilled in chunks"

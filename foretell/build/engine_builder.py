@@ -183,7 +183,7 @@ def _open_draft_models(
     progress: Progress,
 ) -> dict[str, ModelSource]:
     """Return the draft models by name, on their device and with their tensor-parallel size."""
-    own_config = replace(config, revision=speculation.draft_revision, chat_template=None)
+    own_config = replace(config, revision=speculation.draft_revision, chat_template=None, rope_scaling=None)
     if speculation.draft_device is not None:
         device = choose_device(speculation.draft_device, "draft_device")
         own_config = replace(own_config, device=str(device))
@@ -208,7 +208,8 @@ def _vocab_map(target: ModelSource, draft_model: ModelSource, name: str, progres
 def _max_context(config: EngineConfig, model: ModelConfig) -> int:
     wanted = config.max_model_len
     if wanted is not None and wanted > model.context:
-        raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}")
+        hint = "; extend it with --rope-scaling yarn:FACTOR" if config.rope_scaling is None else ""
+        raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}{hint}")
     return model.context if wanted is None else wanted
 
 

@@ -30,6 +30,7 @@ from foretell.models.quantize import (
     quantize_weights,
     quantized_bytes,
 )
+from foretell.models.rope_scaling import scaled_config
 from foretell.models.sharding import Shard
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.cuda.warmup import DUMMY_WEIGHT, BackgroundWarmup, HeadWarmup, one_layer_per_kind
@@ -214,6 +215,12 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
     template = read_chat_template(config.chat_template)
     checkpoint = open_checkpoint(resolve(name, say, config.revision))
     model_config = read_config(checkpoint)
+    if config.rope_scaling is not None:
+        trained, model_config = model_config.context, scaled_config(model_config, config.rope_scaling)
+        say(
+            f"{name}: --rope-scaling {config.rope_scaling} extends the context from {trained} tokens to "
+            f"{model_config.context}; the model was not trained for it, so its output may be worse"
+        )
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
     quantization = choose_quantization(config, checkpoint, device)

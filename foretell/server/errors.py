@@ -12,9 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
-from foretell.errors import CapacityError, RequestError, UnknownModelError
+from foretell.errors import CapacityError, ContextLengthError, RequestError, UnknownModelError
 from foretell.options import closest
-from foretell.server.openai.requests import UNSUPPORTED_FIELDS, Speculative
+from foretell.server.openai.requests import UNSUPPORTED_FIELDS, Speculative, StrictModel
 
 FIELD = re.compile(r"[a-z0-9_.]+")
 UNION_BRANCHES = ("bool", "dict", "float", "int", "list", "str")  # pydantic adds these to an error's location
@@ -53,6 +53,8 @@ def to_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case ContextLengthError():
+            return ApiError(400, error.api_message, param=error.field, code="context_length_exceeded")
         case RequestError():
             return ApiError(400, str(error), param=error.field, code="invalid_value")
         case CapacityError():
@@ -121,7 +123,9 @@ def _known_field(param: str, known: list[str]) -> str:
     settings = list(Speculative.model_fields)
     if not place and name in settings and "speculative" in known:
         return "put it into speculative"
-    close = closest(name, {"": known, "speculative": settings}.get(place, []))
+    objects = {each.path: list(each.model_fields) for each in StrictModel.__subclasses__() if each.path}
+    path = "".join(f"{part}." for part in place.split(".") if not part.isdecimal())
+    close = closest(name, objects.get(path, []) if place else known)
     return f"did you mean {close!r}?" if close else "GET /docs lists the fields"
 
 

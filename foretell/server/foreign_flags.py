@@ -174,7 +174,7 @@ ONLY: dict[str, tuple[tuple[str, ...], str]] = {
 
 LORA = "LoRA adapters are not served; merge the adapter into the model"
 MULTIMODAL = "only text is served"
-ROPE = "RoPE settings are those of the model's config; edit its config.json"
+ROPE = "RoPE settings are those of the model's config; extend its context with --rope-scaling yarn:FACTOR"
 TLS = "the server speaks HTTP; put a TLS proxy in front of it"
 EACH_REQUEST = "send it with each request"
 SAMPLER = "this sampler does not exist here; use temperature, top_k, top_p and min_p"
@@ -274,7 +274,6 @@ UNSUPPORTED: dict[str, str] = {
     "--rope-freq-base": ROPE,
     "--rope-freq-scale": ROPE,
     "--rope-scale": ROPE,
-    "--rope-scaling": ROPE,
     "--rope-theta": ROPE,
     "--samplers": SAMPLER,
     "--slot-save-path": "the prefix cache is kept in memory",

@@ -39,6 +39,9 @@ BODY_PATHS = (
     "/api/show",
     "/tokenize",
     "/detokenize",
+    "/completion",
+    "/infill",
+    "/apply-template",
 )  # endpoints that take a body with POST
 LOCALHOST = "localhost"
 HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # with an optional port

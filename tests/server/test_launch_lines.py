@@ -125,7 +125,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "m --task embed": "--task embed: is not supported here",
         "m --ssl-keyfile k.pem": "TLS proxy",
         "m --hf-token secret": "HF_TOKEN",
-        "m --rope-scaling {}": "config.json",
+        "m --rope-scale 4": "--rope-scaling yarn:FACTOR",
         "m --override-generation-config {": "is not JSON",
         """m --override-generation-config '{"temprature": 1}'""": "did you mean 'temperature'?",
         "m --tool-call-parser pythonic": "hermes",

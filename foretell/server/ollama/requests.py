@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -158,7 +158,7 @@ class OllamaGenerateRequest(OllamaRequest):
         description="The user's text; without it the request only asks for the model.",
         examples=["Why is the sky blue?"],
     )
-    suffix: str | None = described("Text after the gap that the model fills.")
+    suffix: str | None = described("Text after the gap that the model fills, by its own fill-in-the-middle tokens.")
     system: str | None = described("The system prompt.")
     raw: bool | None = described("true: the prompt is not put into the chat template.")
     images: FailFastList[Any] | None = described("Rejected: this model takes text only.")
@@ -168,8 +168,6 @@ class OllamaGenerateRequest(OllamaRequest):
     def check(self) -> None:
         """Reject the fields that are not supported."""
         _refuse_images(self.images, "images")
-        if self.suffix:
-            fill_in_the_middle()
         if self.template:
             raise RequestError("template", "cannot be replaced per request; send the whole prompt with raw")
         if self.context:
@@ -208,11 +206,6 @@ class ShowRequest(BaseModel):
     model: str | None = described("A name that `/api/tags` lists; without it, the served model.")
     name: str | None = described("Older name of `model`.")
     verbose: bool | None = described("Accepted without effect.")
-
-
-def fill_in_the_middle() -> NoReturn:
-    """Reject a request for the text between a prompt and a suffix."""
-    raise RequestError("suffix", "fill-in-the-middle is not supported; put the text before the gap into prompt")
 
 
 def _refuse_images(images: list[Any] | None, where: str) -> None:

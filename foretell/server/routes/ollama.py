@@ -86,7 +86,7 @@ def _add_generation_routes(router: APIRouter, service: Service, models: OllamaMo
         model = models.served_name(body.model)
         if not body.prompt and not body.suffix:
             return _only_loaded(body, model, {"response": ""})
-        raw = bool(body.raw) or not preprocessor.tokenizer.chat_template
+        raw = bool(body.raw or body.suffix) or not preprocessor.tokenizer.chat_template
 
         def translate() -> GenerationRequest:
             return raw_completion(preprocessor, body, model) if raw else body.to_chat(model)
@@ -97,12 +97,18 @@ def _add_generation_routes(router: APIRouter, service: Service, models: OllamaMo
 
 
 def raw_completion(preprocessor: RequestPreprocessor, body: OllamaGenerateRequest, model: str) -> CompletionRequest:
-    """Return the completion of a raw prompt; without a limit it continues to the end of the context."""
+    """Return the completion of a raw prompt or of the gap before a suffix; its limit is the rest of the context."""
     fields = body.raw_fields(model)
-    preprocessor.check_length("prompt", body.raw_prompt)
-    tokens = preprocessor.tokenizer.encode(body.raw_prompt)
-    rest = max(1, preprocessor.max_model_len - len(tokens))
-    return CompletionRequest.model_validate({"max_tokens": rest, **fields, "prompt": tokens})
+    if body.suffix:
+        before = body.prompt or ""
+        preprocessor.check_length("prompt", before + body.suffix)
+        tokens = preprocessor.fim_prompt("suffix", before, body.suffix)
+        fields |= {"prompt": before, "suffix": body.suffix}
+    else:
+        preprocessor.check_length("prompt", body.raw_prompt)
+        tokens = preprocessor.tokenizer.encode(body.raw_prompt)
+        fields |= {"prompt": tokens}
+    return CompletionRequest.model_validate({"max_tokens": max(1, preprocessor.max_model_len - len(tokens)), **fields})
 
 
 def _only_loaded(body: OllamaRequest, model: str, output: dict[str, Any]) -> Response:
