@@ -164,11 +164,11 @@ def write_folder(model: Decoder, base: str | None, folder: Path) -> None:
         (folder / name).write_text(text)
     state = model.state_dict()
     ends = {"model.embed_tokens": "embed", "model.norm": "norm.weight", "lm_head": "head.weight"}
-    save_file({f"{name}.weight": on_host(state[own]) for name, own in ends.items()}, folder / "ends.safetensors")
+    save_file({f"{name}.weight": on_host(state[own]) for name, own in ends.items()}, folder / "model-ends.safetensors")
     for first in range(0, c.layers, TOGETHER):
         layers = range(first, min(first + TOGETHER, c.layers))
         tensors = {name: tensor for layer in layers for name, tensor in layer_tensors(state, layer, c).items()}
-        save_file(tensors, folder / f"layers-{first:03}.safetensors")
+        save_file(tensors, folder / f"model-layers-{first:03}.safetensors")
 
 
 def layer_tensors(state: dict[str, Tensor], layer: int, c: ModelConfig) -> dict[str, Tensor]:

@@ -1,9 +1,12 @@
 """Decoding on this CPU against llama.cpp, OpenVINO GenAI and transformers, in one run:
 
     python bench/peers.py --llama FOLDER --gguf MODEL.gguf [--openvino FOLDER --openvino-python PYTHON] [--transformers]
+    python bench/peers.py --llama FOLDER --synthetic FOLDER --llama-source CHECKOUT
 
 FOLDER holds llama-server and llama-quantize, built with native flags; MODEL.gguf is the file our default model is in;
-the OpenVINO folder is an int8 export of the same weights. Every setting is a server (or a child process) that waits
+the OpenVINO folder is an int8 export of the same weights. `--synthetic` makes a model of 1.1 billion weights and its
+draft model in a folder (SmolLM2-135M widened so that it costs what a 1.1B model costs) and converts them with the
+checkout's converter. Every setting is a server (or a child process) that waits
 while it is not asked; they take turns on each prompt, and each is timed by its own clock from the first token on.
 Two more tables: a prompt of 512 tokens, and a batch of eight requests (`peer_loads.py`).
 """
@@ -25,6 +28,7 @@ from statistics import geometric_mean, median
 
 import peer_loads
 from peer_loads import post
+from peer_models import Subject, synthetic
 
 from foretell import LLM
 from foretell.bench.workloads import load, select
@@ -39,6 +43,7 @@ KINDS = {
     "math": "math",
 }
 NGRAM = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "10")
+DRAFT_MODEL = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
 EIGHT_BITS = "Q8_0"
 HERE = Path(__file__).parent
 
@@ -144,12 +149,12 @@ class Ways:
     at_once: dict[str, peer_loads.Write]
 
 
-def arms(args: argparse.Namespace, stack: ExitStack, tokenizer: Tokenizer) -> Ways:
+def arms(args: argparse.Namespace, subject: Subject, stack: ExitStack, tokenizer: Tokenizer) -> Ways:
     """Servers and children, started."""
     ways = Ways({}, {}, {})
     ports = iter(range(args.port, args.port + 100))
-    add_llama(ways, args, stack, ports)
-    add_ours(ways, args, stack, ports)
+    add_llama(ways, args, subject, stack, ports)
+    add_ours(ways, args.max_tokens, subject, stack, ports)
     found = ways.one
     if args.openvino:
         for mode in ("plain", "lookup"):
@@ -161,18 +166,22 @@ def arms(args: argparse.Namespace, stack: ExitStack, tokenizer: Tokenizer) -> Wa
     return ways
 
 
-def add_llama(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iterator[int]) -> None:
-    """Each format plain and with n-gram drafts; in int8 also with room for eight requests."""
-    for kind, path in quantized(args.llama, args.gguf, args.formats.split(",")).items():
+def add_llama(ways: Ways, args: argparse.Namespace, subject: Subject, stack: ExitStack, ports: Iterator[int]) -> None:
+    """Each format plain, with n-gram drafts and with the draft model; in int8 also with slots for eight requests."""
+    drafts: dict[str, tuple[str, ...]] = {"": (), " n-gram": NGRAM}
+    if subject.draft_gguf is not None:
+        draft = quantized(args.llama, subject.draft_gguf, ["Q4_0"])["Q4_0"]
+        drafts[" draft model"] = (*DRAFT_MODEL, "-md", str(draft))
+    for kind, path in quantized(args.llama, subject.gguf, list(subject.formats)).items():
         command = [str(args.llama / "llama-server"), "-m", str(path), "-t", "2", "-tb", "2"]
-        for name, flags in ((f"llama.cpp {kind}", ()), (f"llama.cpp {kind} n-gram", NGRAM)):
-            port = next(ports)
+        for suffix, flags in drafts.items():
+            port, name = next(ports), f"llama.cpp {kind}{suffix}"
             alone = [*command, "-c", "2048", "-np", "1", "--port", str(port), *flags]
             stack.enter_context(server(alone, port))
             ways.one[name] = llama(port, args.max_tokens)
             if not flags:
                 ways.reading[name] = peer_loads.llama_reads(port)
-            if kind == EIGHT_BITS:
+            if kind == EIGHT_BITS and subject.draft is None:
                 port = next(ports)
                 room = str(1024 * peer_loads.REQUESTS)
                 several = [*command, "-c", room, "-np", str(peer_loads.REQUESTS), "--port", str(port), *flags]
@@ -180,17 +189,21 @@ def add_llama(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Ite
                 ways.at_once[name] = peer_loads.llama_writes(port)
 
 
-def add_ours(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iterator[int]) -> None:
-    for quantization in ("none", "int8"):
+def add_ours(ways: Ways, max_tokens: int, subject: Subject, stack: ExitStack, ports: Iterator[int]) -> None:
+    """Each quantization plain and with the adaptive controller."""
+    for quantization in subject.quantizations:
         port = next(ports)
         command = [sys.executable, "-m", "foretell", "serve", "--port", str(port), "--quantization", quantization]
+        command += [] if subject.model is None else ["--model", subject.model, "--max-model-len", "2048"]
+        command += [] if subject.draft is None else ["--drafter", f"suffix,recycle,model:{subject.draft}"]
         stack.enter_context(server(command, port, "/ready"))
         name = "foretell float32" if quantization == "none" else f"foretell {quantization}"
-        ways.one[name] = ours(port, args.max_tokens, False)
-        ways.one[f"{name} auto"] = ours(port, args.max_tokens, True)
+        ways.one[name] = ours(port, max_tokens, False)
+        ways.one[f"{name} auto"] = ours(port, max_tokens, True)
         ways.reading[name] = peer_loads.we_read(port)
-        ways.at_once[name] = peer_loads.we_write(port, False)
-        ways.at_once[f"{name} auto"] = peer_loads.we_write(port, True)
+        if subject.draft is None:
+            ways.at_once[name] = peer_loads.we_write(port, False)
+            ways.at_once[f"{name} auto"] = peer_loads.we_write(port, True)
 
 
 def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
@@ -202,7 +215,9 @@ def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama", type=Path, required=True)
-    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--synthetic", type=Path, help="folder for the synthetic 1.1B model, instead of --gguf")
+    parser.add_argument("--llama-source", type=Path, help="checkout of llama.cpp, for --synthetic")
     parser.add_argument("--formats", default="F32,Q8_0,Q4_0")
     parser.add_argument("--openvino", type=Path)
     parser.add_argument("--openvino-python", default=sys.executable)
@@ -212,12 +227,18 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--port", type=int, default=18100)
     args = parser.parse_args()
+    if args.synthetic is not None and args.llama_source is not None:
+        subject = synthetic(args.synthetic, args.llama_source)
+    elif args.gguf is not None:
+        subject = Subject(args.gguf, tuple(args.formats.split(",")), ("none", "int8"))
+    else:
+        parser.error("needs --gguf MODEL.gguf, or --synthetic FOLDER with --llama-source CHECKOUT")
     tokenizer = LLM(drafter="none", quiet=True, kv_memory=0.5).tokenizer
     asked = prompts(args.per_kind, tokenizer)
     speeds: dict[str, dict[str, list[float]]] = {}
     outputs: dict[tuple[str, str], set[str]] = {}
     with ExitStack() as stack:
-        all_ways = arms(args, stack, tokenizer)
+        all_ways = arms(args, subject, stack, tokenizer)
         ways = all_ways.one
         for turn in range(args.rounds + 1):
             for kind, prompt in asked:
@@ -231,10 +252,11 @@ def main() -> None:
         words = [token for _, prompt in asked for token in tokenizer.encode(prompt)]
         read = peer_loads.reading(all_ways.reading, words, args.rounds)
         several = [prompt for _, prompt in prompts(2, tokenizer)]
-        written = peer_loads.at_once(all_ways.at_once, several, args.rounds)
+        written = peer_loads.at_once(all_ways.at_once, several, args.rounds) if all_ways.at_once else {}
     kept = report(speeds, outputs, [prompt for _, prompt in asked])
     peer_loads.report(f"a prompt of {peer_loads.PROMPT} tokens", read)
-    peer_loads.report(f"{peer_loads.REQUESTS} concurrent requests", written)
+    if written:
+        peer_loads.report(f"{peer_loads.REQUESTS} concurrent requests", written)
     print(json.dumps({"bench": "peers", "tokens_per_second": kept, "reading": read, "at_once": written}))
 
 
@@ -249,7 +271,9 @@ def report(
     for name, by_kind in speeds.items():
         each = [median(by_kind[kind]) for kind in kinds]
         spread = max(max(values) / min(values) for values in by_kind.values())
-        plain = name.removesuffix(" auto").removesuffix(" n-gram").replace(" lookup", " plain")
+        plain = (
+            name.removesuffix(" auto").removesuffix(" n-gram").removesuffix(" draft model").replace(" lookup", " plain")
+        )
         same = "" if plain == name else f"{sum(outputs[name, p] == outputs[plain, p] for p in asked)} of {len(asked)}"
         kept[name] = {"geometric_mean": geometric_mean(each), **dict(zip(kinds, each, strict=True))}
         cells = " | ".join(f"{value:.1f}" for value in [*each, geometric_mean(each)])

@@ -1,4 +1,4 @@
-"""What rounding the weights does to the text: python bench/quality.py [--text FILE] [--text FILE]
+"""What rounding the weights, or keys and values, does to the text: python bench/quality.py [--text FILE] [--text FILE]
 
 Perplexity over windows of plain text (the prompts that ship with the package, where no file is named), how often the
 argmax token is that of float32, and how far greedy answers go before they part. FILE may be packed
@@ -18,6 +18,11 @@ from statistics import fmean
 
 from foretell import LLM, SamplingParams
 from foretell.bench.workloads import load, select
+
+# Format of the weights and data type of the KV cache.
+ARMS = {name: (name, "float32") for name in ("none", "int8", "int4")} | {
+    f"KV {kv_cache_dtype}": ("none", kv_cache_dtype) for kv_cache_dtype in ("bfloat16", "float16", "int8")
+}
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ def own_text() -> str:
     return "\n\n".join(str(message["content"]) for item in load("own") for message in item.messages)
 
 
-def read(quantization: str, documents: list[str], args: argparse.Namespace) -> Reading:
-    llm = LLM(drafter="none", quiet=True, quantization=quantization)
+def read(quantization: str, kv_cache_dtype: str, documents: list[str], args: argparse.Namespace) -> Reading:
+    llm = LLM(drafter="none", quiet=True, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     logprobs: list[float] = []
     argmax: list[int] = []
     for text in documents:
@@ -86,8 +91,8 @@ def main() -> None:
     print("| weights | perplexity | same argmax token | greedy tokens before the first difference |")
     print("| --- | ---: | ---: | ---: |")
     kept = {}
-    for name in ("none", "int8", "int4"):
-        found[name] = reading = read(name, documents, args)
+    for name, (quantization, kv_cache_dtype) in ARMS.items():
+        found[name] = reading = read(quantization, kv_cache_dtype, documents, args)
         gc.collect()
         reference = found["none"]
         same = fmean(a == b for a, b in zip(reading.argmax, reference.argmax, strict=True))

@@ -350,6 +350,14 @@ def catalog() -> list[str]:
     return [line for item in listed for line in wrapped(item, indent="  ")]
 
 
+def families() -> list[str]:
+    from foretell.models.families import family_table
+
+    names = ("family", "formats", "CPU", "CUDA", "run with real weights", "compared with transformers")
+    rows = [(*cells[:4], cells[4] if cells[4] == "no" else f"`{cells[4]}`", cells[5]) for cells in family_table()]
+    return [row(*names), row(*["---"] * len(names)), *(row(*cells) for cells in rows)]
+
+
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "commands": commands,
     "python": python,
@@ -358,6 +366,7 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "metrics": metrics,
     "gateway metrics": gateway_metrics,
     "catalog": catalog,
+    "families": families,
     "refused flags": refused_flags,
     "ignored flags": ignored_flags,
 }

@@ -18,6 +18,7 @@ MAX_TREE = 255  # upper bound of nodes; with the last token the largest step tha
 MIN_MATCH = 2  # default of the shortest n-gram, in tokens
 MAX_MATCH = 4  # default of the longest n-gram, in tokens
 LONGEST_MATCH = 64  # upper bound of both
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 
 
@@ -50,8 +51,8 @@ class EngineConfig:
     )
     quantization: str = option(
         "auto",
-        "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 on a CPU if the file is "
-        "quantized",
+        "quantize the weights at load time: int8; int4 on a CPU, fp8 on CUDA; auto: int8 or int4 on a CPU if the file "
+        "is quantized",
         aliases=("-q",),
         metavar=f"{{{','.join(QUANTIZATIONS)}}}",
         common=True,
@@ -60,11 +61,21 @@ class EngineConfig:
     max_model_len: int | None = option(
         None, "context length in tokens, prompt and output (default: the model's own)", common=True
     )
+    rope_scaling: str | None = option(
+        None,
+        "extend the model's context by RoPE scaling: yarn:FACTOR or linear:FACTOR; the quality of the output may drop",
+    )
     max_num_seqs: int = option(64, "maximum number of sequences per step", common=True)
     max_num_batched_tokens: int = option(
         2048, "maximum number of tokens per step; longer prompts are prefilled in chunks"
     )
     page_size: int = option(16, "tokens per KV cache page", aliases=("--block-size",))
+    kv_cache_dtype: str = option(
+        "auto",
+        "data type of keys and values in the KV cache: auto (that of the model), or on a CPU another; int8 has a scale "
+        "for each head and token",
+        choices=KV_CACHE_DTYPES,
+    )
     kv_memory: float | None = option(None, "KV cache size in GiB (default: by model and memory)", common=True)
     gpu_memory_utilization: float = option(
         0.9, "fraction of the GPU's free memory to use for weights, KV cache and workspace"
@@ -98,8 +109,8 @@ class EngineConfig:
             *most, last = QUANTIZATIONS
             raise RequestError(
                 "quantization",
-                f"{self.quantization!r} is not supported here; use {', '.join(most)} or {last} with a GGUF file or "
-                "with weights that are not quantized (AWQ, GPTQ and bitsandbytes weights are not read)",
+                f"{self.quantization!r} is not supported here; use {', '.join(most)} or {last}; how a "
+                "checkpoint itself is quantized (AWQ, GPTQ ...) is read from its config",
             )
         if not 0 <= self.swap_space < math.inf:
             raise RequestError("swap_space", f"must be 0 or more, not {self.swap_space}")

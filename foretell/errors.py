@@ -20,6 +20,17 @@ class RequestError(ForetellError, ValueError):
         self.message = message
 
 
+class ContextLengthError(RequestError):
+    """A request that does not fit into the context of `limit` tokens.
+
+    `reason` follows "However, " in the wording of OpenAI's API, by which clients recognize the error.
+    """
+
+    def __init__(self, field: str, message: str, limit: int, reason: str) -> None:
+        super().__init__(field, message)
+        self.api_message = f"This model's maximum context length is {limit} tokens. However, {reason}"
+
+
 class ModelError(ForetellError):
     """A model that cannot be found, read or served."""
 

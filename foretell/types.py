@@ -27,6 +27,7 @@ class SpeculationChoice:
     acceptance_threshold: tuple[float, float] | None = None  # upper and lower, for the rule `confidence`
     workload: str | None = None  # preset of the upper threshold: code, json, narrative or auto
     prediction: str | None = None  # the expected output, for the drafter `prediction`
+    prediction_is_inferred: bool = False  # found in the prompt: the usage of the response does not count it
     deadline: float | None = None  # seconds for all of `max_tokens`, from the start of prefill
     min_tokens_per_second: float | None = None  # after the first token; slower sequences get priority for drafts
     details: bool = False  # report for each token its probability and the draft tokens rejected at its position

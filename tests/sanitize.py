@@ -29,6 +29,7 @@ LEFT_OUT = (
 SHARED = (  # whose work is large enough for several threads
     "tests/kernels/test_quant.py",
     "tests/runner/test_native.py",
+    "tests/runner/test_long_context.py",
     "tests/heads/test_native.py",
     "tests/heads/test_race_topk.py",
     "tests/sampling/test_native_sampler.py",

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
+from foretell.build.model_source import choose_kv_cache_dtype, no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.errors import CapacityError, ModelError, RequestError
@@ -45,6 +47,26 @@ def test_the_output_is_the_same_with_and_without_a_drafter(llm: LLM, plain: LLM,
         assert a.outputs[0].text == b.outputs[0].text
         assert b.speculation.steps == b.speculation.tokens == len(b.outputs[0].token_ids)
         assert b.speculation.drafted == 0
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "float16", "int8"])
+def test_each_type_of_kv_has_pages_for_it_and_changes_no_output(tiny_folder: Path, kv_cache_dtype: str) -> None:
+    settings: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "quiet": True}
+    prompts, params = [PROMPT, "She sells sea shells"], SamplingParams(max_tokens=30, temperature=0.8, seed=4)
+    with_drafts = LLM(str(tiny_folder), drafter=f"ngram,model:{tiny_folder}", **settings)
+    without = LLM(str(tiny_folder), drafter="none", **settings)
+    found, expected = with_drafts.generate(prompts, params), without.generate(prompts, params)
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
+    opened = open_model(str(tiny_folder), EngineConfig(kv_cache_dtype=kv_cache_dtype), no_progress)
+    layers, heads, dim = opened.config.layers, opened.config.kv_heads, opened.config.head_dim
+    assert opened.token_bytes == 2 * layers * heads * (dim + 4 if kv_cache_dtype == "int8" else 2 * dim)
+
+
+def test_another_type_of_kv_is_refused_on_cuda() -> None:
+    for wanted, refused in (("int8", True), ("float16", True), ("bfloat16", False), ("auto", False)):
+        config = EngineConfig(kv_cache_dtype=wanted)
+        with pytest.raises(RequestError, match="CPU only") if refused else nullcontext():
+            choose_kv_cache_dtype(config, torch.bfloat16, torch.device("cuda"))
 
 
 def test_speculation_statistics_are_consistent(llm: LLM) -> None:

@@ -68,6 +68,7 @@ class World:
     levels: int = 0  # the longest branch of a draft; 0: as long as there are nodes
     config: ModelConfig = field(default=CONFIG)
     device: str = "cpu"
+    kv_dtype: torch.dtype | None = None  # None: the model's
 
     def engine(self, drafter: Drafter | None = None) -> Engine:
         model = tiny_decoder(config=self.config).to(self.device)
@@ -77,7 +78,7 @@ class World:
         taps = tuple(sorted({tap for each in heads for tap in each.traits.hidden_layers}))
         shapes = tuple(shape for arm in heads for shape in arm.head_layer_shapes)
         lender = TargetWeights.of(model)  # before the weights are packed
-        runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
+        runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes, self.kv_dtype)
         first = self.config.layers
         for arm in heads:
             arm.bind(runner, lender, first)
@@ -109,9 +110,11 @@ class Turns(FixedController):
         return [self._budget(seq, arm) for seq, arm in zip(seqs, arms, strict=True)]
 
 
-def model_drafter(seed: int = 0, pages: int = 256, device: str = "cpu", **settings: object) -> ModelDrafter:
+def model_drafter(
+    seed: int = 0, pages: int = 256, device: str = "cpu", kv_dtype: torch.dtype | None = None, **settings: object
+) -> ModelDrafter:
     """Return a drafter with a tiny draft model; with seed 0 it equals the target."""
-    runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT)
+    runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT, kv_dtype=kv_dtype)
     return ModelDrafter(runner, VOCAB, **settings)  # type: ignore[arg-type]
 
 

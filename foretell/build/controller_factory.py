@@ -19,14 +19,15 @@ from foretell.types import SpeculationChoice
 from foretell.utils.system import cpu_name, home
 from foretell.verify.lossy import ThresholdSettings
 
-COSTS_VERSION = 4  # of the cost file; raised when old measurements are no longer comparable
+COSTS_VERSION = 5  # of the cost file; raised when old measurements are no longer comparable
 
 
 def costs_file(model: str, target: ModelSource) -> Path:
     """Return the file of measured costs, for this model on this device with this number of threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name()
     kernels = (target.quantization, native_for(target.device) is not None)
-    parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
+    parts: tuple[object, ...] = (model, target.config, target.dtype, target.kv_dtype, kernels, device)
+    parts += (torch.get_num_threads(),)
     parts += (() if target.shard is None else (target.shard,), target.padded_sizes, COSTS_VERSION)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 

@@ -113,12 +113,24 @@ def cautions(target: ModelInfo, draft: ModelInfo, ratio: float) -> Iterator[str]
 
 def parameters(config: ModelConfig) -> int:
     """Return the number of weights of a model."""
-    width, heads = config.width, (config.heads + 2 * config.kv_heads) * config.head_dim
+    inputs = config.layers * config.per_layer_width
+    extra = inputs * (config.per_layer_vocab + config.width) + config.per_layer_width
+    layers = sum(_layer_parameters(config, layer) for layer in range(config.layers))
+    return layers + extra + config.width + config.vocab * config.width * (1 if config.tied else 2)
+
+
+def _layer_parameters(config: ModelConfig, layer: int) -> int:
+    sizes = config.layer_sizes[layer] if config.layer_sizes else None
+    config = config.at(layer)
+    keys = 0 if sizes is not None and sizes.kv_layer is not None else config.kv_heads
+    values = keys if sizes is None or sizes.projects_values else 0
+    width, heads = config.width, (config.heads + keys + values) * config.head_dim
     attention = width * heads + config.heads * config.head_dim * width
     biases = heads * config.qkv_bias + width * config.out_bias + (2 * config.ffn + width) * config.mlp_bias
-    norms = width * (4 if config.sandwich_norms else 2) + 2 * config.head_dim * config.qk_norm
-    layer = attention + 3 * width * config.ffn + biases + norms
-    return config.layers * layer + width + config.vocab * width * (1 if config.tied else 2)
+    normed_heads = config.heads + keys if config.full_qk_norm else 1 + (keys > 0)
+    norms = 2 * width * (config.pre_norms + config.sandwich_norms) + normed_heads * config.head_dim * config.qk_norm
+    per_layer = config.per_layer_width and 2 * width * config.per_layer_width + width
+    return attention + 3 * width * config.ffn + biases + norms + per_layer + config.layer_scales
 
 
 def check_model_names(target: str, draft: str, progress: Callable[[str], None]) -> DraftCompat:

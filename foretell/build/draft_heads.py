@@ -51,6 +51,8 @@ class Target(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
     @property
+    def kv_dtype(self) -> torch.dtype: ...
+    @property
     def shard(self) -> Shard | None: ...
 
 
@@ -107,7 +109,7 @@ class DraftHeadSet:
     @property
     def token_bytes(self) -> int:
         """Return the bytes of KV cache they need per token."""
-        return sum(shape.bytes_per_token(self.target.dtype) for shape in self.kv_layers)
+        return sum(shape.bytes_per_token(self.target.dtype, self.target.kv_dtype) for shape in self.kv_layers)
 
     def needs(self, asked: HeadLimits) -> HeadMemoryNeeds:
         """Return their memory needs; workspace counts on a GPU only."""

@@ -21,6 +21,7 @@ from foretell.build.model_source import (
     CacheSize,
     ModelSource,
     choose_device,
+    describe_executor,
     describe_quantization,
     no_progress,
     open_model,
@@ -40,6 +41,7 @@ from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import eos_token_ids
 from foretell.models.quantize import quantized_copy
 from foretell.runner.memory_plan import (
@@ -152,7 +154,11 @@ def _resolve(
     draft_names = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, progress, config.tensor_parallel_size)
     default_sampling(config, target.checkpoint)  # to refuse a wrong generation config now
-    if line := describe_quantization(config, target):
+    notices = (
+        describe_quantization(config, target),
+        describe_executor(config, target, _max_context(config, target.config)),
+    )
+    for line in filter(None, notices):
         progress(line)
     check_ranks(target.config, target.device, speculation, config.tensor_parallel_size)
     if drafter is not None:
@@ -161,6 +167,9 @@ def _resolve(
     if target.cpu_quantization in draft.copies_wanted(speculation):
         progress(f"self:{target.cpu_quantization} is the target itself here; with quantization none it is a copy")
     draft_models = _open_draft_models(draft_names, config, speculation, target, progress)
+    for name, model in draft_models.items():
+        if model.checkpoint.quantization is not None:
+            progress(describe_quantization(replace(config, model=name), model))
     heads = DraftHeadSet.opened(draft.heads_wanted(speculation), target, config.model)
     vocab_maps = {name: _vocab_map(target, model, f"model:{name}", progress) for name, model in draft_models.items()}
     return _Models(config, speculation, target, draft_models, vocab_maps, heads, _max_context(config, target.config))
@@ -174,7 +183,7 @@ def _open_draft_models(
     progress: Progress,
 ) -> dict[str, ModelSource]:
     """Return the draft models by name, on their device and with their tensor-parallel size."""
-    own_config = replace(config, revision=speculation.draft_revision, chat_template=None)
+    own_config = replace(config, revision=speculation.draft_revision, chat_template=None, rope_scaling=None)
     if speculation.draft_device is not None:
         device = choose_device(speculation.draft_device, "draft_device")
         own_config = replace(own_config, device=str(device))
@@ -199,7 +208,8 @@ def _vocab_map(target: ModelSource, draft_model: ModelSource, name: str, progres
 def _max_context(config: EngineConfig, model: ModelConfig) -> int:
     wanted = config.max_model_len
     if wanted is not None and wanted > model.context:
-        raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}")
+        hint = "; extend it with --rope-scaling yarn:FACTOR" if config.rope_scaling is None else ""
+        raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}{hint}")
     return model.context if wanted is None else wanted
 
 
@@ -390,7 +400,10 @@ def _warmup_tasks(speculation: SpeculationConfig, is_sharded: bool, warmup: Warm
 
     A tensor-parallel model warms up with its first request: before that nothing reports a worker that fails.
     """
-    if warmup.engine.runner.device.type != "cuda" or is_sharded or find_spec("triton") is None:
+    runner = warmup.engine.runner
+    if runner.device.type != "cuda" or is_sharded or find_spec("triton") is None:
+        return ()
+    if missing_fast_path(runner.model.config, "cuda", runner.context) is not None:
         return ()
     names = draft.drafter_names(speculation)  # a custom drafter gets no dummy sequences
     return warmup_tasks(warmup, names, min(speculation.budget, MAX_WARMUP_DRAFT), speculation.tree)

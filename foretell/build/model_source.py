@@ -19,7 +19,8 @@ from foretell.hub import Checkpoint, open_checkpoint, resolve
 from foretell.kernels.quant import QuantFormat
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, kv_shapes
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import read_config
 from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
@@ -29,6 +30,7 @@ from foretell.models.quantize import (
     quantize_weights,
     quantized_bytes,
 )
+from foretell.models.rope_scaling import scaled_config
 from foretell.models.sharding import Shard
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.cuda.warmup import DUMMY_WEIGHT, BackgroundWarmup, HeadWarmup, one_layer_per_kind
@@ -59,11 +61,17 @@ class ModelSource:
     quantization: QuantFormat | None = None  # of the linear layers; None: floats
     shard: Shard | None = None  # of a tensor-parallel model, the shard of this process
     keep_packed: bool = False  # cache packed weights on disk for the next start
+    kv_cache_dtype: torch.dtype | None = None  # of keys and values; None: `dtype`
 
     @property
     def local_config(self) -> ModelConfig:
         """Return the config of this process's shard."""
         return self.config if self.shard is None else self.shard.local_config(self.config)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Return the data type of keys and values in the KV cache."""
+        return self.kv_cache_dtype or self.dtype
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -82,13 +90,17 @@ class ModelSource:
     @property
     def token_bytes(self) -> int:
         """Return the bytes of KV cache per token."""
-        layer = LayerShape(self.local_config.kv_heads, self.config.head_dim)
-        return self.config.layers * layer.bytes_per_token(self.dtype)
+        return sum(shape.bytes_per_token(self.dtype, self.kv_dtype) for shape in kv_shapes(self.local_config))
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
         """Return the step sizes in rows that steps are padded to; empty if they are not padded."""
-        return CAPTURE_ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
+        return CAPTURE_ROWS if self.has_triton_executor(self.config.context) else ()
+
+    def has_triton_executor(self, context: int) -> bool:
+        """Return whether its steps run in Triton kernels when it is served with this context."""
+        on_gpu = self.device.type == "cuda" and find_spec("triton") is not None
+        return on_gpu and missing_fast_path(self.config, "cuda", context) is None
 
     def step_workspace(self, tokens: int, context: int) -> int:
         """Return the workspace of its steps on a GPU, including captured ones."""
@@ -121,7 +133,14 @@ class ModelSource:
         """Return what the other ranks load: their shards of the model and its heads, and the size of the KV cache."""
         context = min(cache_size.context, self.config.context)
         return ModelShardSpec(
-            self.checkpoint.path, self.dtype, self.quantization, cache_size.pages, cache_size.page_size, context, heads
+            self.checkpoint.path,
+            self.dtype,
+            self.quantization,
+            cache_size.pages,
+            cache_size.page_size,
+            context,
+            heads,
+            self.kv_dtype,
         )
 
     def quantize(self, model: Decoder) -> Decoder:
@@ -140,7 +159,13 @@ class ModelSource:
         """Return a runner for the loaded model; `extra_layers` are further layers of its KV cache."""
         context, is_new = min(cache_size.context, self.config.context), not model.is_packed
         runner = ModelRunner(
-            self.quantize(model), cache_size.pages, cache_size.page_size, context, hidden_layers, extra_layers
+            self.quantize(model),
+            cache_size.pages,
+            cache_size.page_size,
+            context,
+            hidden_layers,
+            extra_layers,
+            self.kv_dtype,
         )
         if is_new and (cache := self._packed_cache) is not None:
             cache.write(runner.model)
@@ -155,7 +180,7 @@ class ModelSource:
             prepared_bytes(dummy_config, self.dtype, "meta")
             + cache_size.context * self.token_bytes // self.config.layers
         )
-        if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
+        if not self.has_triton_executor(context) or self.shard is not None or 2 * needed > free:
             return nullcontext()
 
         def make() -> ModelRunner:
@@ -190,18 +215,47 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
     template = read_chat_template(config.chat_template)
     checkpoint = open_checkpoint(resolve(name, say, config.revision))
     model_config = read_config(checkpoint)
+    if config.rope_scaling is not None:
+        trained, model_config = model_config.context, scaled_config(model_config, config.rope_scaling)
+        say(
+            f"{name}: --rope-scaling {config.rope_scaling} extends the context from {trained} tokens to "
+            f"{model_config.context}; the model was not trained for it, so its output may be worse"
+        )
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
     quantization = choose_quantization(config, checkpoint, device)
     shard = None if ranks == 1 else Shard(0, ranks)
     tokenizer = read_tokenizer(checkpoint, template)
-    return ModelSource(checkpoint, model_config, tokenizer, dtype, device, quantization, shard, config.keep_packed)
+    kv_cache_dtype = choose_kv_cache_dtype(config, dtype, device)
+    return ModelSource(
+        checkpoint,
+        model_config,
+        tokenizer,
+        dtype,
+        device,
+        quantization,
+        shard,
+        keep_packed=config.keep_packed,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+
+
+def choose_kv_cache_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+    """Return the data type of keys and values; None for that of the model."""
+    wanted = None if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+    if wanted not in (None, dtype) and device.type != "cpu":
+        used = str(dtype).removeprefix("torch.")
+        raise RequestError(
+            "kv_cache_dtype", f"{config.kv_cache_dtype} runs on a CPU only here; take auto, which is {used} (--dtype)"
+        )
+    return wanted
 
 
 def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> QuantFormat | None:
     """Return the format of the linear layers; None for floats.
 
-    `auto` is int8 on a CPU for a checkpoint that is quantized itself, unless the config names a dtype.
+    `auto` is for a CPU and a checkpoint that is quantized itself, unless the config names a dtype: int4 if that holds
+    the weights of all layers with no more error than that of its scales, else int8.
     """
     on_cpu, wanted = device.type == "cpu", config.quantization
     if wanted == "fp8" and on_cpu:
@@ -210,13 +264,21 @@ def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: to
         raise RequestError("quantization", "int4 runs on a CPU only; take int8 or fp8, or set device to cpu")
     if wanted == "auto":
         fast = on_cpu and config.dtype == "auto" and native_for(device) is not None
-        return "int8" if fast and is_quantized(checkpoint) else None
+        if not fast or not is_quantized(checkpoint):
+            return None
+        return "int4" if checkpoint.fits_int4 else "int8"
     formats: dict[str, QuantFormat] = {"int8": "int8", "int4": "int4", "fp8": "fp8"}
     return formats.get(wanted)
 
 
 def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
     """Return a line for the user on how the weights are quantized; empty if they are not."""
+    stored, runs = source.checkpoint.quantization, source.quantization or str(source.dtype).removeprefix("torch.")
+    if stored is not None:
+        start = f"{config.model}: quantization: {stored} -> {runs}"
+        if source.quantization is None:
+            return f"{start}, decoded at load: no kernel runs it as stored"
+        return f"{start}; --quantization none is exact" if config.quantization == "auto" else start
     if source.quantization is None:
         return ""
     start = f"{config.model}: quantization: {source.quantization}"
@@ -225,6 +287,13 @@ def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
     if source.device.type != "cpu":
         return f"{start}, weights and activations, one scale per row"
     return start + ("" if native_for(source.device) else ", run in floats: no native kernels")
+
+
+def describe_executor(config: EngineConfig, source: ModelSource, context: int) -> str:
+    """Return a line for the user if the model runs in torch for want of kernels; empty if it does not."""
+    missing = missing_fast_path(source.config, source.device.type, context)
+    kernel = "native" if source.device.type == "cpu" else "Triton"
+    return f"{config.model}: runs in torch, which is slower: no {kernel} kernel for {missing}" if missing else ""
 
 
 def choose_device(name: str, field: str = "device") -> torch.device:

@@ -66,8 +66,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "deploy": ("deploy serve.yaml", "deploy serve.yaml --remove"),
     "pull": ("pull smollm2-135m", "pull Qwen/Qwen3-4B --revision main"),
     "list": ("list", "list --json"),
-    "models": ("models", "models --json"),
-    "show": ("show smollm2-135m", "show model.gguf --json"),
+    "models": ("models", "models --supported"),
+    "show": ("show smollm2-135m", "show model.gguf --weights"),
     "rm": ("rm gemma3-270m", "rm --packed --yes"),
     "pairs": ("pairs smollm2-135m", "pairs Qwen/Qwen3-8B"),
     "check-pair": (

@@ -1,4 +1,4 @@
-"""foretell pull and foretell list (or models): download models and list those on this machine."""
+"""foretell pull and foretell list (or models): download models, list those on this machine and what is supported."""
 
 from __future__ import annotations
 
@@ -31,16 +31,36 @@ def _pull(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--supported", action="store_true", help="list the model families that can be served instead")
+    add_output_arguments(parser)
+
+
 def _list(args: argparse.Namespace) -> int:
     from foretell.hub import DEFAULT_MODEL, local_models
 
     check_output_path(args)
+    if args.supported:
+        return _list_families(args)
     models = local_models()
     output_result(
         [asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args
     )
     if not args.json:
         print_columns(("model", "size", ""), rows(models), right=(1,))
+    return 0
+
+
+def _list_families(args: argparse.Namespace) -> int:
+    from foretell.models.families import FAMILIES, family_table
+
+    names = ("family", "formats", "cpu", "cuda", "run_with_real_weights", "tested")
+    found = [dict(zip(names, row, strict=True)) for row in family_table()]
+    types = [{"model_types": [*family.model_types], "gguf": [*family.gguf]} for family in FAMILIES.values()]
+    output_result([each | more for each, more in zip(found, types, strict=True)], args)
+    if not args.json:
+        print_columns(("family", "formats", "CPU", "CUDA", "real weights"), [row[:5] for row in family_table()])
+        print("\nAll agree with transformers on tiny random models. Real weights: the model that was run, if any.")
     return 0
 
 
@@ -69,4 +89,4 @@ def megabytes(size: int) -> str:
 
 
 PULL = Command("download a model", _add_pull_arguments, _pull)
-LIST = Command("list the built-in models and those in the cache", add_output_arguments, _list)
+LIST = Command("list the built-in models and those in the cache", _add_list_arguments, _list)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell.config import QUANTIZATIONS
 from foretell.errors import ForetellError
 
 from .common import Command, add_output_arguments, check_output_path, output_result
@@ -14,10 +15,17 @@ from .tables import print_columns
 
 if TYPE_CHECKING:
     from foretell.hub import Checkpoint
+    from foretell.models.config import ModelConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model on this machine: built-in name, folder, .gguf file or Hugging Face id")
+    parser.add_argument(
+        "--weights", action="store_true", help="list the weight matrices: stored format, run format, relative error"
+    )
+    parser.add_argument(
+        "--quantization", "-q", default="auto", choices=QUANTIZATIONS, help="run format of --weights (default: auto)"
+    )
     add_output_arguments(parser)
 
 
@@ -25,36 +33,89 @@ def run(args: argparse.Namespace) -> int:
     check_output_path(args)
     from foretell.hub.stored import local_path
 
-    found = describe(args.model, local_path(args.model))
+    path = local_path(args.model)
+    found = describe(args.model, path)
+    if args.weights:
+        found["matrices"] = matrices(path, args.quantization)
     output_result(found, args)
     if not args.json:
-        shown = {name: value for name, value in found.items() if name != "drafters" and value is not None}
-        print_columns(("", ""), [(name.replace("_", " "), in_words(name, value)) for name, value in shown.items()])
+        lists = ("drafters", "matrices")
+        shown = {name: value for name, value in found.items() if name not in lists and value is not None}
+        print_columns(("", ""), [(label(name), in_words(name, value)) for name, value in shown.items()])
         print("\ndrafters:")
         print_columns(("", "", ""), drafter_rows(found["drafters"]))
+        if args.weights:
+            print()
+            print_matrices(found["matrices"])
     return 0
+
+
+def matrices(path: Path, quantization: str) -> list[dict[str, Any]]:
+    """Return the stored and the run format of each matrix, and the error that running it so adds."""
+    from dataclasses import asdict
+
+    from foretell.build.model_source import choose_device, choose_quantization
+    from foretell.config import EngineConfig
+    from foretell.hub import open_checkpoint
+    from foretell.models.load import choose_dtype
+    from foretell.models.weight_report import weight_errors
+
+    checkpoint, device = open_checkpoint(path), choose_device("auto")
+    format = choose_quantization(EngineConfig(quantization=quantization), checkpoint, device)
+    return [asdict(each) for each in weight_errors(checkpoint, format, choose_dtype(checkpoint, "auto", device))]
+
+
+def print_matrices(found: list[dict[str, Any]]) -> None:
+    """Print a row for each matrix, and what its errors are."""
+    rows = [
+        [
+            each["tensor"],
+            "x".join(map(str, each["shape"])),
+            each["stored"],
+            each["runs_as"],
+            f"{each['max_error']:.2%}",
+            f"{each['mean_error']:.2%}",
+        ]
+        for each in found
+    ]
+    print_columns(("tensor", "shape", "stored", "runs as", "max error", "mean error"), rows, right=(1, 4, 5))
+    print(
+        "\nErrors of running the stored weights as shown: largest difference / largest weight, mean difference / mean "
+        "weight."
+    )
 
 
 def describe(name: str, path: Path) -> dict[str, Any]:
     """Return the facts of a model on this machine, read without its weights."""
     from foretell.hub import open_checkpoint
-    from foretell.plan.model_shape import find_model_shape
 
     checkpoint = open_checkpoint(path)
-    shape = find_model_shape(str(path), "model")
+    config, reason = served_config(checkpoint)
     return {
         "model": name,
         "path": str(path),
         "family": family(checkpoint),
-        "parameters": round(shape.weights),
         "format": "GGUF" if checkpoint.kind == "gguf" else "safetensors",
         "weights": weight_format(checkpoint),
-        "context": shape.context,
-        "layers": shape.layers,
-        "vocabulary": shape.vocab,
-        "not_served": reason_not_served(checkpoint),
+        **sizes(path, config),
+        "on_cpu": None if config is None else kernels(config, "cpu"),
+        "on_cuda": None if config is None else kernels(config, "cuda"),
+        "not_served": reason,
         "drafters": known_drafters(name),
     }
+
+
+def sizes(path: Path, config: ModelConfig | None) -> dict[str, int]:
+    """Return the sizes of a model, by the planner's reading of its config if the model is not served."""
+    from foretell.build.draft_compat import parameters
+    from foretell.plan.model_shape import find_model_shape
+
+    if config is None:
+        shape = find_model_shape(str(path), "model")
+        found = (round(shape.weights), shape.context, shape.layers, shape.vocab)
+    else:
+        found = (parameters(config), config.context, config.layers, config.vocab)
+    return dict(zip(("parameters", "context", "layers", "vocabulary"), found, strict=True))
 
 
 def family(checkpoint: Checkpoint) -> str:
@@ -66,7 +127,9 @@ def family(checkpoint: Checkpoint) -> str:
 def weight_format(checkpoint: Checkpoint) -> str:
     """Return the data type or quantization of most weights, as the files state it."""
     if checkpoint.kind == "folder":
-        return str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "unknown")
+        return quantization(checkpoint) or str(
+            checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "unknown"
+        )
     from gguf import LlamaFileType
 
     try:
@@ -75,15 +138,38 @@ def weight_format(checkpoint: Checkpoint) -> str:
         return "unknown"
 
 
-def reason_not_served(checkpoint: Checkpoint) -> str | None:
-    """Return why the model cannot be served; None if it can."""
+def quantization(checkpoint: Checkpoint) -> str | None:
+    """Return how a folder's weights are quantized; None for floats and for what is not supported."""
+    try:
+        return checkpoint.quantization
+    except ForetellError:
+        return None
+
+
+def served_config(checkpoint: Checkpoint) -> tuple[ModelConfig | None, str | None]:
+    """Return the architecture of the model, or why it cannot be served."""
     from foretell.models.hf_config import read_config
 
     try:
-        read_config(checkpoint)
+        config = read_config(checkpoint)
+        list(checkpoint.tensors())
+        return config, None
     except ForetellError as error:
-        return str(error)
-    return None
+        return None, str(error)
+
+
+def kernels(config: ModelConfig, device: str) -> str:
+    """Return what runs the model on a device type."""
+    from foretell.models.fast_paths import missing_fast_path
+
+    if missing := missing_fast_path(config, device, config.context):
+        return f"torch: no kernel for {missing}"
+    return "native library" if device == "cpu" else "Triton kernels"
+
+
+def label(name: str) -> str:
+    """Return the name of a fact for people."""
+    return {"on_cpu": "on a CPU", "on_cuda": "on CUDA"}.get(name, name.replace("_", " "))
 
 
 def in_words(name: str, value: Any) -> str:

@@ -26,9 +26,10 @@ from foretell.cluster.replicas import (
     start_call,
 )
 from foretell.server.config import ServerConfig
+from foretell.server.dialects import dialect_of
 from foretell.server.errors import ApiError, to_api_error
-from foretell.server.middleware import bearer_key, build_middleware, wrap
-from foretell.server.sse import DONE, ClientDisconnected, cancel_on_disconnect, sse_event
+from foretell.server.middleware import build_middleware, client_key, wrap
+from foretell.server.sse import ClientDisconnected, cancel_on_disconnect
 
 LOG = logging.getLogger("foretell")
 RETRY_STATUSES = (429, 503)  # responses of a replica that another replica may not give
@@ -36,6 +37,7 @@ HEALTH_GRACE = 0.5  # seconds /health waits for the others once one replica is w
 LARGE_BODY = 100_000  # bytes; larger bodies are hashed in a thread
 RETRY_DELAY = 0.1  # seconds before the first retry, doubled each time
 TIMEOUT_GRACE = 10.0  # seconds beyond the request timeout: a replica that aborts a request reports it first
+STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
 REPLICA_HEADER = b"x-foretell-replica"
 LOST = ApiError(502, "the replica that generated this was lost; retry", "server_error", code="replica_lost")
 NO_REPLICA = "no replica could take the request; retry later"
@@ -80,7 +82,7 @@ class Gateway:
                 LOG.exception("a request to %s failed", scope["path"])
             if tracked_send.started:
                 raise  # too late for an error response; the connection is closed
-            await self.metrics.error_response(to_api_error(error))(scope, receive, send)
+            await self.metrics.error_response(to_api_error(error), scope["path"])(scope, receive, send)
         finally:
             self.ongoing -= 1
 
@@ -91,18 +93,20 @@ class Gateway:
             await send({"type": "http.response.start", "status": head.status, "headers": headers})
             await send({"type": "http.response.body", "body": head.body, "more_body": head.more})
             if head.more:
-                await self._forward_rest(head, rest, send)
+                await self._forward_rest(call.path, head, rest, send)
 
-    async def _forward_rest(self, head: ResponseHead, rest: ResponseParts, send: Send) -> None:
+    async def _forward_rest(self, path: str, head: ResponseHead, rest: ResponseParts, send: Send) -> None:
         try:
             while (part := await self._next_part(rest)) is not None:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except (ReplicaLost, TimeoutError) as error:
             self.metrics.cut.inc()
-            if not dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            if not dict(head.headers).get(b"content-type", b"").startswith(STREAM_TYPES):
                 raise
             failure = LOST if isinstance(error, ReplicaLost) else to_api_error(error)
-            await send({"type": "http.response.body", "body": sse_event(failure.body()) + DONE, "more_body": True})
+            await send(
+                {"type": "http.response.body", "body": dialect_of(path).stream_error(failure), "more_body": True}
+            )
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next_part(self, rest: ResponseParts) -> ResponseHead | bytes | None:
@@ -175,7 +179,7 @@ async def _read_call(scope: Scope, receive: Receive) -> ReplicaCall:
             raise ClientDisconnected
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
-    body, path, api_key = b"".join(parts), scope["path"], bearer_key(scope)
+    body, path, api_key = b"".join(parts), scope["path"], client_key(scope)
     if len(body) > LARGE_BODY:
         hashes = await asyncio.to_thread(prefix_hashes, path, api_key, body)
     else:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from foretell.cluster.replicas import OK, UNAVAILABLE, Responses
+from foretell.server.dialects import dialect_of
 from foretell.server.errors import ApiError
 from foretell.server.metrics import CREATED, PREFIX
 from foretell.server.routes.status import METRICS_TYPE
@@ -171,10 +172,10 @@ class GatewayMetrics:
             registry=self.registry,
         )  # fmt: skip
 
-    def error_response(self, error: ApiError) -> Response:
-        """Count an error and return its response."""
+    def error_response(self, error: ApiError, path: str) -> Response:
+        """Count an error and return its response in the shape of the path's API."""
         self.failures.labels(error.code or "").inc()
-        return error.response()
+        return dialect_of(path).response(error)
 
     def response(self, texts: Mapping[str, str], per_replica: bool) -> Response:
         """Return the metrics of the live replicas, merged or `per_replica`, and the gateway's own."""

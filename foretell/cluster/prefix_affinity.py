@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,17 @@ MAX_HOLDERS = 3  # replicas remembered per prefix; a system prompt is cached by 
 HASH_STEP = 64  # characters between two hashed prefixes, about one KV page; the distance grows along the prompt
 HASH_GROWTH = 16  # the next prefix is at least 1/16 longer, so that a long prompt has 100 to 200 hashes
 HASH_BYTES = 12
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+GENERATION_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+)
+# Varies between requests; the replica leaves it out of the prompt, too.
+BILLING_LINE = re.compile(r'x-anthropic-billing-header:[^"\\]*')
+FIRST_FIELDS = ("tools", "chat_template_kwargs", "system", "instructions")  # what chat templates write first
 
 
 def prefix_hashes(path: str, api_key: str, body: bytes) -> tuple[bytes, ...]:
@@ -44,11 +55,13 @@ def _hash_prefixes(tenant: str, text: str) -> Iterator[bytes]:
 
 def _prompt_text(request: dict[str, Any]) -> str:
     """Return the parts of the prompt in the order in which chat templates write them."""
-    messages = request.get("messages")
+    messages = request.get("messages", request.get("input"))
+    if isinstance(messages, str):
+        messages = [messages]
     if not isinstance(messages, list):
         return _first_prompt(request.get("prompt"))
-    first = [request.get(name) for name in ("tools", "chat_template_kwargs") if request.get(name)]
-    return "".join(json.dumps(part, sort_keys=True) for part in [*first, *messages])
+    first = [request.get(name) for name in FIRST_FIELDS if request.get(name)]
+    return BILLING_LINE.sub("", "".join(json.dumps(part, sort_keys=True) for part in [*first, *messages]))
 
 
 def _first_prompt(prompt: Any) -> str:

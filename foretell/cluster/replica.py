@@ -98,7 +98,8 @@ class ReplicaServer:
 
         set_up_logs(spec.server.log_format)
         self.name: str = serve.get_replica_context().replica_id.unique_id
-        server = replace(spec.server, cors_origin=())  # the gateway adds these headers
+        # The gateway adds the headers of CORS. A later request may reach another replica, so none stores responses.
+        server = replace(spec.server, cors_origin=(), response_store_bytes=0)
         self.service = load(server, spec.engine, spec.speculation)
         self.app = create_app(self.service)
         self._lifespan = self.app.router.lifespan_context(self.app)

@@ -85,7 +85,8 @@ class Loader:
     def _quantized_copy(self, format: QuantFormat) -> dict[QuantFormat, Decoder]:
         """Return a copy of the target with quantized weights that shares its embedding and RoPE tables."""
         copy = quantized_copy(self.target.load(), format)
-        copy.embed, copy.rope_tables = self.runner.model.embed, self.runner.model.rope_tables
+        model = self.runner.model
+        copy.embed, copy.rope_tables, copy.query_scales = model.embed, model.rope_tables, model.query_scales
         return {format: copy}
 
 

@@ -34,6 +34,7 @@ class Detokenizer:
             self.stop_token_ids |= request.end_ids
         self.num_tokens = 0
         self.text = ""  # all text returned so far
+        self.matched_stop: str | None = None  # the stop string at which the sequence finished
         self._undecoded: list[int] = []
         self._ready = ""  # decoded text that was not returned yet
         self._held = ""  # may be the start of a stop string
@@ -91,8 +92,11 @@ class Detokenizer:
         """Return the text before the first stop string, and whether there is one; none counts before `min_tokens`."""
         if self.num_tokens < self.request.params.min_tokens:
             return text, False
-        positions = [position for stop in self.stop_strings if (position := text.find(stop)) >= 0]
-        return (text[: min(positions)], True) if positions else (text, False)
+        found = [(position, stop) for stop in self.stop_strings if (position := text.find(stop)) >= 0]
+        if not found:
+            return text, False
+        position, self.matched_stop = min(found)
+        return text[:position], True
 
     def _decode(self, tokens: Tokens[int]) -> str:
         return self.decoder.push(tokens) if self.decoder is not None else ""

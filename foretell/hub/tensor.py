@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class StoredFormat:
+    """The quantized format in which a tensor is stored."""
+
+    name: str
+    fits_int4: bool = False  # symmetric int4 in groups that hold whole groups of our own int4
+
+
+@dataclass(frozen=True)
 class LazyTensor:
     """A tensor on disk: name and shape, [out, in] as in torch; values are read on demand."""
 
@@ -18,6 +26,8 @@ class LazyTensor:
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor] = field(repr=False, compare=False)
     read_rows: Callable[[int, int], torch.Tensor] | None = field(default=None, repr=False, compare=False)
+    dtype: str = ""  # as safetensors names it; empty for GGUF
+    stored: StoredFormat | None = None  # None: floats, or GGUF
 
     def load(self) -> torch.Tensor:
         """Read the values: as stored, or float32 if they were quantized."""

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretell.kernels.kv_types import decode_kv
+
 FOLD_ROWS = 32  # up to this many rows the query heads of a KV head are folded into rows: one matrix product
 
 
@@ -35,6 +37,11 @@ class AttentionLayout:
     windows: frozenset[int | None]
     dtype: torch.dtype
     device: torch.device = torch.device("cpu")
+    by_window: tuple[tuple[int | None, int], ...] = ()  # `queries_per_kv_head` by window, if layers differ
+
+    def group_size(self, window: int | None) -> int:
+        """Return the query heads per KV head of layers with this window."""
+        return dict(self.by_window).get(window, self.queries_per_kv_head)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def _mask(batch: list[Span], length: int, window: int | None, layout: AttentionL
     if window is not None:
         visible &= key_position > position - window
     mask = torch.zeros(visible.shape, dtype=layout.dtype).masked_fill_(~visible, float("-inf"))[:, None]
-    mask = mask.repeat_interleave(layout.queries_per_kv_head, dim=2) if rows <= FOLD_ROWS else mask
+    mask = mask.repeat_interleave(layout.group_size(window), dim=2) if rows <= FOLD_ROWS else mask
     return mask.to(layout.device)
 
 
@@ -122,33 +129,61 @@ def _apply_tree_mask(visible: Tensor, position: Tensor, key_position: Tensor, sp
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, groups: list[SpanGroup], scale: float, window: int | None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    groups: list[SpanGroup],
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Attend queries [n, heads, dim] to keys and values [pages, page_size, kv_heads, dim] -> [n, heads * dim]."""
+    """Attend queries [n, heads, dim] to keys and values [pages, page_size, kv_heads, width] -> [n, heads * dim].
+
+    `width` is `dim`, or `stored_width` of it if the cache has a data type of its own.
+    """
     if len(groups) == 1:
-        return _attend_group(queries, keys, values, groups[0], scale, window)
+        return _attend_group(queries, keys, values, groups[0], scale, window, softcap)
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
     for group in groups:
-        out[group.rows] = _attend_group(queries[group.rows], keys, values, group, scale, window)
+        out[group.rows] = _attend_group(queries[group.rows], keys, values, group, scale, window, softcap)
     return out
 
 
 def _attend_group(
-    q: Tensor, keys: Tensor, values: Tensor, group: SpanGroup, scale: float, window: int | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: SpanGroup,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
-    kv_heads, dim = keys.shape[2:]
+    kv_heads, dim = keys.shape[2], q.shape[2]
     group_size = q.shape[1] // kv_heads
-    k, v, mask = _gather_pages(keys, group), _gather_pages(values, group), group.masks[window]
+    k, v = (decode_kv(_gather_pages(cache, group), q.dtype) for cache in (keys, values))
+    mask = group.masks[window]
     q = q.view(group.num_sequences, group.num_rows, kv_heads, group_size, dim)
     if group.is_folded:
         q = q.transpose(1, 2).reshape(group.num_sequences, kv_heads, -1, dim)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        out = masked_attention(q, k, v, mask, scale, softcap)
         out = out.view(group.num_sequences, kv_heads, group.num_rows, group_size, dim).transpose(1, 2)
     else:
         heads = [q[:, :, :, i].transpose(1, 2) for i in range(group_size)]
-        outs = [F.scaled_dot_product_attention(head, k, v, attn_mask=mask, scale=scale) for head in heads]
+        outs = [masked_attention(head, k, v, mask, scale, softcap) for head in heads]
         out = torch.stack(outs, 3).transpose(1, 2)
     return out.reshape(group.num_sequences * group.num_rows, -1)
+
+
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Attend q [..., rows, dim] to k, v [..., length, dim]; `softcap` bounds scores by cap * tanh(score / cap)."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = softcap * torch.tanh((q @ k.mT).float() * (scale / softcap))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).to(v.dtype) @ v
 
 
 def _gather_pages(cache: Tensor, group: SpanGroup) -> Tensor:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.bounds import require
+from foretell.kernels.kv_types import stored_width
+
+CACHE_LINE = 64  # bytes; a vector that crosses a line takes two loads
 
 
 @dataclass(frozen=True)
@@ -25,28 +28,43 @@ class LayerShape:
     has_values: bool = True
     scratch_slots: int = 0  # slots after all pages, for KV that is dropped after the call
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return (1 + self.has_values) * self.kv_heads * self.head_dim * dtype.itemsize
+    def stored_as(self, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """Return the elements per head and their type; a layer without values holds hidden states of type `dtype`."""
+        return (stored_width(self.head_dim, kv_dtype), kv_dtype) if self.has_values else (self.head_dim, dtype)
+
+    def bytes_per_token(self, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
+        width, stored = self.stored_as(dtype, kv_dtype)
+        return (1 + self.has_values) * self.kv_heads * width * stored.itemsize
 
 
 class KVCache:
-    """Keys and values of each layer, [pages, page_size, kv_heads, head_dim]; the target's layers come first."""
+    """Keys and values of each layer, [pages, page_size, kv_heads, stored width]; the target's layers come first."""
 
     def __init__(
-        self, shapes: tuple[LayerShape, ...], pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: tuple[LayerShape, ...],
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """`dtype` is the model's, `kv_dtype` that of keys and values (default: the model's)."""
+        kv_dtype = kv_dtype or dtype
+
         def empty(shape: LayerShape) -> Tensor:
             extra = -(-shape.scratch_slots // page_size)
-            return _zeros((pages + extra, page_size, shape.kv_heads, shape.head_dim), dtype, device)
+            width, stored = shape.stored_as(dtype, kv_dtype)
+            return _zeros((pages + extra, page_size, shape.kv_heads, width), stored, device)
 
-        self.shapes, self.page_size = shapes, page_size
+        self.shapes, self.page_size, self.dtype, self.kv_dtype = shapes, page_size, dtype, kv_dtype
         self.keys = [empty(shape) for shape in shapes]
         self.values = [empty(shape) if shape.has_values else torch.empty(0, device=device) for shape in shapes]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Return all key and value tensors."""
-        return (*self.keys, *(tensor for tensor in self.values if len(tensor)))
+        return tuple(tensor for tensor in (*self.keys, *self.values) if tensor.numel())
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Copy slots in every layer, to compact the KV of an accepted branch of a draft tree.
@@ -84,10 +102,13 @@ class KVCache:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros: a masked key is still multiplied by 0, and NaN times 0 is NaN."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     # Memory of numpy's zeros is committed on first write; torch writes all of it at once.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, stop: int) -> list[int]:

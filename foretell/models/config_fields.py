@@ -54,6 +54,17 @@ class ConfigFields:
             raise self.invalid(name, "a list of strings")
         return value
 
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """Return a list of `count` finite numbers above 0."""
+        value = self._wanted(name, None)
+        is_list = isinstance(value, list | tuple) and len(value) == count
+        if not is_list or not all(
+            isinstance(each, int | float) and not isinstance(each, bool) and 0 < each <= sys.float_info.max
+            for each in value
+        ):
+            raise self.invalid(name, f"a list of {count} numbers above 0")
+        return tuple(float(each) for each in value)
+
     def section(self, name: str) -> ConfigFields:
         """Return the nested config `name`; empty if absent."""
         value = self.get(name, {})

@@ -7,210 +7,41 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.models.config import ModelConfig, Rope
+from foretell.models.config import ModelConfig
 from foretell.models.config_fields import ConfigFields
+from foretell.models.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES, MULTIMODAL
+from foretell.models.layer_config import (
+    MOST_LAYERS,
+    gemma4_layer_sizes,
+    gguf_rope,
+    gguf_ropes,
+    gguf_windows,
+    hf_layer_types,
+    hf_ropes,
+    hf_windows,
+    stretched_context,
+)
 from foretell.models.unsupported import check_supported
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
     from foretell.hub.tensor import LazyTensor
 
-LAYER_TYPES = ("full_attention", "sliding_attention")
-MOST_LAYERS = 10_000  # a corrupt number must not exhaust memory
-GEMMA_PATTERN = 6  # every sixth layer of Gemma has full attention
-
-Windows = tuple[int | None, ...]  # one per layer
-
-
-def hf_layer_types(config: ConfigFields, family: str) -> list[str]:
-    """Return one of `LAYER_TYPES` for each layer, from the config or the default of the family."""
-    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
-    stated = config.strings("layer_types")
-    if not stated:
-        return [LAYER_TYPES[_slides(config, family, layer)] for layer in range(layers)]
-    if len(stated) != layers:
-        raise config.invalid("layer_types", f"a list of {layers} names")
-    for name in stated:
-        if name not in LAYER_TYPES:
-            raise UnsupportedModelError(
-                f"layers of type {name!r} are not supported; supported are {', '.join(LAYER_TYPES)}"
-            )
-    return stated
-
-
-def _slides(config: ConfigFields, family: str, layer: int) -> bool:
-    if family == "gemma3":
-        return (layer + 1) % config.integer("sliding_window_pattern", GEMMA_PATTERN) != 0
-    if _hf_window(config, family) is None:
-        return False
-    return family == "mistral" or layer >= config.integer("max_window_layers", 28, least=0)
-
-
-def _hf_window(config: ConfigFields, family: str) -> int | None:
-    """Return the sliding window; defaults are those of transformers."""
-    if family == "mistral" and config.values.get("sliding_window", 0) is None:
-        return None
-    if family in ("mistral", "gemma3") or (family.startswith("qwen") and config.flag("use_sliding_window")):
-        return config.integer("sliding_window", 4096)
-    return None
-
-
-def hf_windows(config: ConfigFields, family: str, layer_types: list[str]) -> Windows:
-    window = _hf_window(config, family)
-    if window is None and "sliding_attention" in layer_types:
-        raise config.invalid(
-            "sliding_window", "an integer above 0 and in use, since layer_types has sliding_attention layers"
-        )
-    return tuple(window if name == "sliding_attention" else None for name in layer_types)
-
-
-def gguf_windows(config: ConfigFields, family: str, layers: int) -> Windows:
-    if not config.get("attention.sliding_window"):
-        return (None,) * layers
-    window = config.integer("attention.sliding_window")
-    pattern = config.get("attention.sliding_window_pattern")
-    if not isinstance(pattern, list):
-        every = config.integer("attention.sliding_window_pattern", GEMMA_PATTERN if family == "gemma3" else layers + 1)
-        pattern = [(layer + 1) % every != 0 for layer in range(layers)]
-    if len(pattern) != layers:
-        raise config.invalid("attention.sliding_window_pattern", f"an integer or {layers} booleans")
-    return tuple(window if slides else None for slides in pattern)
-
-
-KINDS = ("default", "linear", "llama3", "yarn")
-
-MOST_CONTEXT = 1 << 31  # tokens
-LOCAL_THETA = 10_000.0  # default of Gemma's sliding layers
-
-
-def hf_rope(config: ConfigFields, layer_type: str, theta: float) -> Rope:
-    """Return the RoPE of layers of one type; `theta` is the default."""
-    settings = rope_settings(config, layer_type)
-    for part in (config, settings):
-        if part.get("partial_rotary_factor", 1) != 1:
-            raise UnsupportedModelError("partial_rotary_factor: partial RoPE is not supported")
-    kind = settings.string("rope_type", settings.string("type", "default"))
-    if kind not in KINDS:
-        raise UnsupportedModelError(f"rope type {kind!r} is not supported; supported are {', '.join(KINDS)}")
-    theta = settings.number("rope_theta", theta)
-    if kind == "linear":
-        return Rope(theta, "linear", settings.number("factor"))
-    if kind == "llama3":
-        return _llama3(settings, theta, _original(config, settings))
-    if kind == "yarn":
-        return _yarn(settings, theta, _original(config, settings), config.integer("max_position_embeddings"))
-    return Rope(theta)
-
-
-def hf_ropes(config: ConfigFields, layer_types: list[str], local: bool) -> tuple[Rope, ...]:
-    """Return the RoPE of each layer. With `local` sliding layers have their own theta and no scaling (Gemma)."""
-    theta = config.number("rope_theta", 1_000_000.0 if local else 10_000.0)
-    ropes = {"full_attention": hf_rope(config, "full_attention", theta)}
-    ropes["sliding_attention"] = ropes["full_attention"]
-    if local:
-        near = config.number("rope_local_base_freq", LOCAL_THETA)
-        settings = config if is_nested(config) else ConfigFields({})
-        ropes["sliding_attention"] = hf_rope(settings, "sliding_attention", near)
-    return tuple(ropes[layer_type] for layer_type in layer_types)
-
-
-def is_nested(config: ConfigFields) -> bool:
-    """Return whether the config has settings per layer type."""
-    return any(name in config.section("rope_parameters").values for name in LAYER_TYPES)
-
-
-def rope_settings(config: ConfigFields, layer_type: str) -> ConfigFields:
-    """Return the RoPE settings. `rope_scaling` is the older name; `rope_parameters` includes theta."""
-    if is_nested(config):
-        return config.section("rope_parameters").section(layer_type)
-    older = config.section("rope_scaling")
-    return older if older.values else config.section("rope_parameters")
-
-
-def _original(config: ConfigFields, settings: ConfigFields) -> int:
-    inner = settings.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
-    return config.integer("original_max_position_embeddings", inner)
-
-
-def _llama3(settings: ConfigFields, theta: float, original: int) -> Rope:
-    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
-    if low >= high:
-        raise settings.invalid("low_freq_factor", "below high_freq_factor")
-    return Rope(theta, "llama3", settings.number("factor"), original, low, high)
-
-
-def _yarn(settings: ConfigFields, theta: float, original: int, context: int) -> Rope:
-    factor = settings.number("factor", context / original)
-    attention = _yarn_attention_factor(factor)
-    if settings.get("mscale") and settings.get("mscale_all_dim"):
-        attention = _yarn_attention_factor(factor, settings.number("mscale")) / _yarn_attention_factor(
-            factor, settings.number("mscale_all_dim")
-        )
-    return Rope(
-        theta,
-        "yarn",
-        factor,
-        original,
-        beta_fast=settings.number("beta_fast", 32.0),
-        beta_slow=settings.number("beta_slow", 1.0),
-        attention_factor=settings.number("attention_factor", attention),
-        truncate=settings.flag("truncate", True),
-    )
-
-
-def _yarn_attention_factor(factor: float, by: float = 1.0) -> float:
-    """Return the attention factor of the YaRN paper."""
-    return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
-
-
-def gguf_rope(config: ConfigFields, factors: tuple[float, ...]) -> Rope:
-    """Return the RoPE of a GGUF file; `factors` divide the frequencies (tensor `rope_freqs.weight`)."""
-    theta = config.number("rope.freq_base", 10_000.0)
-    factor = config.number("rope.scaling.factor", config.number("rope.scale_linear", 1.0))
-    kind = config.string("rope.scaling.type", "none" if factor == 1 else "linear")  # older files have only a factor
-    if kind == "none":
-        return Rope(theta, factors=factors)
-    if kind == "linear":
-        return Rope(theta, "linear", factor, factors=factors)
-    if kind == "yarn":
-        return _gguf_yarn(config, theta, factors)
-    raise UnsupportedModelError(f"rope scaling {kind!r} is not supported; supported are none, linear and yarn")
-
-
-def _gguf_yarn(config: ConfigFields, theta: float, factors: tuple[float, ...]) -> Rope:
-    factor = config.number("rope.scaling.factor", 1.0)
-    # llama.cpp multiplies the factor of the file with that of YaRN.
-    attention = config.number("rope.scaling.attn_factor", 1.0) * _yarn_attention_factor(factor)
-    return Rope(
-        theta,
-        "yarn",
-        factor,
-        config.integer("rope.scaling.original_context_length", config.integer("context_length")),
-        beta_fast=config.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=config.number("rope.scaling.yarn_beta_slow", 1.0),
-        attention_factor=attention,
-        factors=factors,
-    )
-
-
-def gguf_ropes(config: ConfigFields, windows: Windows, factors: tuple[float, ...], local: bool) -> tuple[Rope, ...]:
-    """Return the RoPE of each layer; see `hf_ropes`."""
-    far = gguf_rope(config, factors)
-    near = Rope(config.number("rope.freq_base_swa", LOCAL_THETA)) if local else far
-    return tuple(far if window is None else near for window in windows)
-
-
-def stretched_context(ropes: tuple[Rope, ...], context: int) -> int:
-    """Return the context length after YaRN; configs often state the original one."""
-    stretched = (rope.factor * rope.original_context for rope in ropes if rope.kind == "yarn")
-    return max([context, *(int(min(tokens, MOST_CONTEXT)) for tokens in stretched)])
-
-
 Settings = dict[str, Any]  # fields of a ModelConfig
 
-HF_FAMILIES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
-GGUF_FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
-HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # defaults; width / heads for other families
+# Traits of families; `_hf_traits` has those that the config states.
+STATED_BIAS = ("llama", "qwen3", "gemma2", "gemma3", "gemma4", "smollm3", "granite", "olmo2", "olmo3", "seed_oss")
+STATED_MLP_BIAS = ("llama", "smollm3", "granite", "seed_oss")
+QK_NORM = ("qwen3", "gemma3", "gemma4", "exaone4")
+FULL_QK_NORM = ("olmo2", "olmo3")
+NO_PRE_NORMS = ("olmo2", "olmo3", "exaone4")
+GEMMA = ("gemma2", "gemma3", "gemma4")
+# Entries of which null means none, not the default.
+NULLABLE = (
+    *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+)
+ROPE_FREQS = ("llama", "ministral3", "smollm3", "exaone4", "phi3")  # GGUF files may divide their frequencies
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # End tokens by name, in addition to the keys of the file: many chat models state only one of two.
 END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>")
@@ -226,42 +57,65 @@ LABELS = {
     "head_dim": "a head dimension of",
     "layers": "a number of layers of",
 }
-GEMMA_27B_LAYERS = 62  # this Gemma scales scores by width / heads, which GGUF files do not state
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}  # these scale scores by width / heads, which GGUF does not state
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
     """Return the architecture of the checkpoint; raise an error with the reason if it is not supported."""
     if checkpoint.kind == "gguf":
         return from_gguf(checkpoint.config, dict(checkpoint.tensors()))
-    return from_hf(checkpoint.config)
+    return from_hf(checkpoint.config, has_head=any(name.endswith("lm_head.weight") for name in checkpoint.lazy_tensors))
 
 
-def from_hf(values: Mapping[str, Any]) -> ModelConfig:
-    """Return the architecture of a config.json."""
+def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
+    """Return the architecture of a config.json; `has_head` settles whether a multimodal model's embedding is tied."""
     config = ConfigFields(values)
     name = config.string("model_type", "")
-    check_supported(config, name, (*HF_FAMILIES, "gemma3"))
-    if name == "gemma3":  # the wrapper of the multimodal model around its text model
-        config, name = config.section("text_config"), "gemma3_text"
-        check_supported(config, name, tuple(HF_FAMILIES))
-    family = HF_FAMILIES[name]
+    check_supported(config, name, (*BY_MODEL_TYPE, *MULTIMODAL))
+    if name in MULTIMODAL:
+        tied = config.flag("tie_word_embeddings", not has_head)
+        config = ConfigFields({**config.section("text_config").values, "tie_word_embeddings": tied})
+        name = config.string("model_type", f"{name}_text")
+        check_supported(config, name, tuple(BY_MODEL_TYPE))
+    family = BY_MODEL_TYPE[name]
+    stated = {name: value for name, value in config.values.items() if value is not None or name in NULLABLE}
+    config = ConfigFields({**FAMILIES[family].defaults, **stated})
     layer_types = hf_layer_types(config, family)
     settings = _hf_sizes(config, family) | _hf_traits(config, family)
     settings["windows"] = hf_windows(config, family, layer_types)
-    settings["ropes"] = hf_ropes(config, layer_types, local=family == "gemma3")
+    settings["ropes"] = hf_ropes(config, family, layer_types, settings["head_dim"])
+    if family == "gemma4":
+        settings |= _gemma4_layers(config, layer_types)
     return _make(settings, family)
+
+
+def _gemma4_layers(config: ConfigFields, layer_types: list[str]) -> Settings:
+    width = config.integer("hidden_size_per_layer_input", 0, least=0)
+    words = config.integer("vocab_size")
+    vocab = config.integer("vocab_size_per_layer_input", words)
+    if width and vocab < words:
+        raise config.invalid("vocab_size_per_layer_input", f"at least the vocabulary, {words}")
+    return {
+        "layer_sizes": gemma4_layer_sizes(config, layer_types),
+        "per_layer_width": width,
+        "per_layer_vocab": vocab if width else 0,
+        "v_norm": True,
+        "layer_scales": True,
+        "attention_scale": 1.0,
+    }
 
 
 def _hf_sizes(config: ConfigFields, family: str) -> Settings:
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    ffn = "shared_intermediate_size" if config.get("model_type") == "granitemoehybrid" else "intermediate_size"
     return {
         "vocab": config.integer("vocab_size"),
         "width": width,
         "layers": config.integer("num_hidden_layers", most=MOST_LAYERS),
         "heads": heads,
         "kv_heads": config.integer("num_key_value_heads", heads),
-        "head_dim": config.integer("head_dim", HEAD_DIMS.get(family, _default_head_dim(width, heads))),
-        "ffn": config.integer("intermediate_size"),
+        "head_dim": config.integer("head_dim", _default_head_dim(width, heads)),
+        "ffn": config.integer(ffn),
         "context": config.integer("max_position_embeddings"),
         "norm_eps": config.number("rms_norm_eps", 1e-6),
     }
@@ -269,20 +123,41 @@ def _hf_sizes(config: ConfigFields, family: str) -> Settings:
 
 def _hf_traits(config: ConfigFields, family: str) -> Settings:
     """Return the fields in which families differ; defaults are those of transformers."""
-    bias = family in ("llama", "qwen3", "gemma3") and config.flag("attention_bias")
-    traits: Settings = {
-        "tied": config.flag("tie_word_embeddings", family == "gemma3"),
+    other_names = config.get("model_type") == "internlm3"
+    bias = family in STATED_BIAS and config.flag("attention_bias", other_names and config.flag("qkv_bias"))
+    mlp_bias = family in STATED_MLP_BIAS and config.flag("mlp_bias", other_names and config.flag("bias"))
+    traits: Settings = _norm_traits(family) | {
+        "tied": config.flag("tie_word_embeddings"),
         "activation": _activation(config, "hidden_act", "silu"),
         "qkv_bias": bias or family == "qwen2",
-        "out_bias": bias,
-        "mlp_bias": family == "llama" and config.flag("mlp_bias"),
-        "qk_norm": family in ("qwen3", "gemma3"),
+        "out_bias": config.flag("attention_out_bias") if family == "seed_oss" else bias,
+        "mlp_bias": mlp_bias,
     }
-    if family == "gemma3":
+    if family in GEMMA:
         traits["activation"] = _activation(config, "hidden_activation", "gelu_pytorch_tanh")
-        traits |= _gemma_traits(config.integer("hidden_size"))
+        traits["embed_scale"] = math.sqrt(config.integer("hidden_size"))
         traits["attention_scale"] = config.number("query_pre_attn_scalar", 256) ** -0.5
+        traits |= _softcaps(config)
+    if family == "granite":
+        traits["embed_scale"] = config.number("embedding_multiplier", 1.0)
+        traits["residual_scale"] = config.number("residual_multiplier", 1.0)
+        traits["logit_scale"] = 1 / config.number("logits_scaling", 1.0)
+        traits["attention_scale"] = config.number("attention_multiplier", 1.0)
     return traits
+
+
+def _norm_traits(family: str) -> Settings:
+    return {
+        "qk_norm": family in QK_NORM or family in FULL_QK_NORM,
+        "full_qk_norm": family in FULL_QK_NORM,
+        "pre_norms": family not in NO_PRE_NORMS,
+        "sandwich_norms": family in NO_PRE_NORMS or family in GEMMA,
+    }
+
+
+def _softcaps(config: ConfigFields) -> Settings:
+    names = {"logit_softcap": "final_logit_softcapping", "attention_softcap": "attn_logit_softcapping"}
+    return {field: config.number(name) for field, name in names.items() if config.get(name)}
 
 
 def _activation(config: ConfigFields, name: str, default: str) -> str:
@@ -290,10 +165,6 @@ def _activation(config: ConfigFields, name: str, default: str) -> str:
     if stated not in ACTIVATIONS:
         raise UnsupportedModelError(f"{name} {stated!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[stated]
-
-
-def _gemma_traits(width: int) -> Settings:
-    return {"sandwich_norms": True, "embed_scale": math.sqrt(width)}
 
 
 def _default_head_dim(width: int, heads: int) -> int | None:
@@ -309,21 +180,51 @@ def from_gguf(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> M
         raise UnsupportedModelError(
             f"this GGUF file is a model's {general.get('type')}; use the file of the model itself"
         )
-    config = ConfigFields(values, f"{family}.")
-    check_supported(config, family, GGUF_FAMILIES)
+    name = family
+    config = ConfigFields(values, f"{name}.")
+    check_supported(config, name, tuple(BY_GGUF))
+    family = BY_GGUF[name]
+    dims = _gguf_rotated_dims(config, family)
     settings = _gguf_sizes(config, tensors) | _gguf_traits(config, family, tensors)
     settings["windows"] = gguf_windows(config, family, settings["layers"])
-    factors = _rope_factors(family, tensors, settings["head_dim"])
-    settings["ropes"] = gguf_ropes(config, settings["windows"], factors, local=family == "gemma3")
+    if family == "phi3" and config.get("attention.sliding_window"):
+        settings["windows"] = (config.integer("attention.sliding_window"),) * settings["layers"]
+    pairs = (dims or settings["head_dim"]) // 2
+    names = ("rope_factors_short", "rope_factors_long") if family == "phi3" else ("rope_freqs", "")
+    short, long = (_rope_factors(tensors, f"{each}.weight", pairs) for each in names)
+    factors = short if family in ROPE_FREQS else ()
+    settings["ropes"] = gguf_ropes(config, family, settings["windows"], gguf_rope(config, factors, long, dims))
     return _make(settings, family)
 
 
-def _gguf_sizes(config: ConfigFields, tensors: Mapping[str, LazyTensor]) -> Settings:
+def _gguf_rotated_dims(config: ConfigFields, family: str) -> int:
+    """Return how many dimensions of a head are rotated; 0 for all."""
+    head_dim = _gguf_head_dim(config)
+    dims = config.integer("rope.dimension_count", head_dim)
+    if dims == head_dim:
+        return 0
+    if family != "phi3" or dims > head_dim or dims % 2:
+        raise UnsupportedModelError(
+            f"rope.dimension_count differs from the head dimension, {head_dim}, which is not supported"
+        )
+    return dims
+
+
+def _gguf_head_dim(config: ConfigFields) -> int:
     width, heads = config.integer("embedding_length"), config.integer("attention.head_count")
-    head_dim = config.integer("attention.key_length", _default_head_dim(width, heads))
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if config.integer(name, head_dim) != head_dim:
-            raise UnsupportedModelError(f"{name} differs from the head dimension, {head_dim}, which is not supported")
+    return config.integer("attention.key_length", _default_head_dim(width, heads))
+
+
+def _gguf_sizes(config: ConfigFields, tensors: Mapping[str, LazyTensor]) -> Settings:
+    width, heads, head_dim = (
+        config.integer("embedding_length"),
+        config.integer("attention.head_count"),
+        _gguf_head_dim(config),
+    )
+    if config.integer("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModelError(
+            f"attention.value_length differs from the head dimension, {head_dim}, which is not supported"
+        )
     if "token_embd.weight" not in tensors:
         raise ModelError("tensor 'token_embd.weight' is missing; is this the whole GGUF file?")
     return {
@@ -340,30 +241,36 @@ def _gguf_sizes(config: ConfigFields, tensors: Mapping[str, LazyTensor]) -> Sett
 
 
 def _gguf_traits(config: ConfigFields, family: str, tensors: Mapping[str, LazyTensor]) -> Settings:
-    traits: Settings = {
+    traits: Settings = _norm_traits(family) | {
         "tied": "output.weight" not in tensors,
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
         "out_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
-        "qk_norm": family in ("qwen3", "gemma3"),
     }
-    if family == "gemma3":
-        traits |= {"activation": "gelu_tanh", **_gemma_traits(config.integer("embedding_length"))}
-        if config.integer("block_count") == GEMMA_27B_LAYERS:
-            share = config.integer("embedding_length") / config.integer("attention.head_count")
-            traits["attention_scale"] = share**-0.5
+    if family in GEMMA:
+        width = config.integer("embedding_length")
+        traits |= {"activation": "gelu_tanh", "embed_scale": math.sqrt(width)}
+        if config.integer("block_count") == GEMMA_27B_LAYERS[family]:
+            traits["attention_scale"] = (width / config.integer("attention.head_count")) ** -0.5
+    if family == "gemma2":
+        defaults = FAMILIES[family].defaults
+        traits["logit_softcap"] = config.number("final_logit_softcapping", defaults["final_logit_softcapping"])
+        traits["attention_softcap"] = config.number("attn_logit_softcapping", defaults["attn_logit_softcapping"])
+    if family == "granite":
+        traits["embed_scale"] = config.number("embedding_scale", 1.0)
+        traits["residual_scale"] = config.number("residual_scale", 1.0)
+        traits["logit_scale"] = 1 / config.number("logit_scale", 1.0)
+        traits["attention_scale"] = config.number("attention.scale") if config.get("attention.scale") else None
     return traits
 
 
-def _rope_factors(family: str, tensors: Mapping[str, LazyTensor], head_dim: int) -> tuple[float, ...]:
-    """Return the factors of Llama 3's RoPE scaling, stored as one number per pair of dimensions."""
-    if family != "llama" or "rope_freqs.weight" not in tensors:
+def _rope_factors(tensors: Mapping[str, LazyTensor], name: str, pairs: int) -> tuple[float, ...]:
+    """Return divisors of the frequencies, one per pair of dimensions; empty if there is no such tensor."""
+    if name not in tensors:
         return ()
-    factors = tuple(tensors["rope_freqs.weight"].load().tolist())
-    if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
-        raise ModelError(
-            f"tensor 'rope_freqs.weight' must hold {head_dim // 2} numbers above 0; download the file again"
-        )
+    factors = tuple(tensors[name].load().tolist())
+    if len(factors) != pairs or not all(0 < factor < math.inf for factor in factors):
+        raise ModelError(f"tensor {name!r} must hold {pairs} numbers above 0; download the file again")
     return factors
 
 
@@ -377,6 +284,9 @@ def _make(settings: Settings, family: str) -> ModelConfig:
         )
     if settings["head_dim"] % 2:
         raise ModelError(f"the config's head dimension is {settings['head_dim']}; RoPE requires an even one")
+    for sizes in settings.get("layer_sizes", ()):
+        if settings["heads"] % sizes.kv_heads or sizes.head_dim % 2 or max(sizes.ffn, sizes.head_dim) > MOST["ffn"]:
+            raise ModelError("the config's layers with full attention have impossible KV heads or head dimensions")
     settings["context"] = stretched_context(settings["ropes"], settings["context"])
     return ModelConfig(**settings, family=family)
 

@@ -59,7 +59,9 @@ def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch
 
 def is_quantized(checkpoint: Checkpoint) -> bool:
     """Return whether the weights in the file are quantized."""
-    return checkpoint.kind == "gguf" and checkpoint.config.get("general.file_type", -1) not in GGUF_FILE_TYPES
+    if checkpoint.kind == "folder":
+        return checkpoint.quantization is not None
+    return checkpoint.config.get("general.file_type", -1) not in GGUF_FILE_TYPES
 
 
 def meta_model(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> Decoder:

@@ -41,7 +41,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("foretell")
 PACKAGE = Path(__file__).parents[1]
 # Modules that decide the bytes of packed weights: a change in one of them invalidates the cache.
-PACKING_SOURCES = ("hub/gguf_dequant.py", "kernels/quant.py", "kernels/native/packed.py", "models/*.py")
+PACKING_SOURCES = (
+    "hub/gguf_dequant.py",
+    "hub/quantized/*.py",
+    "kernels/quant.py",
+    "kernels/native/packed.py",
+    "models/*.py",
+)
 BITS: dict[QuantFormat | None, int | None] = {None: None, "int8": 8, "int4": 4}  # the format as the file states it
 MIN_CACHED_BYTES = 32 << 20  # smaller models are packed faster than they are worth caching
 ABANDONED_SECONDS = 24 * 3600.0  # age from which an unfinished file has no writer any more
@@ -65,7 +71,8 @@ class PackedWeightsCache:
     def about(self) -> dict[str, Any]:
         """Return the header of the file, which must match for the file to be valid."""
         path = self.checkpoint.path.absolute()
-        return {"checkpoint": str(path), "files": _files(path), "bits": BITS[self.format], "made_by": _made_by()}
+        header = {"checkpoint": str(path), "files": _files(path), "made_by": _made_by()}
+        return header | {"bits": BITS[self.format], "stored_as": self.checkpoint.quantization}
 
     def load(self) -> Decoder | None:
         """Return the decoder, ready to run; None if it must be loaded from the checkpoint. Log the reason."""

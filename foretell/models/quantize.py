@@ -31,6 +31,10 @@ from foretell.utils.system import trim_memory
 Module = TypeVar("Module", bound=nn.Module)
 
 SCALE_STARTS = (1.0, 0.9, 1.1)  # factors of absmax / 8 at which the search for the scale of an int4 group starts
+# Starts for weights that are int4 already: one of them is the scale itself, since the largest value is 1 to 8 of it.
+GRID_STARTS = tuple(8 / steps for steps in range(1, 9))
+GRID_SAMPLE = 16  # outputs by which a matrix is found to be int4 already
+GRID_ERROR = 2**-8  # largest relative error of an int4 matrix, whose scales are rounded to bfloat16
 CHUNK_OUTPUTS = 256  # outputs quantized at a time, so that intermediate results stay in the CPU cache
 
 
@@ -118,9 +122,21 @@ def quantize_int8(weight: Tensor) -> Int8Weights:
 
 
 def quantize_int4(weight: Tensor) -> Int4Weights:
-    """Quantize weight [out, in] to int4 with one scale per group, the one of least squared error among those tried."""
-    groups, scales = _in_chunks(weight, lambda chunk: _quantize_int4_groups(split_groups(chunk)))
+    """Quantize weight [out, in] to int4 with one scale per group, the one of least squared error among those tried.
+
+    A matrix that is int4 already, such as that of a GPTQ checkpoint, keeps its values.
+    """
+    starts = GRID_STARTS if _is_int4(weight[:GRID_SAMPLE].float()) else SCALE_STARTS
+    groups, scales = _in_chunks(weight, lambda chunk: _quantize_int4_groups(split_groups(chunk), starts))
     return Int4Weights(groups.flatten(1)[:, : weight.shape[1]].contiguous(), scales)
+
+
+def _is_int4(weight: Tensor) -> bool:
+    """Return whether every group has integer values from -8 to 7 of one scale, up to the rounding of scales."""
+    groups = split_groups(weight)
+    values, scales = _quantize_int4_groups(groups, GRID_STARTS)
+    error = (values * scales.float()[:, :, None] - groups).square_().sum()
+    return bool(error <= GRID_ERROR**2 * groups.square().sum())
 
 
 def _in_chunks(weight: Tensor, quantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -140,7 +156,7 @@ def _quantize_outputs(weight: Tensor, format: QuantFormat) -> tuple[Tensor, Tens
     return (scaled.round_() if format == "int8" else scaled).to(QUANT_DTYPES[format]), scales
 
 
-def _quantize_int4_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize_int4_groups(groups: Tensor, starts: tuple[float, ...]) -> tuple[Tensor, Tensor]:
     """Return int8 values [out, groups, GROUP_SIZE] from -8 to 7 and bfloat16 scales [out, groups].
 
     From each start one step of least squares refines the scale; the group keeps the result of least squared error.
@@ -149,7 +165,7 @@ def _quantize_int4_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
     peaks = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
     best_values, best_scales = torch.zeros_like(groups), torch.zeros_like(peaks)
     least = torch.full_like(peaks, torch.inf)
-    for start in SCALE_STARTS:
+    for start in starts:
         values = _round_to_int4(groups, peaks * start)
         scales = _fit_scales(groups, values)
         values = _round_to_int4(groups, scales)

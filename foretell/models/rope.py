@@ -1,8 +1,9 @@
-"""RoPE tables: cosines and sines for each context extension (linear, Llama 3, YaRN)."""
+"""RoPE tables: cosines and sines for each context extension (linear, Llama 3, YaRN, LongRoPE)."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -53,8 +54,8 @@ def _yarn(rope: Rope, plain: Tensor, dim: int) -> Tensor:
 
 
 def amplitude(rope: Rope) -> float:
-    """Return the factor of cosines and sines (YaRN's attention factor)."""
-    if rope.kind != "yarn":
+    """Return the factor of cosines and sines (the attention factor of YaRN and LongRoPE)."""
+    if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
@@ -62,7 +63,33 @@ def amplitude(rope: Rope) -> float:
 
 
 def rope_table(rope: Rope, dim: int, context: int) -> Tensor:
-    """Return [context, 2, dim]: cosines, then sines with the first half negated, as `kernels.rotary` reads them."""
-    angles = torch.arange(context, dtype=torch.float32)[:, None] * inverse_frequencies(rope, dim)
-    cos, sin = angles.cos() * amplitude(rope), angles.sin() * amplitude(rope)
+    """Return [context, 2, dim]: cosines, then sines with the first half negated, as `kernels.rotary` reads them.
+
+    Dimensions that are not rotated have cosine 1 and sine 0; `rotated_first` has the order of a head's dimensions.
+    """
+    rotated = 0 if rope.kind == "none" else rope.dims or dim
+    if rope.kind == "longrope" and context > rope.original_context:
+        # By the longest sequence served, not by each: keys in the cache keep their rotation while a sequence grows.
+        rope = replace(rope, factors=rope.long_factors)
+    angles = torch.arange(context, dtype=torch.float32)[:, None] * inverse_frequencies(rope, rotated)
+    kept = (context, (dim - rotated) // 2)
+    cos = torch.cat([angles.cos() * amplitude(rope), torch.ones(kept)], -1)
+    sin = torch.cat([angles.sin() * amplitude(rope), torch.zeros(kept)], -1)
     return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
+
+
+def rotated_first(rope: Rope, dim: int) -> list[int]:
+    """Return where each dimension of a head is in the checkpoint, in the order that `rope_table` has.
+
+    RoPE pairs dimension i with i + dim / 2, so the rotated dimensions at the start of a head are spread over both
+    halves. Scores do not change, because queries and keys have the same order.
+    """
+    half = (rope.dims or dim) // 2
+    kept = range(2 * half, dim)
+    return [*range(half), *kept[: len(kept) // 2], *range(half, 2 * half), *kept[len(kept) // 2 :]]
+
+
+def query_scales(rope: Rope, context: int) -> Tensor:
+    """Return the factor of the queries at each position, [context], in float32."""
+    steps = torch.arange(context, dtype=torch.float32).div(rope.original_context).floor()
+    return 1 + rope.query_growth * torch.log1p(steps)

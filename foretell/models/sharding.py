@@ -95,7 +95,14 @@ class Shard:
 
 
 def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
-    """Raise RequestError if there are more ranks than the model can be split into."""
+    """Raise RequestError if the model cannot be split into this many ranks."""
+    if size > 1 and config.full_qk_norm:
+        words = f"{config.family} normalizes the queries of all heads together, which cannot be split; use 1"
+        raise RequestError("tensor_parallel_size", words)
+    if size > 1 and config.layer_sizes:
+        raise RequestError(
+            "tensor_parallel_size", f"{config.family} has layers of different sizes, which are not split; use 1"
+        )
     most = min(config.heads, config.ffn, config.vocab)
     if size > most:
         words = f"{size} is more than this model can be split into; use {most} or fewer"

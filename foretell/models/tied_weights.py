@@ -58,4 +58,4 @@ def target_weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 def _ends(config: ModelConfig) -> ModelConfig:
     """Return the config without layers."""
-    return replace(config, layers=0, ropes=(), windows=())
+    return replace(config, layers=0, ropes=(), windows=(), layer_sizes=(), per_layer_width=0)

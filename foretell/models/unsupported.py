@@ -6,62 +6,72 @@ import re
 from collections.abc import Collection
 
 from foretell.errors import UnsupportedModelError
+from foretell.hub.quantized import read_quantization
 from foretell.options import nearest
 
 from .config_fields import ConfigFields
+from .families import MULTIMODAL
 
-SUPPORTED = (
-    "supported are dense Llama, Mistral, SmolLM2, Qwen 2, 2.5 and 3, and Gemma 3 text models, as safetensors or GGUF"
-)
+SUPPORTED = "`foretell models --supported` lists the families that are, as safetensors or GGUF"
 
 ADAPTER = "adapter"
-QUANTIZED = "quantized (AWQ, GPTQ and their like)"
+MLX = "MLX-quantized"
 ENCODER = "encoder or encoder-decoder"
 VISION = "vision or audio"
 RECURRENT = "recurrent or hybrid"
 EXPERTS = "mixture-of-experts"
-SOFTCAP = "softcapping"
+SOFTCAP = "softcapping"  # outside Gemma
 KINDS = {  # by model type in configs and GGUF files, without dashes and underscores
     ENCODER: r"^(m|um|flan)?t5|bart|pegasus|marian|m2m100|bert|electra|encoder|embedding",
     VISION: r"vl|vision|llava|mllama|pali|clip|idefics|pixtral|mistral3|whisper|audio|speech|omni|gemma3n|gemma4",
     RECURRENT: r"[mjzb]amba|rwkv|qwen3next|qwen35|falconh1|lfm2|hybrid|nemotronh|recurrent|xlstm|plamo2|retnet",
     EXPERTS: r"moe|mixtral|deepseek|gptoss|dbrx|grok|arctic|minimax|llama4|kimi",
-    SOFTCAP: r"gemma2$",
 }
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "expert_count")
 SENSES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
+SOFTCAPPED = ("gemma2", "gemma3_text", "gemma4_text")
 SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 RECURRENT_LAYERS = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
 
 
 def check_supported(config: ConfigFields, name: str, known: Collection[str]) -> None:
     """Raise UnsupportedModelError with the reason unless the model type `name` is one of `known` and supported."""
-    kind = _kind_by_fields(config) or _kind_by_name(name, known)
+    kind = _kind_by_fields(config, name) or _kind_by_name(name, known)
     if kind:
         called = repr(name) if name else "this"
         raise UnsupportedModelError(f"{called} is a model of the {kind} kind, which is not supported; {SUPPORTED}")
+    read_quantization(config.values)  # raises if the method is not supported
     if not name:
         raise config.missing("model_type")
     if name not in known:
         raise UnsupportedModelError(f"model type {name!r} is not supported; {nearest(name, known)}")
-    if config.get("use_bidirectional_attention") or config.get("attention.causal") is False:
+    # Gemma 4 has bidirectional attention among the tokens of an image only, which it calls "vision".
+    if (
+        config.get("use_bidirectional_attention") not in (None, False, "vision")
+        or config.get("attention.causal") is False
+    ):
         raise UnsupportedModelError(
             f"this {name!r} has bidirectional attention (an embedding model), which is not supported; {SUPPORTED}"
         )
 
 
-def _kind_by_fields(config: ConfigFields) -> str | None:
+def _kind_by_fields(config: ConfigFields, name: str) -> str | None:
     conditional = any(name.endswith("ForConditionalGeneration") for name in config.strings("architectures"))
     signs = {
         ADAPTER: config.get("peft_type") is not None,
-        QUANTIZED: any(config.get(name) for name in ("quantization_config", "quantization")),
+        MLX: bool(config.get("quantization")),
         ENCODER: config.get("is_encoder_decoder") is True,
-        VISION: conditional or any(config.get(name) for name in SENSES),
-        RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.strings("layer_types")),
-        EXPERTS: any(config.get(name, 0) for name in EXPERT_COUNTS),
-        SOFTCAP: any(config.get(name) for name in SOFTCAPS),
+        VISION: name not in MULTIMODAL and (conditional or any(config.get(sense) for sense in SENSES)),
+        RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.strings("layer_types") or _default_layers(name)),
+        EXPERTS: any(config.get(name, 0) for name in (*EXPERT_COUNTS, "enable_moe_block")),
+        SOFTCAP: name not in SOFTCAPPED and any(config.get(softcap) for softcap in SOFTCAPS),
     }
     return next((kind for kind, shown in signs.items() if shown), None)
+
+
+def _default_layers(name: str) -> list[str]:
+    """Return the kinds of layers of a config that does not state them."""
+    return ["mamba"] if name == "granitemoehybrid" else []
 
 
 def _kind_by_name(name: str, known: Collection[str]) -> str | None:

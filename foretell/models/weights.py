@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from foretell.errors import ModelError, UnsupportedModelError
+from foretell.models.checkpoint_tensors import file_name, plain_name, text_tensors
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Block, Decoder
+from foretell.models.families import FAMILIES, Family
 from foretell.models.layers import Linear
+from foretell.models.rope import rotated_first
 from foretell.models.sharding import Shard
 
 if TYPE_CHECKING:
@@ -89,6 +92,9 @@ HF = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "per_layer_gate": "per_layer_input_gate",
+    "per_layer_out": "per_layer_projection",
+    "per_layer_norm": "post_per_layer_input_norm",
 }
 HF_SANDWICH = HF | {
     "attention_post_norm": "post_attention_layernorm",
@@ -114,8 +120,9 @@ GGUF = {
     "ffn_norm": "ffn_norm",
     "ffn_post_norm": "post_ffw_norm",
 }
-WRAPPERS = re.compile(r"^((model|language_model)\.)+")
 ROPE_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|attn_rot_embd\.weight)$")  # recomputed from the config
+KEYS_AND_VALUES = re.compile(r"layers\.(\d{1,4})\.self_attn\.[kv]_(proj|norm)\.")
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # read with the config
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,7 @@ class ParameterRows:
     heads: int = 0  # if nonzero, RoPE pairs are interleaved as in llama.cpp, not half a head apart
     add: float = 0.0  # Gemma stores norm weights minus one
     source: TensorSlice = WHOLE
+    order: tuple[int, ...] = ()  # dimensions of a head in the tensor, in our order; empty: the same order
 
     def fill(self, values: Tensor) -> None:
         """Copy the values into the rows without an intermediate tensor."""
@@ -133,6 +141,9 @@ class ParameterRows:
         if self.heads:
             rows = rows.view(self.heads, 2, -1, *rows.shape[1:])
             values = values.view(self.heads, -1, 2, *values.shape[1:]).transpose(1, 2)
+        if self.order:
+            heads = values.view(-1, len(self.order), *values.shape[1:])
+            values = heads[:, list(self.order)].view(values.shape)
         if self.add:
             values = values.float() + self.add
         rows.copy_(values)
@@ -141,33 +152,38 @@ class ParameterRows:
 def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
     """Check before loading that the checkpoint has exactly the tensors of the decoder, with the right shapes."""
     targets, seen = map_parameters(decoder, checkpoint.kind == "gguf"), set()
-    names = {_plain(name) for name, _ in checkpoint.tensors()}
-    for name, tensor in checkpoint.tensors():
-        plain = _plain(name)
+    names = {plain_name(name) for name, _ in checkpoint.tensors()}
+    for plain, tensor in text_tensors(checkpoint, decoder.config):
         if plain in seen:
-            raise ModelError(f"tensor {name!r} occurs twice under two names; keep one of them")
+            raise ModelError(f"tensor {tensor.name!r} occurs twice under two names; keep one of them")
         seen.add(plain)
         if plain in targets:
             _check_shape(tensor, targets[plain].rows)
         elif _is_tied_head(plain, decoder.config):
             _check_shape(tensor, decoder.embed)
         elif not _is_redundant(plain, decoder.config) and not is_mtp_tensor(plain, names):
-            raise _misplaced(name, decoder.config.family)
-    if missing := [name for name in targets if name not in seen]:
-        raise ModelError(
-            f"tensor {missing[0]!r} is missing from the checkpoint, {len(missing)} in all; download it again"
-        )
+            raise _misplaced(tensor.name, decoder.config.family)
+    if missing := [file_name(name, decoder.config.family) for name in targets if name not in seen]:
+        count = len(dict.fromkeys(missing))
+        raise ModelError(f"tensor {missing[0]!r} is missing from the checkpoint, {count} in all; download it again")
 
 
 def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
     """Load every parameter, one tensor at a time, after `check_tensors`."""
     targets = map_parameters(decoder, checkpoint.kind == "gguf")
-    for name, tensor in checkpoint.tensors():
-        if (target := targets.get(_plain(name))) is not None:
-            _fill(target, tensor, checkpoint)
-    for name, tensor in checkpoint.tensors():
-        if _is_tied_head(_plain(name), decoder.config):
+    for tensor, target in decoder_tensors(decoder, checkpoint):
+        _fill(target, tensor, checkpoint)
+    for name, tensor in text_tensors(checkpoint, decoder.config):
+        if _is_tied_head(name, decoder.config):
             _check_tied(tensor, targets[_embedding_name(checkpoint.kind == "gguf")], checkpoint)
+
+
+def decoder_tensors(decoder: Decoder, checkpoint: Checkpoint) -> Iterator[tuple[LazyTensor, ParameterRows]]:
+    """Yield each tensor of the checkpoint that is a part of the decoder, with the rows it fills."""
+    targets = map_parameters(decoder, checkpoint.kind == "gguf")
+    for name, tensor in text_tensors(checkpoint, decoder.config):
+        if (target := targets.get(name)) is not None:
+            yield tensor, target
 
 
 def _fill(target: ParameterRows, tensor: LazyTensor, checkpoint: Checkpoint) -> None:
@@ -192,11 +208,6 @@ def _not_finite(tensor: LazyTensor, values: Tensor, dtype: torch.dtype, checkpoi
     if _is_finite(values.float()):
         return ModelError(f"{where} too large for {str(dtype).removeprefix('torch.')}; set dtype to float32")
     return ModelError(f"{where} that are not finite: the file is damaged; download it again")
-
-
-def _plain(name: str) -> str:
-    """Return the name without prefixes of wrapper modules."""
-    return WRAPPERS.sub("", name)
 
 
 def _check_shape(tensor: LazyTensor, rows: Tensor) -> None:
@@ -228,7 +239,10 @@ def _misplaced(name: str, family: str) -> ModelError:
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Return whether the decoder does not need this tensor, because the config has its content."""
-    return bool(ROPE_BUFFERS.search(name)) or (name == "rope_freqs.weight" and bool(config.ropes[0].factors))
+    if found := KEYS_AND_VALUES.match(name):  # stored although the layer attends to those of another
+        layer = int(found[1])
+        return layer < len(config.layer_sizes) and config.layer_sizes[layer].kv_layer is not None
+    return bool(ROPE_BUFFERS.search(name)) or (name in ROPE_FACTORS and any(rope.factors for rope in config.ropes))
 
 
 def is_mtp_tensor(name: str, names: Container[str]) -> bool:
@@ -243,10 +257,11 @@ def is_mtp_tensor(name: str, names: Container[str]) -> bool:
 def map_parameters(decoder: Decoder, is_gguf: bool) -> dict[str, ParameterRows]:
     """Return the rows of parameters for every tensor of the checkpoint; together they cover each parameter once."""
     config, slices = decoder.config, RankSlices(decoder)
-    names = GGUF if is_gguf else HF_SANDWICH if config.sandwich_norms else HF
-    add = 0.0 if is_gguf or config.family != "gemma3" else 1.0
+    names = tensor_names(config, is_gguf)
+    family = FAMILIES.get(config.family, Family(config.family))
+    add = 1.0 if family.norm_offset and not is_gguf else 0.0
     local = decoder.local
-    heads = {"q": local.heads, "k": local.kv_heads} if is_gguf and config.family == "llama" else {}
+    heads = {"q": local.heads, "k": local.kv_heads} if is_gguf and family.interleaved else {}
     targets = {
         _embedding_name(is_gguf): ParameterRows(decoder.embed, source=slices.slice_of("head", "weight")),
         f"{names['norm']}.weight": ParameterRows(decoder.norm.weight, 0, add),
@@ -256,16 +271,30 @@ def map_parameters(decoder: Decoder, is_gguf: bool) -> dict[str, ParameterRows]:
         targets |= {f"{names['head']}.{kind}": target for _, kind, target in rows}
     for layer, block in enumerate(decoder.blocks):
         assert isinstance(block, Block), "a decoder is made of blocks"
-        for part, kind, target in _block_rows(block, local, slices, heads, add):
+        for part, kind, target in _block_rows(block, slices, heads, add):
             targets[f"{names['block']}.{layer}.{names[part]}.{kind}"] = target
+        if block.scale is not None:
+            targets[f"{names['block']}.{layer}.layer_scalar"] = ParameterRows(block.scale)
+    if (inputs := decoder.per_layer) is not None:
+        assert inputs.projection.weight is not None, "the weights are not packed"
+        targets["embed_tokens_per_layer.weight"] = ParameterRows(inputs.embed)
+        targets["per_layer_model_projection.weight"] = ParameterRows(inputs.projection.weight)
+        targets["per_layer_projection_norm.weight"] = ParameterRows(inputs.norm.weight)
     return targets
+
+
+def tensor_names(config: ModelConfig, is_gguf: bool) -> dict[str, str]:
+    """Return the names of the parts of a model in its checkpoints."""
+    if not is_gguf:
+        return HF_SANDWICH if config.sandwich_norms else HF
+    return GGUF | {"ffn_norm": GGUF["attention_post_norm"]} if config.family == "seed_oss" else GGUF
 
 
 def output_tensor(checkpoint: Checkpoint, config: ModelConfig) -> LazyTensor:
     """Return the tensor of the LM head, which may be the embedding."""
     is_gguf = checkpoint.kind == "gguf"
     wanted = _embedding_name(is_gguf) if config.tied else f"{(GGUF if is_gguf else HF)['head']}.weight"
-    return next(tensor for name, tensor in checkpoint.tensors() if _plain(name) == wanted)
+    return next(tensor for name, tensor in checkpoint.tensors() if plain_name(name) == wanted)
 
 
 def _embedding_name(is_gguf: bool) -> str:
@@ -275,13 +304,21 @@ def _embedding_name(is_gguf: bool) -> str:
 NamedRows = Iterator[tuple[str, str, ParameterRows]]  # name of a part, weight or bias, and its rows
 
 
-def _block_rows(block: Block, config: ModelConfig, slices: RankSlices, heads: dict[str, int], add: float) -> NamedRows:
-    attention, ffn, dim = block.attention, block.ffn, config.head_dim
-    qkv = {"q": config.heads * dim, "k": config.kv_heads * dim, "v": config.kv_heads * dim}
-    yield from _linear_rows(attention.qkv, qkv, slices, heads)
+def _block_rows(block: Block, slices: RankSlices, heads: dict[str, int], add: float) -> NamedRows:
+    attention, ffn = block.attention, block.ffn
+    config, dim = attention.config, attention.config.head_dim
+    parts = {"q": config.heads * dim, "k": attention.num_keys * dim, "v": attention.num_values * dim}
+    qkv = {part: rows for part, rows in parts.items() if rows}
+    order = tuple(rotated_first(attention.rope, dim)) if attention.rope.dims else ()
+    for part, kind, target in _linear_rows(attention.qkv, qkv, slices, heads):
+        yield part, kind, replace(target, order=order) if part in ("q", "k") else target
     yield from _linear_rows(attention.out, {"out": config.width}, slices)
     yield from _linear_rows(ffn.gate_up, {"gate": config.ffn, "up": config.ffn}, slices)
     yield from _linear_rows(ffn.down, {"down": config.width}, slices)
+    if (mixing := block.per_layer) is not None:
+        yield from _linear_rows(mixing.gate, {"per_layer_gate": config.per_layer_width}, slices)
+        yield from _linear_rows(mixing.out, {"per_layer_out": config.width}, slices)
+        yield "per_layer_norm", "weight", ParameterRows(mixing.norm.weight)
     norms = {
         "attention_norm": block.attention_norm,
         "q_norm": attention.q_norm,

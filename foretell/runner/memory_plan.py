@@ -171,7 +171,7 @@ def head_workspace(config: HeadConfig, shapes: tuple[LayerShape, ...], limits: H
     sequences, columns = next_power_of_2(limits.sequences), padded_context(limits.context)
     rows = sequences * max(limits.tree_width, limits.depth)
     positions = max(columns, min(MAX_POSITIONS, sequences * columns)) + rows * max(limits.tree_width, limits.depth)
-    copied = sum(shape.bytes_per_token(dtype) for shape in shapes if shape.has_values)
+    copied = sum(shape.bytes_per_token(dtype, dtype) for shape in shapes if shape.has_values)
     queries_per_kv_head = config.layer.heads // config.layer.kv_heads
     masks = limits.tree_width * (1 + (1 + queries_per_kv_head) * dtype.itemsize)
     drafts = positions * (copied + masks) + rows * config.outputs * FLOAT_BYTES * LOGITS_COPIES

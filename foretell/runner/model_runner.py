@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 
 from foretell.errors import RankError
-from foretell.kernels.attention import AttentionLayout
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
+from foretell.models.fast_paths import missing_fast_path
 from foretell.runner.batch_layout import pack, pack_async
 from foretell.runner.executor import AsyncStep, EagerExecutor, Executor, PendingChains, StepOutput
 from foretell.runner.heads.ops import HeadOps, TorchHeadOps
@@ -45,17 +45,18 @@ class ModelRunner:
         context: int,
         hidden_layers: tuple[int, ...] = (),
         extra_layers: tuple[LayerShape, ...] = (),
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`extra_layers` are KV cache layers after the model's own; draft heads write them."""
+        """`extra_layers` are KV cache layers after the model's own; draft heads write them.
+
+        `kv_dtype` is the type of keys and values (default: the model's).
+        """
         self.model, self.hidden_layers, self.context = model.eval(), hidden_layers, context
         self.device = model.embed.device
         model.prepare(context)
-        queries_per_key = model.local.heads // model.local.kv_heads
-        self.layout = AttentionLayout(
-            page_size, queries_per_key, frozenset(model.config.windows), model.dtype, self.device
-        )
+        self.layout = model.attention_layout(page_size)
         self.pool = PagePool(pages, page_size)
-        self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device)
+        self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device, kv_dtype)
         self.executor = self._make_executor()
         self.workers: Workers | None = None
         self.logits_device: torch.device | None = None  # move logits there; None: leave them on the model's device
@@ -124,7 +125,8 @@ class ModelRunner:
         return self.executor.is_batch_invariant
 
     def _make_executor(self) -> Executor:
-        if self.device.type == "cuda" and find_spec("triton") is not None:
+        has_kernels = missing_fast_path(self.model.config, self.device.type, self.context) is None
+        if self.device.type == "cuda" and has_kernels and find_spec("triton") is not None:
             from foretell.runner.cuda.executor import CudaExecutor
 
             return CudaExecutor(self.model, self.cache, self.layout)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
+from foretell.server.generic_tools import (
+    as_plain_turns,
+    describe_tools,
+    knows_tools,
+    system_in_user_turn,
+    with_system_text,
+)
 from foretell.server.openai.chat_requests import (
     ChatCompletionRequest,
     ChatMessageParam,
@@ -16,11 +22,14 @@ from foretell.server.openai.chat_requests import (
     Tool,
     ToolCall,
 )
+from foretell.server.tool_history import call_arguments
+from foretell.tokenizer.chat import as_text
 
 if TYPE_CHECKING:
     from foretell.tokenizer import Tokenizer
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # template variables with request fields
+MAY_BE_EMPTY = ("assistant", "tool")  # roles whose content may be null: clients send responses back as they came
 
 
 def apply_chat_template(
@@ -28,23 +37,17 @@ def apply_chat_template(
 ) -> str:
     """Render the messages and tools of a request to the prompt text."""
     template = (tokenizer.tool_template if tools else tokenizer.chat_template) or ""
-    variables = dict(body.chat_template_kwargs or {})
-    for name in variables:
-        if name in RESERVED:
-            raise RequestError(f"chat_template_kwargs.{name}", f"is reserved; set the request field {name} instead")
-    if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None:
-        if "reasoning_effort" not in template:
-            raise RequestError(
-                "reasoning_effort", "is not a variable of this model's chat template; leave the field out"
-            )
-        variables["reasoning_effort"] = body.reasoning_effort
     add_generation_prompt = body.add_generation_prompt if isinstance(body, TokenizeRequest) else True
     messages = [_message_variables(message, i, template) for i, message in enumerate(body.messages or [])]
+    tool_variables = [_tool_variables(tool) for tool in tools or ()]
+    if not knows_tools(template):
+        messages = _generic_turns(tokenizer, messages, tool_variables)
+        tool_variables = []
     text = tokenizer.apply_chat_template(
         messages,
-        tools=None if tools is None else [_tool_variables(tool) for tool in tools],
+        tools=tool_variables or None,
         add_generation_prompt=add_generation_prompt,
-        **variables,
+        **_template_variables(body, template),
     )
     try:
         text.encode()
@@ -53,35 +56,61 @@ def apply_chat_template(
     return text
 
 
+def _template_variables(body: ChatCompletionRequest | TokenizeRequest, template: str) -> dict[str, Any]:
+    """Return the variables of the request; a reasoning effort that the template does not use has no effect."""
+    variables = dict(body.chat_template_kwargs or {})
+    for name in variables:
+        if name in RESERVED:
+            raise RequestError(f"chat_template_kwargs.{name}", f"is reserved; set the request field {name} instead")
+    effort = body.reasoning_effort if isinstance(body, ChatCompletionRequest) else None
+    if effort is not None and "reasoning_effort" in template:
+        variables["reasoning_effort"] = effort
+    return variables
+
+
 def _message_variables(message: ChatMessageParam, index: int, template: str) -> dict[str, Any]:
     variables = message.model_dump(exclude_none=True, exclude={"tool_calls", "refusal"})
     if message.role == "developer" and "developer" not in template:
         variables["role"] = "system"  # OpenAI's newer name for the system role
-    if message.content is None and message.refusal is not None:
+    if message.content is not None:
+        variables["content"] = as_text(message.content, index)
+    elif message.refusal is not None:
         variables["content"] = message.refusal
+    elif message.role in MAY_BE_EMPTY and not message.tool_calls:
+        variables["content"] = ""
     if message.tool_calls:
+        parse = call_arguments if knows_tools(template) else str
         variables["tool_calls"] = [
-            {**call.model_dump(exclude_none=True), "function": _function_call(call, index)}
+            {**call.model_dump(exclude_none=True), "function": _function_call(call, parse)}
             for call in message.tool_calls
         ]
     return variables
 
 
-def _function_call(call: ToolCall, index: int) -> dict[str, Any]:
-    """Return the call with its arguments as an object: templates serialize them to JSON themselves."""
-    name = call.function.name
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RequestError(f"messages.{index}.tool_calls", f"the arguments of {name} are not a JSON object")
-    return {"name": name, "arguments": arguments}
+def _function_call(call: ToolCall, parse: Callable[[str], Any]) -> dict[str, Any]:
+    return {"name": call.function.name, "arguments": parse(call.function.arguments or "{}")}
+
+
+def _generic_turns(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the messages for a template that knows no tools, with these tools described in the system turn."""
+    turns = as_plain_turns(messages)
+    if not tools:
+        return turns
+    turns = with_system_text(turns, describe_tools(tools))
+    return turns if tokenizer.takes_system_role else system_in_user_turn(turns)
 
 
 def _tool_variables(tool: Tool) -> dict[str, Any]:
     function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
     return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **function}}
+
+
+NO_TOOLS = (
+    "cannot be used: no tool call format is set or known for this model's chat template; leave them out, or start the "
+    "server with --tool-call-parser"
+)
 
 
 def select_tools(body: ChatCompletionRequest, tool_parser: str | None) -> list[Tool]:
@@ -93,7 +122,7 @@ def select_tools(body: ChatCompletionRequest, tool_parser: str | None) -> list[T
     if body.tool_choice == "none":
         return []
     if tool_parser is None:
-        raise RequestError("tools", "are not supported by this model's chat template; leave them out")
+        raise RequestError("tools", NO_TOOLS)
     return body.tools
 
 

@@ -9,10 +9,29 @@ from foretell.errors import RequestError
 from foretell.options import option, strict
 from foretell.structured_output import GrammarSpec
 
-TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "none")
+TOOL_PARSERS = (
+    "auto",
+    "hermes",
+    "llama3",
+    "mistral",
+    "qwen3_coder",
+    "glm",
+    "gemma4",
+    "functiongemma",
+    "harmony",
+    "none",
+)
 REASONING_PARSERS = ("auto", "think", "none")
 # vLLM's and SGLang's names of the formats that our parsers read.
-OTHER_TOOL_PARSERS = {"llama3_json": "llama3", "qwen": "hermes", "qwen25": "hermes"}
+OTHER_TOOL_PARSERS = {
+    "llama3_json": "llama3",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "glm45": "glm",
+    "glm47": "glm",
+    "openai": "harmony",
+}
 OTHER_REASONING_PARSERS = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
 METRIC_NAMES = ("foretell", "vllm", "both")
 SPEC_METRICS_LEVELS = ("none", "summary", "detailed")
@@ -55,10 +74,25 @@ class ServerConfig:
     max_held_bytes: int = option(
         256 * 1024 * 1024, "memory for the bodies of all requests in flight, raw and parsed; requests beyond it get 429"
     )
+    response_store_bytes: int = option(
+        64 * 1024 * 1024, "memory for responses of /v1/responses that clients can continue by id; 0 stores none"
+    )
     max_n: int = option(16, "most choices of one request")
     max_prompts: int = option(128, "most prompts of one request to /v1/completions")
     max_stop: int = option(16, f"most stop strings of one request, each of at most {MAX_STOP_CHARS} characters")
     max_logprobs: int = option(20, "most top logprobs per token")
+    infer_prediction: bool = option(
+        True, "draft from the text that a prompt asks to rewrite, in the formats of editors; never changes the output"
+    )
+    strict_max_tokens: bool = option(
+        False, "refuse a max_tokens above what the context has left, instead of lowering it"
+    )
+    strict_fields: bool = option(
+        False, "refuse unknown request fields, instead of ignoring those close to no known one"
+    )
+    unstreamed_max_tokens: int = option(
+        2048, "most output tokens of a chat response that is not streamed and sets no max_tokens"
+    )
     max_schema_bytes: int = option(MAX_SCHEMA_BYTES, "largest JSON schema, regular expression or grammar in bytes")
     grammar_timeout: float = option(5.0, "seconds allowed for compiling a grammar")
     request_timeout: float = option(600.0, "seconds after which a request is aborted")
@@ -100,10 +134,18 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise RequestError("port", f"must be between 0 and 65535, not {self.port}")
-        for name in ("max_queue", "max_n", "max_prompts", "max_body_bytes", "max_schema_bytes", "max_connections"):
+        for name in (
+            "max_queue",
+            "max_n",
+            "unstreamed_max_tokens",
+            "max_prompts",
+            "max_body_bytes",
+            "max_schema_bytes",
+            "max_connections",
+        ):
             if getattr(self, name) < 1:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
-        for name in ("max_stop", "max_logprobs", "keep_alive"):
+        for name in ("max_stop", "max_logprobs", "keep_alive", "response_store_bytes"):
             if getattr(self, name) < 0:
                 raise RequestError(name, f"must be 0 or more, not {getattr(self, name)}")
         for name in TIMEOUTS:

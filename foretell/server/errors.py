@@ -9,13 +9,12 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
-from foretell.errors import CapacityError, RequestError, UnknownModelError
+from foretell.errors import CapacityError, ContextLengthError, RequestError, UnknownModelError
 from foretell.options import closest
-from foretell.server.openai.requests import UNSUPPORTED_FIELDS, Speculative
+from foretell.server.openai.requests import UNSUPPORTED_FIELDS, Speculative, StrictModel
 
 FIELD = re.compile(r"[a-z0-9_.]+")
 UNION_BRANCHES = ("bool", "dict", "float", "int", "list", "str")  # pydantic adds these to an error's location
@@ -24,11 +23,12 @@ INTERNAL = "internal_error"
 MAX_SHOWN_PATH = 80  # characters of an unknown path in the error message
 # Routes of other servers, by the start of their path, with what would work here.
 ELSEWHERE = {
-    "/v1/responses": ": OpenAI's Responses API is not supported; use /v1/chat/completions",
-    "/v1/messages": ": Anthropic's Messages API is not supported; use /v1/chat/completions",
     "/v1/embeddings": ": this server generates text and has no embeddings",
-    "/v1/": ": of OpenAI's API there are chat completions, completions and models",
-    "/api/": ": Ollama's API is not supported; use /v1/chat/completions",
+    "/v1/messages/": ": of Anthropic's API there are messages and count_tokens",
+    "/v1/responses/": ": of OpenAI's Responses API there are creating, reading and deleting a response",
+    "/v1/": ": of OpenAI's API there are chat completions, completions, responses and models",
+    "/api/embed": ": this server generates text and has no embeddings",
+    "/api/": ": the model is chosen when the server starts; of Ollama's API there are chat, generate, show, tags, ps",
 }
 
 
@@ -47,15 +47,14 @@ class ApiError(Exception):
         """Return OpenAI's error body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, headers=dict(self.headers))
-
 
 def to_api_error(error: Exception) -> ApiError:
     """Return the API error for an exception. Details of internal errors go only to the log."""
     match error:
         case ApiError():
             return error
+        case ContextLengthError():
+            return ApiError(400, error.api_message, param=error.field, code="context_length_exceeded")
         case RequestError():
             return ApiError(400, str(error), param=error.field, code="invalid_value")
         case CapacityError():
@@ -81,7 +80,8 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
     asked = f"{request.method} {request.url.path[:MAX_SHOWN_PATH]}"
     headers = error.headers or {}
     if error.status_code == 405:
-        allowed = headers.get("Allow", "another method")
+        allowed = ", ".join(sorted(_allowed_methods(request.url.path, headers.get("Allow", ""), paths)))
+        headers = {**headers, "Allow": allowed}
         return ApiError(405, f"{asked} is not allowed; use {allowed}", code="method_not_allowed", headers=headers)
     if error.status_code != 404:
         return ApiError(error.status_code, str(error.detail), headers=headers)
@@ -89,6 +89,13 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
     routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
     message = f"there is no {asked}{reason}; this server has {', '.join([*routes, 'GET /docs', 'GET /'])}"
     return ApiError(404, message, code="not_found", headers=headers)
+
+
+def _allowed_methods(path: str, allow: str, paths: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Return the methods of all routes of a path: the router's own header names those of the first alone."""
+    patterns = {re.compile(re.sub(r"{[^}]+}", "[^/]+", each)): methods for each, methods in paths.items()}
+    found = {method.upper() for pattern, methods in patterns.items() if pattern.fullmatch(path) for method in methods}
+    return found | {method.strip() for method in allow.split(",") if method.strip()}
 
 
 def _with_retry_after(status: int, error: Unavailable, kind: str, code: str) -> ApiError:
@@ -116,7 +123,9 @@ def _known_field(param: str, known: list[str]) -> str:
     settings = list(Speculative.model_fields)
     if not place and name in settings and "speculative" in known:
         return "put it into speculative"
-    close = closest(name, {"": known, "speculative": settings}.get(place, []))
+    objects = {each.path: list(each.model_fields) for each in StrictModel.__subclasses__() if each.path}
+    path = "".join(f"{part}." for part in place.split(".") if not part.isdecimal())
+    close = closest(name, objects.get(path, []) if place else known)
     return f"did you mean {close!r}?" if close else "GET /docs lists the fields"
 
 

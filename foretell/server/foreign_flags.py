@@ -147,7 +147,7 @@ EXPERTS = "mixtures of experts are not served"
 ONE_NODE = "a server runs on one machine; `foretell serve --replicas` uses a Ray cluster"
 PIPELINE = "layers are not split over devices; use --tensor-parallel-size"
 TASKS = "only text generation is served"
-KV_NOT_QUANTIZED = "the KV cache has the type of the model's weights; choose it with --dtype"
+KV_NOT_QUANTIZED = "keys and values have one data type; choose it with --kv-cache-dtype"
 KV_TYPES = ("auto", "f16", "bf16", "float16", "bfloat16")  # those that do not quantize the KV cache
 # Flags that are accepted with one value, which is how a server works here, by value and reason to refuse others.
 ONLY: dict[str, tuple[tuple[str, ...], str]] = {
@@ -161,7 +161,6 @@ ONLY: dict[str, tuple[tuple[str, ...], str]] = {
     "--decode-context-parallel-size": (("1",), "the context is not split over devices"),
     "--expert-parallel-size": (("1",), EXPERTS),
     "--ep-size": (("1",), EXPERTS),
-    "--kv-cache-dtype": (KV_TYPES, KV_NOT_QUANTIZED),
     "--nnodes": (("1",), ONE_NODE),
     "--node-rank": (("0",), ONE_NODE),
     "--pipeline-parallel-size": (("1",), PIPELINE),
@@ -175,7 +174,7 @@ ONLY: dict[str, tuple[tuple[str, ...], str]] = {
 
 LORA = "LoRA adapters are not served; merge the adapter into the model"
 MULTIMODAL = "only text is served"
-ROPE = "RoPE settings are those of the model's config; edit its config.json"
+ROPE = "RoPE settings are those of the model's config; extend its context with --rope-scaling yarn:FACTOR"
 TLS = "the server speaks HTTP; put a TLS proxy in front of it"
 EACH_REQUEST = "send it with each request"
 SAMPLER = "this sampler does not exist here; use temperature, top_k, top_p and min_p"
@@ -275,7 +274,6 @@ UNSUPPORTED: dict[str, str] = {
     "--rope-freq-base": ROPE,
     "--rope-freq-scale": ROPE,
     "--rope-scale": ROPE,
-    "--rope-scaling": ROPE,
     "--rope-theta": ROPE,
     "--samplers": SAMPLER,
     "--slot-save-path": "the prefix cache is kept in memory",

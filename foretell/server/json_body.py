@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Awaitable, Callable
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
+from foretell.server.openai.requests import IGNORED_FIELDS
+
+LOG = logging.getLogger("foretell")
+IGNORED_HEADER = "X-Foretell-Ignored-Fields"
+NAME = re.compile(r"[\w.\-]{1,64}", re.ASCII)  # a field that a header and a log line may name
+MAX_NOTED = 256  # sets of ignored fields that are logged once
 LARGE = 64 * 1024  # bytes; larger bodies are parsed in a worker thread
 UTF8_BOM = b"\xef\xbb\xbf"
 UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -65,12 +74,29 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that parses its body as a JsonRequest."""
+    """A route that parses its body as a JsonRequest, and names the fields that it ignored in a response header."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            ignored: dict[str, None] = {}
+            if not request.app.state.strict_fields:
+                IGNORED_FIELDS.set(ignored)
+            response = await handle(JsonRequest(request.scope, request.receive))
+            if ignored:
+                response.headers[IGNORED_HEADER] = _named(request.url.path, ignored)
+            return response
 
         return handle_json
+
+
+@lru_cache(maxsize=MAX_NOTED)  # a client sends the same fields again and again; one log line is enough
+def _noted(path: str, names: str) -> str:
+    LOG.info("%s: ignored unknown fields: %s", path, names)
+    return names
+
+
+def _named(path: str, fields: Iterable[str]) -> str:
+    """Return the names of ignored fields for a header, and log them the first time."""
+    return _noted(path, ", ".join(name if NAME.fullmatch(name) else "?" for name in fields))

@@ -31,14 +31,23 @@ PUBLIC_PATHS = (
 BODY_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
     "/tokenize",
     "/detokenize",
+    "/completion",
+    "/infill",
+    "/apply-template",
 )  # endpoints that take a body with POST
 LOCALHOST = "localhost"
 HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # with an optional port
 CLOSE = {"Connection": "close"}
 
-ErrorResponder = Callable[[ApiError], Response]  # returns the response for an error and counts it
+ErrorResponder = Callable[[ApiError, str], Response]  # counts an error of a path and returns its response
 
 
 class ApiKeys:
@@ -58,16 +67,16 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def bearer_key(scope: Scope) -> str:
-    """Return the bearer token of the Authorization header; empty if there is none.
+def client_key(scope: Scope) -> str:
+    """Return the bearer token of the Authorization header, else Anthropic's x-api-key; empty if there is neither.
 
     Clients send keys beyond ASCII in UTF-8, a few in Latin-1, in which every byte string can be decoded.
     """
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            kind, _, key = _decode(value).partition(" ")
-            return key.strip() if kind.lower() == "bearer" else ""
-    return ""
+    headers = {bytes(name): value for name, value in reversed(scope["headers"])}  # the first of several counts
+    kind, _, key = _decode(headers.get(b"authorization", b"")).partition(" ")
+    if kind.lower() == "bearer" and key.strip():
+        return key.strip()
+    return _decode(headers.get(b"x-api-key", b"")).strip()
 
 
 def _decode(value: bytes) -> str:
@@ -89,12 +98,12 @@ class ApiKeyMiddleware:
         self.app, self.keys, self.respond = app, ApiKeys(keys), tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_public(scope["path"]) or self.keys.accepts(bearer_key(scope)):
+        if scope["type"] != "http" or is_public(scope["path"]) or self.keys.accepts(client_key(scope)):
             await self.app(scope, receive, send)
             return
-        message = "an API key is required: send it as Authorization: Bearer KEY"
+        message = "an API key is required: send it as Authorization: Bearer KEY, or as x-api-key: KEY"
         error = ApiError(401, message, "authentication_error", code="invalid_api_key")
-        await self.respond(error)(scope, receive, send)
+        await self.respond(error, scope["path"])(scope, receive, send)
 
 
 class HostMiddleware:
@@ -112,7 +121,8 @@ class HostMiddleware:
             await self.app(scope, receive, send)
             return
         message = "this server accepts only the host localhost; start it with --allowed-host NAME or --api-key"
-        await self.respond(ApiError(403, message, "permission_error", code="host_not_allowed"))(scope, receive, send)
+        error = ApiError(403, message, "permission_error", code="host_not_allowed")
+        await self.respond(error, scope["path"])(scope, receive, send)
 
     def _is_allowed(self, host: str | None) -> bool:
         return host is None or host in self.names or is_loopback(host)
@@ -151,7 +161,8 @@ class FramingMiddleware:
             await self.app(scope, receive, send)
             return
         message = "send Content-Length or Transfer-Encoding, not both"
-        await self.respond(ApiError(400, message, code="ambiguous_length", headers=CLOSE))(scope, receive, send)
+        error = ApiError(400, message, code="ambiguous_length", headers=CLOSE)
+        await self.respond(error, scope["path"])(scope, receive, send)
 
 
 class BodyLimitMiddleware:
@@ -170,7 +181,7 @@ class BodyLimitMiddleware:
         try:
             body = await self._body(scope, receive, reservation)
         except ApiError as error:
-            await self.respond(error)(scope, receive, send)
+            await self.respond(error, scope["path"])(scope, receive, send)
         else:
             if body is not None:
                 await self.app(scope, _ReplayedBody(body, receive), send)

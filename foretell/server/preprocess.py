@@ -8,28 +8,33 @@ Everything here is CPU work without awaits; the service runs it in a worker thre
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.config import MAX_DRAFT
-from foretell.errors import RequestError
+from foretell.errors import ContextLengthError, RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
 from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.config import MAX_STOP_CHARS, ServerConfig
+from foretell.server.generic_tools import knows_tools
+from foretell.server.inferred_prediction import infer_prediction
 from foretell.server.openai.chat_requests import ChatCompletionRequest, Tool
 from foretell.server.openai.requests import CompletionRequest, GenerationRequest, Prediction, Speculative
 from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_reasoning, has_reasoning_tags
-from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
+from foretell.server.parsers.tools import SPECIAL_TOKENS, TOOL_PARSERS, detect_tool_parser
 from foretell.server.parsers.tools.grammar import calls_grammar, forced_call_grammar, strict_call_grammar
+from foretell.server.parsers.tools.harmony import ENDS as HARMONY_ENDS
 from foretell.server.structured import after_reasoning, grammar_spec, or_tool_calls
+from foretell.server.usage import PREDICTION
 from foretell.structured_output import GrammarSpec
 from foretell.types import SpeculationChoice
 
 if TYPE_CHECKING:
     from foretell.build.engine_builder import Assembly
+    from foretell.tokenizer.fim import FimTokens
     from foretell.types import Request
 
 T = TypeVar("T")
@@ -67,6 +72,7 @@ class GenerationJob:
     starts_in_reasoning: bool | None = None  # whether the prompt ends inside <think>; None: reasoning is not parsed
     tool_parser: str | None = None  # name of the parser in TOOL_PARSERS; None: tool calls are not parsed
     tool_names: frozenset[str] = frozenset()
+    tool_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # JSON schemas by tool
     single_tool_call: bool = False
 
     def choices(self) -> list[ChoiceState]:
@@ -78,8 +84,9 @@ class GenerationJob:
 
     def _parsed_output(self) -> ParsedOutput:
         reasoning = None if self.starts_in_reasoning is None else ReasoningParser(self.starts_in_reasoning)
-        tools = None if self.tool_parser is None else TOOL_PARSERS[self.tool_parser](self.tool_names)
-        return ParsedOutput(reasoning, tools)
+        if self.tool_parser is None:
+            return ParsedOutput(reasoning)
+        return ParsedOutput(reasoning, TOOL_PARSERS[self.tool_parser](self.tool_names, self.tool_parameters))
 
 
 class RequestPreprocessor:
@@ -93,6 +100,14 @@ class RequestPreprocessor:
         self.parses_reasoning = config.reasoning_format == "think" or (
             config.reasoning_format == "auto" and has_reasoning_tags(self.tokenizer.chat_template)
         )
+
+    def notices(self) -> Iterator[str]:
+        """Yield what the user should know at the start, one line each."""
+        if self.tool_parser is not None and not knows_tools(self.tokenizer.tool_template):
+            yield (
+                "tools: the chat template knows none, so they are described in the system turn and called in the "
+                "Hermes format; --tool-call-parser none turns tools off"
+            )
 
     @property
     def max_model_len(self) -> int:
@@ -111,14 +126,16 @@ class RequestPreprocessor:
             "logprobs": _chat_logprobs(body),
             "thinking_budget": _given_once("thinking_budget", body.thinking_budget, body.thinking_token_budget),
         }
-        if tools and self.tool_parser == "mistral":
-            params["skip_special_tokens"] = False  # [TOOL_CALLS] is a special token
+        tool_parser = self.tool_parser if tools or self.tool_parser == "harmony" else None
+        if tool_parser in SPECIAL_TOKENS:
+            params["skip_special_tokens"] = False
         return GenerationJob(
-            requests=self._build_requests(body, client, [prompt], grammar, **params),
+            requests=self._build_requests(body, client, [prompt], grammar, _last_user_text(body), **params),
             grammar=grammar,
             starts_in_reasoning=in_reasoning if self.parses_reasoning else None,
-            tool_parser=self.tool_parser if tools else None,
+            tool_parser=tool_parser,
             tool_names=frozenset(tool.function.name for tool in tools),
+            tool_parameters={tool.function.name: tool.function.parameters or {} for tool in tools},
             single_tool_call=body.parallel_tool_calls is False,
         )
 
@@ -130,8 +147,9 @@ class RequestPreprocessor:
         if not tools:
             return after_reasoning(grammar) if grammar is not None and in_reasoning else grammar
         assert self.tool_parser is not None, "select_tools refuses tools without a parser"
-        functions, parallel = [tool.function for tool in tools], body.parallel_tool_calls is not False
+        functions = [tool.function for tool in tools]
         if not forced and grammar is not None:
+            parallel = body.parallel_tool_calls is not False
             return or_tool_calls(grammar, calls_grammar(self.tool_parser, functions, parallel), in_reasoning)
         if not forced:
             strict = any(function.strict for function in functions)
@@ -142,12 +160,19 @@ class RequestPreprocessor:
             raise RequestError(
                 "tool_choice", "cannot require a tool call where the chat template starts with reasoning; use auto"
             )
-        return forced_call_grammar(self.tool_parser, forced, parallel)
+        # Nothing but the grammar would end a list of forced calls, so that one is enough unless more are asked for.
+        return forced_call_grammar(self.tool_parser, forced, parallel=body.parallel_tool_calls is True)
 
     def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
-        """Return the requested limit; without one, the rest of the context."""
+        """Return the requested limit; without one, the rest of the context.
+
+        A response that is not streamed is bounded then: its client waits for the end and would give up.
+        """
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        return limit if limit is not None else max(1, self.max_model_len - len(prompt))
+        if limit is not None:
+            return limit
+        rest = max(1, self.max_model_len - len(prompt))
+        return rest if body.stream else min(rest, self.config.unstreamed_max_tokens)
 
     def preprocess_completion(self, body: CompletionRequest, client: ClientContext) -> GenerationJob:
         """Tokenize the prompts and build the engine requests of a text completion."""
@@ -156,15 +181,49 @@ class RequestPreprocessor:
         if limit == 0 and not body.echo:
             raise RequestError("max_tokens", "0 generates nothing; use it with echo, to score a prompt")
         grammar = grammar_spec(body)
-        params = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
+        params: dict[str, Any] = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
+        if body.suffix is not None:
+            prompts = self._around_gaps(body, body.suffix)
+            params["stop_token_ids"] = (*(body.stop_token_ids or ()), *self.fim_tokens("suffix").ends)
         if body.echo:
             params["prompt_logprobs"] = body.logprobs
         return GenerationJob(
-            requests=self._build_requests(body, client, prompts, grammar, **params),
+            requests=self._build_requests(
+                body, client, prompts, grammar, body.prompt if isinstance(body.prompt, str) else "", **params
+            ),
             grammar=grammar,
             prompts=self._prompt_texts(body, prompts) if body.echo else [],
             prompt_only=limit == 0,
         )
+
+    def fim_tokens(self, field: str) -> FimTokens:
+        """Return the model's fill-in-the-middle tokens; refuse the request for it in `field` if there are none."""
+        if self.tokenizer.fim is None:
+            raise RequestError(
+                field,
+                "needs fill-in-the-middle tokens, which this model's vocabulary lacks; serve a model that was trained "
+                "for it, or put the text before the gap into prompt",
+            )
+        return self.tokenizer.fim
+
+    def fim_prompt(
+        self, field: str, before: str | list[int], after: str, files: Sequence[tuple[str, str]] = (), room: int = 0
+    ) -> list[int]:
+        """Return the prompt of a gap. Of the other files the first are left out if they do not fit beside `room`."""
+        fim, encode = self.fim_tokens(field), partial(self.tokenizer.encode, add_special=False)
+        bos = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_id]
+        start = encode(before) if isinstance(before, str) else before
+        found = fim.prompt(start, encode(after), bos)
+        left, chosen = self.max_model_len - len(found) - max(1, room), fim.files(files, encode)
+        while chosen and sum(map(len, chosen)) > left:
+            chosen.pop(0)
+        context = [token for tokens in chosen for token in tokens]
+        return fim.prompt(start, encode(after), bos, context) if context else found
+
+    def _around_gaps(self, body: CompletionRequest, after: str) -> list[list[int]]:
+        """Return the prompts of a completion that fills gaps; `prompt` is the text before each."""
+        self.check_length("suffix", after)
+        return [self.fim_prompt("suffix", before, after) for before in _prompt_list(body)]
 
     def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
         prompts = _prompt_list(body)
@@ -178,9 +237,12 @@ class RequestPreprocessor:
         """Reject a prompt that cannot fit into the context, before all of it is encoded."""
         limit = self.max_model_len * (self.tokenizer.longest_token if isinstance(prompt, str) else 1)
         if len(prompt) > limit or (isinstance(prompt, str) and self._has_too_many_tokens(prompt)):
-            unit = "characters" if isinstance(prompt, str) else "tokens"
-            raise RequestError(
-                field, f"has {len(prompt)} {unit}; this model takes at most {self.max_model_len} tokens; shorten it"
+            size = f"{len(prompt)} {'characters' if isinstance(prompt, str) else 'tokens'}"
+            raise ContextLengthError(
+                field,
+                f"has {size}; this model takes at most {self.max_model_len} tokens; shorten it",
+                self.max_model_len,
+                f"your {field} has {size}. Please reduce its length.",
             )
 
     def _has_too_many_tokens(self, text: str) -> bool:
@@ -211,17 +273,21 @@ class RequestPreprocessor:
         client: ClientContext,
         prompts: list[list[int]],
         grammar: GrammarSpec | None,
+        source: str,
         **overrides: Any,
     ) -> list[Request]:
-        """Build the n requests of each prompt. `overrides` are sampling parameters derived from the request."""
+        """Build the n requests of each prompt. `overrides` are sampling parameters derived from the request.
+
+        `source` is the text that may ask to rewrite a part of it.
+        """
         params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **overrides)
-        speculation = speculation_choice(body)
+        speculation = self._with_prediction(speculation_choice(body), source)
         make = self.assembly.requests.make
         groups = [
             make(
                 f"{client.request_id}-{i}",
                 prompt,
-                _with_prompt_seed(params, body, client, i),
+                self._clamped(_with_prompt_seed(params, body, client, i), prompt),
                 speculation,
                 client.tenant,
             )
@@ -231,13 +297,30 @@ class RequestPreprocessor:
             self.assembly.engine.check(group[0])
         return [request for group in groups for request in group]
 
+    def _with_prediction(self, speculation: SpeculationChoice, source: str) -> SpeculationChoice:
+        """Add the text that the request asks to rewrite as prediction, unless it has one or names its drafters."""
+        wanted = self.config.infer_prediction and speculation.enabled and speculation.drafter is None
+        if not wanted or speculation.prediction is not None or PREDICTION not in self.assembly.engine.drafter.drafters:
+            return speculation
+        found = infer_prediction(source)
+        return speculation if found is None else replace(speculation, prediction=found, prediction_is_inferred=True)
+
+    def _clamped(self, params: SamplingParams, prompt: list[int]) -> SamplingParams:
+        """Limit max_tokens to what the context and the KV cache have left: many clients always ask for thousands."""
+        pool = self.assembly.engine.runner.pool
+        left = min(self.max_model_len, pool.count * pool.page_size) - len(prompt)
+        if self.config.strict_max_tokens or params.max_tokens is None or not 0 < left < params.max_tokens:
+            return params
+        return replace(params, max_tokens=max(left, params.min_tokens))
+
     def count_reasoning_tokens(self, choices: Sequence[ChoiceState]) -> int:
         """Return the number of reasoning tokens, each up to and including </think>."""
         return sum(choice.reasoning_tokens(self._end_tag) for choice in choices if choice.reasoning)
 
     @cached_property
     def _end_tag(self) -> list[int]:
-        return self.tokenizer.encode(END_TAG, add_special=False)
+        end = HARMONY_ENDS[0] if self.tool_parser == "harmony" else END_TAG
+        return self.tokenizer.encode(end, add_special=False)
 
 
 def _with_prompt_seed(
@@ -253,6 +336,16 @@ def _prompt_list(body: CompletionRequest) -> list[Any]:
     """Return OpenAI's four shapes of `prompt` (string, strings, token ids, lists of token ids) as a list of prompts."""
     prompt: Any = body.prompt
     return [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+
+
+def _last_user_text(body: ChatCompletionRequest) -> str:
+    """Return the text of the last user message; empty after a tool's result, which is answered freely."""
+    last = body.messages[-1]
+    if last.role != "user" or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "".join(str(part.get("text") or "") for part in last.content)
 
 
 def _chat_logprobs(body: ChatCompletionRequest) -> int | None:

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import GenerationRequest
 
 from .choice_state import ChoiceState
 
@@ -29,7 +30,7 @@ class RequestLog:
         self._worker = ThreadPoolExecutor(1, "foretell-log")
         self._lost = 0  # consecutive records that could not be written
 
-    def write(self, request_id: str, model: str, body: GenerationRequest, choices: list[ChoiceState]) -> None:
+    def write(self, request_id: str, model: str, body: BaseModel, choices: list[ChoiceState]) -> None:
         """Log a finished request."""
         if self._file is not None:
             self._worker.submit(self._append, _record(request_id, model, body, choices))
@@ -62,7 +63,7 @@ def _open(path: Path) -> Any:
         raise RequestError("log_requests", f"{path} cannot be written: {error.strerror}") from None
 
 
-def _record(request_id: str, model: str, body: GenerationRequest, choices: list[ChoiceState]) -> dict[str, Any]:
+def _record(request_id: str, model: str, body: BaseModel, choices: list[ChoiceState]) -> dict[str, Any]:
     """Return the request as it was sent and its choices, in the format of training data."""
     request = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     return {

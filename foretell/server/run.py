@@ -9,12 +9,14 @@ import math
 import signal
 import socket
 import sys
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
 
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
+from foretell.hub.catalog import BUILTINS
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
 from foretell.server.http_protocol import timeout_protocol
@@ -74,10 +76,18 @@ def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCon
     from foretell.build.model_source import print_progress
 
     progress = LOG.info if config.log_format == "json" else print_progress
+    builtin = BUILTINS.get(engine.model)
+    if builtin is not None and engine.chat_template is None:
+        engine = replace(engine, chat_template=builtin.chat_template)
     assembly = build_engine(engine, speculation, progress=progress)
+    if builtin is not None and engine.generation_config == "auto":
+        assembly = replace(assembly, sampling_defaults={**builtin.sampling, **assembly.sampling_defaults})
     assembly.grammars.prepare()
     trim_memory()
-    return Service(assembly, config, engine, speculation)
+    service = Service(assembly, config, engine, speculation)
+    for notice in service.preprocessor.notices():
+        progress(notice)
+    return service
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import QueueFull
 from foretell.errors import RequestError, UnknownModelError
-from foretell.server.openai.response_builder import ResponseContext
+from foretell.server.response_builder import ResponseContext
 from foretell.version import VERSION
 
 from .background_tasks import DraftReloader
@@ -75,7 +75,7 @@ class Service:
 
     def client_context(self, prefix: str, api_key: str, cache_salt: str | None) -> ClientContext:
         """Return a new request id with `prefix`, the request's tenant, and its seed if the server has a seed."""
-        return ClientContext(f"{prefix}-{secrets.token_hex(12)}", tenant(api_key, cache_salt), self._next_seed())
+        return ClientContext(f"{prefix}{secrets.token_hex(12)}", tenant(api_key, cache_salt), self._next_seed())
 
     def _next_seed(self) -> int | None:
         if self.config.seed is None:

@@ -50,6 +50,16 @@ def sse_event(value: dict[str, Any]) -> bytes:
     return b"data: " + to_json(value).encode() + b"\n\n"
 
 
+def typed_event(value: dict[str, Any]) -> bytes:
+    """Encode a value as one server-sent event that is named by its `type`."""
+    return f"event: {value['type']}\n".encode() + sse_event(value)
+
+
+def json_line(value: dict[str, Any]) -> bytes:
+    """Encode a value as one line of newline-delimited JSON."""
+    return to_json(value).encode() + b"\n"
+
+
 class ChunkTemplate:
     """A chunk that is sent many times with different text; the JSON around the text is encoded once."""
 
@@ -63,21 +73,20 @@ class ChunkTemplate:
 
 
 class EventStreamResponse(Response):
-    """Sends server-sent events as they are generated; closes their source when the client disconnects."""
-
-    media_type = "text/event-stream"
+    """Sends events as they are generated; closes their source when the client disconnects."""
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         close: Callable[[], None],
         attach: Callable[[DirectConnection], None] = lambda connection: None,
+        media_type: str = "text/event-stream",
     ) -> None:
         """`close` is called at the end in any case: a generator that was never started runs no `finally`.
 
         `attach` receives the connection if events can be written to it directly between two from `events`.
         """
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._events, self._close, self._attach = events, close, attach
 

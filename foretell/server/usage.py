@@ -11,6 +11,7 @@ from .choice_state import ChoiceState
 
 if TYPE_CHECKING:
     from foretell.engine.sequence_state import SequenceState
+    from foretell.types import Request
 
 PREDICTION = "prediction"  # the drafter of OpenAI's predicted outputs
 
@@ -21,7 +22,7 @@ def usage(choices: Sequence[ChoiceState], reasoning_tokens: int = 0) -> dict[str
     num_prompt = sum(len(choice.request.prompt) for choice in prompts)
     num_completion = sum(len(choice.tokens) for choice in choices)
     details: dict[str, int] = {"reasoning_tokens": reasoning_tokens}
-    if any(choice.request.prediction for choice in choices):
+    if any(_brings_prediction(choice.request) for choice in choices):
         drafted, accepted = _draft_counts(choices, PREDICTION)
         details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
     return {
@@ -31,6 +32,10 @@ def usage(choices: Sequence[ChoiceState], reasoning_tokens: int = 0) -> dict[str
         "prompt_tokens_details": {"cached_tokens": sum(_cached_tokens(choice) for choice in prompts)},
         "completion_tokens_details": details,
     }
+
+
+def _brings_prediction(request: Request) -> bool:
+    return bool(request.prediction) and not request.speculation.prediction_is_inferred
 
 
 def _cached_tokens(choice: ChoiceState) -> int:

@@ -36,7 +36,12 @@ def load_shard(spec: ModelShardSpec, model: Decoder, ranks: Ranks) -> tuple[Mode
     shapes = [head_layer_shapes(head.config, model.shard) for head in loaded]
     ready = spec.quantize(model)
     runner = ModelRunner(
-        ready, spec.pages, spec.page_size, spec.context, extra_layers=tuple(shape for few in shapes for shape in few)
+        ready,
+        spec.pages,
+        spec.page_size,
+        spec.context,
+        extra_layers=tuple(shape for few in shapes for shape in few),
+        kv_dtype=spec.kv_dtype,
     )
     ops, first = dict[int, TorchHeadOps](), len(ready.layer_shapes)
     for head, own in zip(loaded, shapes, strict=True):

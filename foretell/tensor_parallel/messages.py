@@ -101,6 +101,7 @@ class ModelShardSpec:
     page_size: int
     context: int
     heads: tuple[Path | None, ...] = ()  # folders of its draft heads; None: in the model's own checkpoint
+    kv_dtype: torch.dtype | None = None  # of keys and values; None: `dtype`
 
     def load(self, shard: Shard, device: torch.device) -> Decoder:
         """Load a rank's shard, in floats."""

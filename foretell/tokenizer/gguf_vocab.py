@@ -32,6 +32,10 @@ GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SEED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 DEEPSEEK3 = (
     r"\p{N}{1,3}",
     r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+",
@@ -67,11 +71,13 @@ class PreTokenization:
 LLAMA3_FAMILY = PreTokenization((LLAMA3,), whole_words=True, bos=True)
 QWEN2_FAMILY = PreTokenization((QWEN2,), nfc=True)
 KNOWN = {
-    **dict.fromkeys(("gpt-2", "default", "phi-2"), PreTokenization()),
+    **dict.fromkeys(("gpt-2", "default", "phi-2", "exaone4", "granite-docling"), PreTokenization()),
     **dict.fromkeys(("olmo", "mpt"), PreTokenization(nfc=True)),
     **dict.fromkeys(("smollm", "starcoder", "refact"), PreTokenization(digits=True)),
     "command-r": PreTokenization(digits=True, nfc=True),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), LLAMA3_FAMILY),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenization((LLAMA3,))),  # OLMo 2, Phi-4, SmolLM3
+    "seed-coder": PreTokenization((SEED,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_FAMILY),
     "qwen35": PreTokenization((QWEN35,), nfc=True),
     "tekken": PreTokenization((TEKKEN,), whole_words=True, bos=True),
@@ -92,6 +98,14 @@ KEY = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot", "eom": "eom"}
+FIM_KEYS = {
+    "prefix": ("fim_pre", "prefix"),
+    "suffix": ("fim_suf", "suffix"),
+    "middle": ("fim_mid", "middle"),
+    "pad": ("fim_pad",),
+    "repo": ("fim_rep",),
+    "separator": ("fim_sep",),
+}
 # A GGUF file has no generation config; these tokens end a turn if the chat template uses them.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
 SPACE = "\u2581"
@@ -117,7 +131,8 @@ def read_gguf(metadata: Mapping[str, Any]) -> TokenizerSpec:
     add_ends(backend, None if bos is None else tokens[bos], None if eos is None else tokens[eos])
     named = {f"{name}_token": tokens[token] for name, token in ids.items()}
     templates = read_templates(metadata)
-    return TokenizerSpec(backend, len(tokens), named, ends_of(ids, tokens, types, templates), templates)
+    ends = ends_of(ids, tokens, types, templates)
+    return TokenizerSpec(backend, len(tokens), named, ends, templates, fim_ids(metadata, len(tokens)))
 
 
 def require(metadata: Mapping[str, Any], name: str, count: int | None = None) -> Sequence[Any]:
@@ -132,6 +147,17 @@ def named_ids(metadata: Mapping[str, Any], size: int) -> dict[str, int]:
     """Return the tokens with a role, by role. Converters write ids outside the vocabulary for unused roles."""
     ids = {name: metadata.get(f"{KEY}{word}_token_id") for name, word in NAMES.items()}
     return {name: int(token) for name, token in ids.items() if token is not None and 0 <= token < size}
+
+
+def fim_ids(metadata: Mapping[str, Any], size: int) -> dict[str, int]:
+    """Return the fill-in-the-middle tokens that the file names, by role; older converters have other keys."""
+    found: dict[str, int] = {}
+    for role, keys in FIM_KEYS.items():
+        ids = (metadata.get(f"{KEY}{key}_token_id") for key in keys)
+        token = next((token for token in ids if token is not None and 0 <= token < size), None)
+        if token is not None:
+            found[role] = int(token)
+    return found
 
 
 def byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:

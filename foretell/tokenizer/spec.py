@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tokenizers
 
@@ -17,6 +17,7 @@ class TokenizerSpec:
     named: Mapping[str, str]  # bos_token, eos_token and so on, as chat templates name them
     end_ids: frozenset[int]
     templates: Mapping[str, str]  # chat templates by name; "default" is used without tools
+    fim: Mapping[str, int] = field(default_factory=dict)  # fill-in-the-middle tokens that the file names, by role
 
 
 def library_error(problem: BaseException) -> BaseException:

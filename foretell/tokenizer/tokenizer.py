@@ -9,7 +9,8 @@ from typing import Any
 
 from foretell.errors import RequestError
 from foretell.tokenizer.chat import ChatTemplates
-from foretell.tokenizer.gguf_vocab import read_gguf
+from foretell.tokenizer.fim import find_fim_tokens
+from foretell.tokenizer.gguf_vocab import TEMPLATE, read_gguf
 from foretell.tokenizer.hf_files import read_files
 from foretell.tokenizer.piece_decoding import PieceText, piece_decoding
 from foretell.tokenizer.spec import TokenizerSpec, library_error
@@ -31,6 +32,7 @@ class Tokenizer:
         self.bos_id: int | None = spec.backend.token_to_id(bos) if bos else None
         self.end_ids = spec.end_ids
         added = spec.backend.get_added_tokens_decoder()
+        self.fim = find_fim_tokens(spec.backend.token_to_id, spec.fim)
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod
@@ -40,8 +42,9 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
-        """Build from the metadata of a GGUF file."""
-        return cls(with_template(read_gguf(metadata), chat_template))
+        """Build from the metadata of a GGUF file; the tokens that end a turn are those of the template in use."""
+        given = {} if chat_template is None else {TEMPLATE: chat_template}
+        return cls(with_template(read_gguf({**metadata, **given}), chat_template))
 
     @property
     def chat_template(self) -> str | None:
@@ -52,6 +55,16 @@ class Tokenizer:
     def tool_template(self) -> str | None:
         """Return the chat template for chats with tools; some models have a separate one."""
         return self._templates.with_tools
+
+    @cached_property
+    def takes_system_role(self) -> bool:
+        """Return whether the chat template accepts a system turn before the user's."""
+        turns = [{"role": role, "content": "hello"} for role in ("system", "user")]
+        try:
+            self.apply_chat_template(turns)
+        except RequestError:
+            return False
+        return True
 
     def check_templates(self) -> None:
         """Refuse chat templates that exceed the limits of their sandbox."""

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.models.decoder import Decoder
+from foretell.models.config import ModelConfig
+from foretell.models.decoder import Decoder, final_logits
 
 from .dense_forward import CausalAttention, dense_forward, final_norm, output_weight, rope_tables
 from .token_dataset import BatchLoader, TrainBatch
@@ -46,7 +47,8 @@ class HiddenStateCapture:
     def __init__(self, target: Decoder, hidden_layers: tuple[int, ...], context: int) -> None:
         self.target, self.hidden_layers = target, hidden_layers
         self.rope = rope_tables(target, context)
-        self.attend = CausalAttention(target.config.scale, target.config.windows)
+        config = target.config
+        self.attend = CausalAttention(config.scale, config.windows, config.attention_softcap)
 
     @torch.no_grad()
     def __call__(self, batch: TrainBatch) -> TargetStates:
@@ -63,7 +65,10 @@ class HiddenStateCapture:
         draft_weight = weight if is_full else weight[ids]
         draft_id = torch.full((len(weight),), -1, device=ids.device)
         draft_id[ids] = torch.arange(len(ids), device=ids.device)
-        chunks = [_probs(states, weight, draft_weight, is_full) for states in torch.split(final_hidden, LOGITS_ROWS)]
+        config = self.target.config
+        chunks = [
+            _probs(config, states, weight, draft_weight, is_full) for states in torch.split(final_hidden, LOGITS_ROWS)
+        ]
         probs, argmax = torch.cat([p for p, _ in chunks]), torch.cat([best for _, best in chunks])
         return TargetDistribution(probs, argmax, draft_id[argmax])
 
@@ -90,10 +95,12 @@ class HiddenStateCache:
         return states
 
 
-def _probs(states: Tensor, weight: Tensor, draft_weight: Tensor, is_full: bool) -> tuple[Tensor, Tensor]:
+def _probs(
+    config: ModelConfig, states: Tensor, weight: Tensor, draft_weight: Tensor, is_full: bool
+) -> tuple[Tensor, Tensor]:
     """Return the probabilities of the draft vocabulary and the argmax over the full vocabulary."""
-    logits = F.linear(states, weight).float()
+    logits = final_logits(config, F.linear(states, weight).float())
     total = logits.logsumexp(-1, keepdim=True)
     argmax = logits.argmax(-1)
-    draft_logits = logits if is_full else F.linear(states, draft_weight).float()
+    draft_logits = logits if is_full else final_logits(config, F.linear(states, draft_weight).float())
     return (draft_logits - total).exp_().to(states.dtype), argmax

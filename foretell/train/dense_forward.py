@@ -13,16 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foretell.errors import UnsupportedModelError
+from foretell.kernels.attention import masked_attention
 from foretell.kernels.norm import rms_norm
-from foretell.kernels.rotary import rotate
 from foretell.models.config import Rope
-from foretell.models.decoder import Attention, Block, Decoder
+from foretell.models.decoder import Attention, Block, Decoder, RopeRows, rope_rows_at
 from foretell.models.draft_heads import Attend
-from foretell.models.layers import Norm
-from foretell.models.rope import rope_table
+from foretell.models.rope import query_scales, rope_table
 
 RopeTables = dict[Rope, Tensor]
-CosSin = dict[Rope, tuple[Tensor, Tensor]]
 
 # Without cuDNN, torch's first choice on new devices: it compiles a plan for every shape, and nearly every batch has
 # a length of its own.
@@ -31,6 +30,8 @@ SDPA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 def rope_tables(model: Decoder, context: int) -> RopeTables:
     """Return RoPE tables up to `context`. The model builds its own only once its weights are packed."""
+    if model.config.layer_sizes:
+        raise UnsupportedModelError(f"{model.config.family} cannot be trained for: its layers have different sizes")
     dim = model.config.head_dim
     return {r: rope_table(r, dim, context).to(model.embed.device, model.dtype) for r in set(model.config.ropes)}
 
@@ -47,14 +48,12 @@ def dense_forward(
 
     Returns the last layer's states [..., n, width] and those of `hidden_layers`, where 0 is the embedding.
     """
-    x = F.embedding(tokens, model.embed)
-    if model.config.embed_scale != 1.0:
-        x = x * torch.tensor(model.config.embed_scale, dtype=x.dtype)
-    cos_sin = {kind: _cos_sin(table, positions) for kind, table in rope.items()}
+    x = model.scale_embeddings(F.embedding(tokens, model.embed))
+    rope_rows = {kind: _rope_rows(kind, table, positions) for kind, table in rope.items()}
     states = {0: x}
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block), "a decoder is made of blocks"
-        x = _block_forward(block, layer, x, cos_sin, attend)
+        x = _block_forward(block, layer, x, rope_rows, attend)
         states[layer + 1] = x
     return x, [states[layer] for layer in hidden_layers]
 
@@ -71,50 +70,44 @@ def output_weight(model: Decoder) -> Tensor:
     return weight
 
 
-def _cos_sin(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    rows = table[positions]
-    return rows[..., :1, :], rows[..., 1:, :]
+def _rope_rows(rope: Rope, table: Tensor, positions: Tensor) -> RopeRows:
+    scales = query_scales(rope, len(table)).to(table.device) if rope.query_growth else None
+    return rope_rows_at(table, positions, scales)
 
 
-def _block_forward(block: Block, layer: int, x: Tensor, cos_sin: CosSin, attend: Attend) -> Tensor:
-    normed = rms_norm(x, block.attention_norm.weight, block.eps)
-    attention = _attention(block.attention, layer, normed, cos_sin, attend)
-    x = x + _post_norm(attention, block.attention_post_norm, block.eps)
-    ffn = block.ffn(rms_norm(x, block.ffn_norm.weight, block.eps))
-    return x + _post_norm(ffn, block.ffn_post_norm, block.eps)
+def _block_forward(block: Block, layer: int, x: Tensor, rope_rows: dict[Rope, RopeRows], attend: Attend) -> Tensor:
+    attention = block.attention
+    assert isinstance(attention, Attention), "a block has attention"
 
+    def attended(normed: Tensor) -> Tensor:
+        output = attend(layer, *attention.queries_keys_values(normed, rope_rows[attention.rope]))
+        projected: Tensor = attention.out(output.flatten(-2))
+        return projected
 
-def _attention(attention: Attention, layer: int, x: Tensor, cos_sin: CosSin, attend: Attend) -> Tensor:
-    c = attention.config
-    q, k, v = attention.qkv(x).unflatten(-1, (-1, c.head_dim)).split([c.heads, c.kv_heads, c.kv_heads], -2)
-    if attention.q_norm is not None and attention.k_norm is not None:
-        q, k = rms_norm(q, attention.q_norm.weight, c.norm_eps), rms_norm(k, attention.k_norm.weight, c.norm_eps)
-    output = attend(layer, rotate(q, *cos_sin[attention.rope]), rotate(k, *cos_sin[attention.rope]), v)
-    projected: Tensor = attention.out(output.flatten(-2))
-    return projected
-
-
-def _post_norm(x: Tensor, norm: Norm | None, eps: float) -> Tensor:
-    return x if norm is None else rms_norm(x, norm.weight, eps)
+    return block.run(x, attended)
 
 
 class CausalAttention:
     """Causal attention with the sliding window of each layer."""
 
-    def __init__(self, scale: float, windows: Sequence[int | None]) -> None:
-        self.scale, self.windows = scale, windows
+    def __init__(self, scale: float, windows: Sequence[int | None], softcap: float | None = None) -> None:
+        self.scale, self.windows, self.softcap = scale, windows, softcap
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return causal_attention(q, k, v, self.scale, self.windows[layer])
+        return causal_attention(q, k, v, self.scale, self.windows[layer], self.softcap)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None, softcap: float | None = None
+) -> Tensor:
     """Attend with q [rows, n, heads, dim] over k, v [rows, n, kv_heads, dim].
 
     Rows are padded on the right, so causality alone hides the padding.
     """
     groups, length = q.shape[-2] // k.shape[-2], q.shape[1]
     q, k, v = q.transpose(1, 2), repeat_kv(k, groups).transpose(1, 2), repeat_kv(v, groups).transpose(1, 2)
+    if softcap is not None:
+        return masked_attention(q, k, v, causal_mask(length, window, q.device), scale, softcap).transpose(1, 2)
     is_full = window is None or window >= length
     mask = None if is_full else causal_mask(length, window, q.device)
     with sdpa_kernel(SDPA_BACKENDS):

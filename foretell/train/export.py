@@ -12,10 +12,12 @@ from torch import Tensor
 
 from foretell.build.model_source import ModelSource
 from foretell.errors import RequestError, UnsupportedModelError
+from foretell.models.checkpoint_tensors import FUSED
 from foretell.models.config import ModelConfig
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, has_plain_logits
 from foretell.models.draft_heads import DraftHead, EagleConfig, EagleHead, LayerConfig, TargetWeights
 from foretell.models.draft_heads.formats.layout import layer_tensors
+from foretell.models.families import MULTIMODAL
 from foretell.models.hf_config import eos_token_ids
 from foretell.models.weights import map_parameters
 
@@ -23,8 +25,31 @@ SPECULATIVE_TOKENS = 5  # suggested draft tokens per step in the exported config
 SPECULATORS_VERSION = "0.3.0"  # of the speculators format
 
 
+CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "ministral3": "Ministral3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "phi3": "Phi3",
+    "granite": "Granite",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "smollm3": "SmolLM3",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "exaone4": "Exaone4",
+    "seed_oss": "SeedOss",
+}
+
+
 def check_writable(source: ModelSource) -> None:
     """Refuse, before training, a model whose config.json could not be written."""
+    model_type = source.checkpoint.config.get("model_type")
+    if model_type in MULTIMODAL or source.config.family in FUSED or not has_plain_logits(source.config):
+        raise UnsupportedModelError(
+            f"a model of type {model_type} cannot be tuned: its weights are fused or its logits scaled; train a head"
+        )
     supported = source.config.family == "llama" and source.config.ropes[0].kind == "default"
     if source.checkpoint.kind == "gguf" and not supported:
         family = source.config.family
@@ -52,8 +77,7 @@ def write_model(model: Decoder, source: ModelSource, folder: Path) -> None:
 def architectures(source: ModelSource) -> list[str]:
     """Return the names of the model's classes in transformers."""
     given = source.checkpoint.config.get("architectures")
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}
-    return list(given) if isinstance(given, list) else [f"{names[source.config.family]}ForCausalLM"]
+    return list(given) if isinstance(given, list) else [f"{CLASSES[source.config.family]}ForCausalLM"]
 
 
 def _llama_config(config: ModelConfig) -> dict[str, Any]:

@@ -211,8 +211,9 @@ def _copy_layer(layer: HeadLayer, block: Block) -> None:
     _copy_matrix(layer.attention.out.weight, attention.out.weight)
     _copy_matrix(layer.ffn.gate_up.weight, block.ffn.gate_up.weight)
     _copy_matrix(layer.ffn.down.weight, block.ffn.down.weight)
-    layer.ffn_norm.weight.copy_(block.ffn_norm.weight)
-    if layer.attention_norm is not None:
+    if block.ffn_norm is not None:
+        layer.ffn_norm.weight.copy_(block.ffn_norm.weight)
+    if layer.attention_norm is not None and block.attention_norm is not None:
         layer.attention_norm.weight.copy_(block.attention_norm.weight)
 
 

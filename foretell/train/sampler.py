@@ -161,7 +161,8 @@ class _PrefillAttention:
         length = k.shape[1]
         self.sampler.keys[layer][self.slots, :, :length] = k.transpose(1, 2)
         self.sampler.values[layer][self.slots, :, :length] = v.transpose(1, 2)
-        return causal_attention(q, k, v, self.config.scale, self.config.windows[layer])
+        config = self.config
+        return causal_attention(q, k, v, config.scale, config.windows[layer], config.attention_softcap)
 
 
 class _DecodeAttention:
@@ -178,6 +179,8 @@ class _DecodeAttention:
         values[sampler.row, :, sampler.positions] = v[:, 0]
         q = q.view(sampler.slots, config.kv_heads, -1, config.head_dim)
         scores = (q @ keys[:, :, : self.span].mT).float() * config.scale
+        if (cap := config.attention_softcap) is not None:
+            scores = cap * torch.tanh(scores / cap)
         masked = self.kv_position > sampler.positions[:, None]
         window = config.windows[layer]
         if window is not None:

@@ -166,10 +166,15 @@ def attempts(kind: str, folder: Path, seed: int) -> Callable[[int], None]:
     return attempt
 
 
-def main(kinds: list[str], seed: int, count: int, folder: Path) -> None:
+def limit_resources() -> None:
+    """Limit memory and processor time of this process."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS,) * 2)
+
+
+def main(kinds: list[str], seed: int, count: int, folder: Path) -> None:
+    limit_resources()
     for kind in kinds:
         try_all(kind, attempts(kind, folder, seed), count)
     print("done", flush=True)

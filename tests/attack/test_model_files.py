@@ -24,8 +24,12 @@ KINDS = ("gguf", "model.safetensors", "config.json", "tokenizer.json", "tokenize
 def fuzz(kinds: str, seed: int, count: int, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "tiny"
     copy.symlink_to(folder)
+    run("tests.attack.fuzz_files", kinds, str(seed), str(count), str(copy), tmp_path=tmp_path)
+
+
+def run(module: str, *arguments: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attack.fuzz_files", kinds, str(seed), str(count), str(copy)],
+        [sys.executable, "-m", module, *arguments],
         cwd=REPO,
         env=os.environ | {"PYTHONPATH": str(REPO), "FORETELL_HOME": str(tmp_path / "home"), "FORETELL_NATIVE": "0"},
         capture_output=True,
@@ -44,6 +48,16 @@ def test_damaged_files_are_rejected_or_read(tiny_folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_damaged_files_are_rejected_or_read(kind: str, seed: int, tiny_folder: Path, tmp_path: Path) -> None:
     fuzz(kind, seed, 1000, tiny_folder, tmp_path)
+
+
+def test_damaged_quantized_checkpoints_are_rejected_or_read(tmp_path: Path) -> None:
+    run("tests.attack.fuzz_quantized", "1", "300", str(tmp_path / "models"), tmp_path=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_many_damaged_quantized_checkpoints_are_rejected_or_read(seed: int, tmp_path: Path) -> None:
+    run("tests.attack.fuzz_quantized", str(seed), "3000", str(tmp_path / "models"), tmp_path=tmp_path)
 
 
 def with_parts(**parts: Any) -> Tokenizer:

@@ -12,11 +12,16 @@ import pytest
 
 from foretell.cli.main import main, parse
 from foretell.cli.ps import duration
+from foretell.cli.show import kernels
 from foretell.hub.catalog import BUILTINS, SMOLLM2, BuiltinModel
 from foretell.hub.mapped_file import write_mapped
+from foretell.models.families import BY_MODEL_TYPE, FAMILIES
+from foretell.models.hf_config import from_hf
 from foretell.server import registry
 from foretell.server.registry import registered, registry_folder, running_servers
 from tests.folder import write_tiny_folder
+from tests.models.families import MODELS
+from tests.quantized_folder import write_quantized_folder
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -113,8 +118,24 @@ def test_show_describes_a_model_and_its_drafters(tiny_folder: Path, capsys: pyte
     assert code == 0 and found["format"] == "safetensors" and found["not_served"] is None
     assert found["parameters"] > 0 and found["context"] > 0 and found["family"]
     assert {"ngram", "suffix", "self:int8"} <= {each["drafter"] for each in found["drafters"]}
+    assert (found["on_cpu"], found["on_cuda"]) == ("native library", "Triton kernels")
     words = run(capsys, "show", str(tiny_folder))[1]
-    assert "parameters" in words and "suffix" in words
+    assert "parameters" in words and "suffix" in words and "native library" in words
+
+
+def test_show_lists_the_error_of_each_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, plain = (str(each) for each in write_quantized_folder(tmp_path, "gptq symmetric"))
+    found = json.loads(run(capsys, "show", folder, "--weights", "--json")[1])
+    assert found["weights"] == "GPTQ int4 group 32" and found["not_served"] is None
+    assert len(found["matrices"]) == 2 * 7 + 1
+    for matrix in found["matrices"]:
+        is_head = matrix["tensor"] == "lm_head.weight"
+        assert matrix["stored"] == ("F32" if is_head else "int4 group 32")
+        assert 0 < matrix["mean_error"] < (0.02 if is_head else 0.003) and 0 < matrix["max_error"] < 0.01
+    exact = json.loads(run(capsys, "show", folder, "--weights", "-q", "none", "--json")[1])["matrices"]
+    assert {(each["runs_as"], each["max_error"]) for each in exact} == {("float32", 0.0)}
+    words = run(capsys, "show", plain, "--weights", "-q", "int8")[1]
+    assert "model.layers.1.mlp.down_proj.weight" in words and "mean error" in words and "%" in words
 
 
 def test_show_says_why_a_model_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +150,21 @@ def test_list_has_models_and_packed_weights(home: Path, capsys: pytest.CaptureFi
     assert code == 0 and "installed (default)" in out and "foretell pull gemma3-270m" in out
     assert "packed weights" in out and "foretell rm --packed" in out
     assert out == run(capsys, "models")[1]
+
+
+def test_supported_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "models", "--supported")
+    assert code == 0 and all(family.title in out for family in FAMILIES.values())
+    found = json.loads(run(capsys, "models", "--supported", "--json")[1])
+    assert {name for each in found for name in each["model_types"]} == BY_MODEL_TYPE.keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_table_says_what_runs_a_family(name: str) -> None:
+    configs = [from_hf(config.to_dict()) for _, config in MODELS.values() if BY_MODEL_TYPE[config.model_type] == name]
+    assert configs, "every family has a tiny model"
+    for device in ("cpu", "cuda"):
+        assert any(kernels(each, device).startswith("torch") for each in configs) == (device in FAMILIES[name].torch_on)
 
 
 def test_ps_lists_servers_while_they_run(

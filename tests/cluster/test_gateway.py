@@ -128,6 +128,19 @@ def test_a_request_that_kills_replicas_is_not_given_to_all() -> None:
     assert reply.headers["retry-after"]
 
 
+def test_a_loss_has_the_shape_of_the_api_that_was_called() -> None:
+    def last(path: str) -> str:
+        reply = ask(Gateway(Cast(a=streams("a", b"first\n\n", dies=True)), 3, 9), path)
+        return reply.text.removeprefix("first\n\n")
+
+    event, data = last("/v1/messages").rstrip().split("\n")
+    assert event == "event: error" and json.loads(data[6:])["error"]["type"] == "api_error"
+    assert json.loads(last("/v1/responses").split("data: ")[1])["code"] == "replica_lost"
+    assert "was lost" in json.loads(last("/api/chat"))["error"]
+    refused = ask(Gateway(Cast(a=says("a", b"{}", 503)), 1, 9), "/v1/messages")
+    assert refused.status_code == 503
+
+
 def test_a_replica_lost_midway_is_reported_in_the_last_event() -> None:
     reply = ask(Gateway(Cast(a=streams("a", b"data: 1\n\n", dies=True)), 3, 9))
     events = reply.content.split(b"\n\n")

@@ -73,3 +73,23 @@ def test_a_long_prompt_has_few_hashes_and_shares_nearly_all() -> None:
     longer = prefix_hashes(TEXT, "", json.dumps({"prompt": text + "more" * 20}).encode())
     assert 50 < len(whole) < 200
     assert common(whole, longer) == len(whole)
+
+
+def test_the_translated_apis_have_hashes_of_their_prompts() -> None:
+    def ask(path: str, **body: Any) -> tuple[bytes, ...]:
+        return prefix_hashes(path, "", json.dumps(body).encode())
+
+    turn = [{"role": "user", "content": LONG}]
+    assert ask("/v1/messages", messages=turn) == ask("/api/chat", messages=turn) == chat(LONG)
+    assert ask("/v1/responses", input=turn) == chat(LONG) and len(ask("/v1/responses", input=LONG)) >= 3
+    for name, path in (("system", "/v1/messages"), ("instructions", "/v1/responses")):
+        assert common(ask(path, messages=turn), ask(path, messages=turn, **{name: "x" * 90})) == 0
+
+
+def test_a_billing_line_does_not_change_the_hashes() -> None:
+    def ask(checksum: str) -> tuple[bytes, ...]:
+        line = f"x-anthropic-billing-header: cc_version=2; cch={checksum};"
+        system = [{"type": "text", "text": line}, {"type": "text", "text": LONG}]
+        return prefix_hashes("/v1/messages", "", json.dumps({"system": system, "messages": []}).encode())
+
+    assert ask("a1") == ask("b2") and len(ask("a1")) >= 3

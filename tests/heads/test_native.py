@@ -10,6 +10,7 @@ import torch
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
+from foretell.kernels.kv_types import KV_TYPES
 from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig, TargetWeights
@@ -26,11 +27,15 @@ KEEPS = {name: config for name, config in SERVED.items() if name != "medusa"}
 
 
 def waiting(
-    config: HeadConfig, page_size: int = 4, rules: tuple[str, ...] = ("match",), **params: float
+    config: HeadConfig,
+    page_size: int = 4,
+    rules: tuple[str, ...] = ("match",),
+    kv_dtype: torch.dtype | None = None,
+    **params: float,
 ) -> tuple[Served, list[Sequence]]:
     """Return decoding sequences of several lengths, in scattered pages; they alternate
     with the rules."""
-    engine = World(page_size=page_size, budget=2).engine(drafter := OwnHead(config, packed=True))
+    engine = World(page_size=page_size, budget=2, kv_dtype=kv_dtype).engine(drafter := OwnHead(config, packed=True))
     choices = [SpeculationChoice(rule=rules[i % len(rules)]) for i in range(len(PROMPTS))]
     states = [add(engine, str(i), prompt, choices[i], **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(6):
@@ -74,6 +79,18 @@ def test_native_drafts_equal_the_reference(config: HeadConfig, sampling: str, ru
             assert mine.sampled == theirs.sampled and (mine.probs is None) == (theirs.probs is None)
             if mine.probs is not None and theirs.probs is not None:
                 assert torch.allclose(mine.probs, theirs.probs, atol=1e-2)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_TYPES[1:], ids=str)
+@pytest.mark.parametrize("config", SERVED.values(), ids=SERVED)
+def test_native_drafts_equal_the_reference_in_each_type_of_kv(config: HeadConfig, kv_dtype: torch.dtype) -> None:
+    drafter, seqs = waiting(config, kv_dtype=kv_dtype, temperature=0.0)
+    budgets = [Budget(1 + i % 4) for i in range(len(seqs))]
+    found = drafter.propose(seqs, budgets)
+    defined = in_torch(drafter, seqs, budgets)
+    assert [draft.tokens for draft in found] == [draft.tokens for draft in defined] and found[0].tokens
+    for mine, theirs in zip(found, defined, strict=True):
+        assert mine.confidence == pytest.approx(theirs.confidence, rel=5e-2), "rounding may flip a row or a key"
 
 
 @pytest.mark.parametrize("config", KEEPS.values(), ids=KEEPS)

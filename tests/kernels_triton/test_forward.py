@@ -18,7 +18,7 @@ from foretell.kernels.triton import attention
 from foretell.kernels.triton.attention import AttentionPlan, attend
 from foretell.kernels.triton.row_tables import NO_SPLIT, RowTables, StepShape, num_splits
 from foretell.kv.cache import KVCache
-from foretell.models.config import ModelConfig
+from foretell.models.config import ModelConfig, Rope
 from foretell.models.decoder import Decoder
 from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.cuda.forward import CudaForward
@@ -37,6 +37,9 @@ CONFIGS = {
     "all norms": replace(
         BASE, kv_heads=1, qk_norm=True, sandwich_norms=True, embed_scale=5.6, activation="gelu_tanh", tied=False,
         qkv_bias=True,
+    ),
+    "multipliers": replace(
+        BASE, residual_scale=0.3, logit_scale=0.5, logit_softcap=3.0, ropes=(Rope(), Rope(kind="none")),
     ),
 }  # fmt: skip
 TREE = Draft((1, 2, 3, 4, 5, 6), (-1, -1, 0, 0, 1, 3))

@@ -7,16 +7,39 @@ from typing import Any
 
 import torch
 from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    InternLM3Config,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 SIZES: dict[str, Any] = {
@@ -41,6 +64,29 @@ GEMMA = SIZES | {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 8, "q
 GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+FOUR = SIZES | {"num_hidden_layers": 4}
+PHI = SIZES | {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+# Pairs of a head of 8 dimensions, of which 6 are rotated.
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.3, 1.7],
+    "long_factor": [1.5, 4.0, 9.0],
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.75,
+}
+GRANITE = SIZES | {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 3.0,
+    "attention_multiplier": 0.2,
+}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": 96,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 8,
 }
 Model = Any  # of transformers, which is typed in part
 MODELS: dict[str, tuple[Model, Any]] = {
@@ -83,6 +129,87 @@ MODELS: dict[str, tuple[Model, Any]] = {
         Gemma3ForCausalLM,
         Gemma3TextConfig(**GEMMA, tie_word_embeddings=False, rope_parameters=GEMMA_ROPES),
     ),
+    "internlm3": (LlamaForCausalLM, InternLM3Config(**SIZES, head_dim=8, attention_bias=True, mlp_bias=True)),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**PHI, sliding_window=9)),
+    "phi3, short factors": (
+        Phi3ForCausalLM,
+        Phi3Config(**PHI, rope_parameters=dict(LONGROPE), original_max_position_embeddings=128),
+    ),
+    "phi3, long factors": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **PHI, rope_parameters=dict(LONGROPE), original_max_position_embeddings=20, tie_word_embeddings=True
+        ),
+    ),
+    "granite": (GraniteForCausalLM, GraniteConfig(**GRANITE)),
+    "granite 4": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig(
+            **GRANITE,
+            num_local_experts=0,
+            shared_intermediate_size=40,
+            mamba_n_heads=4,
+            layer_types=["full_attention"] * 3,
+            position_embedding_type="rope",
+            tie_word_embeddings=True,
+        ),
+    ),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config(**(GEMMA | {"num_hidden_layers": 3}), final_logit_softcapping=9.0, attn_logit_softcapping=5.0),
+    ),
+    "gemma4": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(
+            **(SIZES | GEMMA4 | {"num_hidden_layers": 6}),
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+            final_logit_softcapping=9.0,
+        ),
+    ),
+    "gemma4, values are keys": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(
+            **(SIZES | GEMMA4 | {"hidden_size_per_layer_input": 0}),
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+        ),
+    ),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**FOUR, pad_token_id=0)),
+    "smollm3, stated layers": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=9),
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        Olmo3Config(**FOUR, sliding_window=9, rope_scaling=YARN | {"rope_theta": 500_000.0}),
+    ),
+    "exaone4": (
+        Exaone4ForCausalLM,
+        Exaone4Config(**FOUR, head_dim=16, sliding_window=9, sliding_window_pattern=4, rope_parameters=LLAMA3),
+    ),
+    "exaone4, no window": (
+        Exaone4ForCausalLM,
+        Exaone4Config(**SIZES, head_dim=16, sliding_window=None, layer_types=["full_attention"] * 3),
+    ),
+    "seed_oss": (SeedOssForCausalLM, SeedOssConfig(**SIZES, head_dim=16)),
+    "ministral3": (
+        Ministral3ForCausalLM,
+        Ministral3Config(
+            **SIZES,
+            head_dim=16,
+            rope_parameters=YARN
+            | {
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        ),
+    ),
 }
 
 
@@ -93,8 +220,11 @@ def make(name: str) -> Model:
     model = kind(config).float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            around = 1.0 if "norm" in key and not name.startswith("gemma") else 0.0
+            around = 1.0 if "norm" in key and not name.startswith(("gemma2", "gemma3")) else 0.0
             parameter.normal_(around, 0.3)
+        for key, buffer in model.named_buffers():
+            if key.endswith("layer_scalar"):
+                buffer.fill_(0.7)
     return model
 
 

@@ -16,7 +16,24 @@ from foretell.hub import Checkpoint
 from .families import Model
 
 PROCESSORS: dict[str, Any] = TENSOR_PROCESSORS
-ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+ARCHS = {
+    "llama": "llama",
+    "mistral": "llama",
+    "internlm3": "llama",
+    "ministral3": "mistral3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "granite": "granite",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "exaone4": "exaone4",
+    "seed_oss": "seed_oss",
+}
+INTERLEAVED = ("llama", "mistral3", "granite", "smollm3")  # llama.cpp rotates neighbouring dimensions
 
 
 def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = None) -> None:
@@ -25,13 +42,14 @@ def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = N
     arch = ARCHS[config.model_type]
     writer = gguf.GGUFWriter(path, arch)
     write_sizes(writer, config)
+    write_traits(writer, config, extra := dict(extra or {}))
     names = gguf.get_tensor_name_map(architecture(arch), config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
             known = names.get_name(name, (".weight", ".bias"))
             assert known is not None, name
             writer.add_tensor(known, converted(name, tensor, config, arch))
-    for name, values in (extra or {}).items():
+    for name, values in extra.items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -59,6 +77,35 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     write_rope(writer, config.rope_parameters.get("full_attention", config.rope_parameters))
 
 
+def write_traits(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarray]) -> None:
+    """Write what only some families have; tensors go to `extra`."""
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    if config.model_type == "phi3":
+        head = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(head * rope["partial_rotary_factor"]))
+        if rope["rope_type"] == "longrope":
+            original, stretch = rope["original_max_position_embeddings"], config.max_position_embeddings
+            factor = math.sqrt(1 + math.log(stretch / original) / math.log(original)) if stretch > original else 1.0
+            writer.add_rope_scaling_attn_factors(factor)
+            writer.add_rope_scaling_orig_ctx_len(original)
+            extra |= {f"rope_factors_{n}.weight": np.array(rope[f"{n}_factor"], np.float32) for n in ("short", "long")}
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_attention_scale(config.attention_multiplier)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type in ("olmo3", "exaone4") and config.sliding_window:
+        writer.add_sliding_window_pattern([name == "sliding_attention" for name in config.layer_types])
+    if config.model_type == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if rope["rope_type"] == "llama3":
+        extra.setdefault("rope_freqs.weight", llama3_factors(rope, config.head_dim))
+
+
 def write_rope(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
@@ -70,11 +117,11 @@ def write_rope(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
 
 def converted(name: str, tensor: torch.Tensor, config: Any, arch: str) -> np.ndarray:
     values: np.ndarray = tensor.numpy()
-    if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+    if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         pairs = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
         return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
-    return values + np.float32(1) if arch == "gemma3" and name.endswith("norm.weight") else values
+    return values + np.float32(1) if arch in ("gemma2", "gemma3") and name.endswith("norm.weight") else values
 
 
 def llama3_factors(rope: dict[str, Any], dim: int) -> np.ndarray:

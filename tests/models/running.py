@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import AttentionLayout, Span, group_spans
+from foretell.kernels.attention import Span, group_spans
 from foretell.kv.cache import KVCache, slots_of
 from foretell.models.decoder import Decoder, ForwardBatch
 
@@ -18,11 +18,10 @@ class Reader:
     def __init__(self, decoder: Decoder, context: int = 128) -> None:
         count = -(-context // PAGE)
         decoder.prepare(context)
-        config = decoder.config
         self.decoder, self.read = decoder, 0
         self.pages = tuple(reversed(range(count)))
         self.cache = KVCache(decoder.layer_shapes, count, PAGE, decoder.dtype, decoder.embed.device)
-        self.layout = AttentionLayout(PAGE, config.heads // config.kv_heads, frozenset(config.windows), decoder.dtype)
+        self.layout = decoder.attention_layout(PAGE)
 
     @torch.inference_mode()
     def feed(self, tokens: list[int]) -> Tensor:

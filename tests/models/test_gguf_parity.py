@@ -25,6 +25,19 @@ NAMES = (
     "qwen3",
     "gemma3",
     "gemma3, stretched, untied",
+    "internlm3",
+    "phi3",
+    "phi3, short factors",
+    "phi3, long factors",
+    "granite",
+    "gemma2",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "exaone4, no window",
+    "seed_oss",
+    "ministral3",
 )
 
 

@@ -73,9 +73,61 @@ def test_yarn_stretches_the_context() -> None:
     assert from_hf(LLAMA | {"rope_scaling": yarn | {"original_max_position_embeddings": 16}}).context == 64
 
 
+def test_dynamic_rope_is_the_default_within_the_context() -> None:
+    dynamic = {"rope_type": "dynamic", "factor": 6.0}
+    assert from_hf(LLAMA | {"model_type": "internlm3", "rope_scaling": dynamic}).ropes == (Rope(), Rope())
+
+
+def test_no_entry_of_a_multimodal_config_is_needed_that_transformers_has_a_default_for() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    stated = text | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    config = from_hf({"model_type": "gemma3", "text_config": stated, "vision_config": {"hidden_size": 1152}})
+    assert (config.vocab, config.heads, config.kv_heads, config.head_dim) == (262_208, 8, 4, 256)
+    assert config.windows.count(1024) == 29 and config.tied and config.context == 131_072
+    assert {rope.kind for rope in config.ropes} == {"default", "linear"}
+
+
+def test_a_multimodal_embedding_is_tied_unless_there_is_a_head() -> None:
+    mistral = {"model_type": "mistral3", "text_config": LLAMA | {"model_type": "mistral"}}
+    assert from_hf(mistral).tied and not from_hf(mistral, has_head=True).tied
+    assert from_hf(mistral | {"tie_word_embeddings": True}, has_head=True).tied
+
+
+def test_gemma4_layers() -> None:
+    text = {"model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 10}
+    stated = text | {"num_key_value_heads": 1, "num_kv_shared_layers": 4, "use_double_wide_mlp": True}
+    config = from_hf({"model_type": "gemma4", "text_config": stated, "audio_config": {"hidden_size": 8}})
+    assert [each.head_dim for each in config.layer_sizes] == [256] * 5 + [512] + [256] * 3 + [512]
+    assert [each.kv_layer for each in config.layer_sizes] == [None] * 6 + [4, 4, 4, 5]
+    assert [each.ffn for each in config.layer_sizes] == [6144] * 6 + [12288] * 4
+    assert (config.per_layer_width, config.scale, config.windows[5], config.windows[9]) == (256, 1.0, None, None)
+    assert config.ropes[9].factors == (1.0,) * 64 + (float("inf"),) * 192 and config.windows.count(512) == 8
+    with pytest.raises(ModelError, match="num_kv_shared_layers"):
+        from_hf(stated | {"num_kv_shared_layers": 5})
+
+
+def test_null_is_none_where_it_means_none() -> None:
+    gemma = LLAMA | {"model_type": "gemma2", "head_dim": 8, "query_pre_attn_scalar": None}
+    assert (from_hf(gemma).logit_softcap, from_hf(gemma).attention_softcap) == (30.0, 50.0)
+    assert from_hf(gemma | {"final_logit_softcapping": None}).logit_softcap is None
+    assert from_hf(LLAMA | {"model_type": "ministral3", "rope_parameters": None}).ropes[0].kind == "yarn"
+
+
+def test_exaone_pattern_by_letters() -> None:
+    exaone = LLAMA | {"model_type": "exaone4", "num_hidden_layers": 8, "sliding_window_pattern": "LLLG"}
+    config = from_hf(exaone | {"sliding_window": 5})
+    assert config.windows == (5, 5, 5, None) * 2
+    assert [rope.kind for rope in config.ropes] == ["default", "default", "default", "none"] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0, 2.0]}}, "short_factor"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.7, "head_dim": 10}, "partial_rotary_factor"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": -16}, "hidden_size"),
         ({"hidden_size": 18}, "head_dim"),

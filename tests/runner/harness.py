@@ -32,8 +32,16 @@ def text(length: int, vocab: int, seed: int = 1) -> list[int]:
 class RunnerHarness:
     """A runner and sequences in its pages."""
 
-    def __init__(self, model: Decoder, page_size: int = 4, taps: tuple[int, ...] = ()) -> None:
-        self.runner = ModelRunner(model, 6 * CONTEXT // page_size, page_size, CONTEXT, taps)
+    def __init__(
+        self,
+        model: Decoder,
+        page_size: int = 4,
+        taps: tuple[int, ...] = (),
+        context: int = CONTEXT,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.context = context
+        self.runner = ModelRunner(model, 6 * context // page_size, page_size, context, taps, kv_dtype=kv_dtype)
 
     def eager(self) -> RunnerHarness:
         """Switch to the reference executor."""
@@ -45,7 +53,7 @@ class RunnerHarness:
         # With prompt logprobs the logits of every row are computed.
         request = Request("x", tuple(tokens), SamplingParams(prompt_logprobs=0), 0, 0)
         seq = Sequence(0, request, list(tokens))
-        assert self.runner.reserve(seq, CONTEXT), "pages for every sequence"
+        assert self.runner.reserve(seq, self.context), "pages for every sequence"
         return seq
 
     def close(self, seq: Sequence) -> None:

@@ -41,7 +41,8 @@ def strict_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     config.write_text(
         f"api_key:{keys}\nmax_body_bytes: 20000\nmax_n: 2\nmax_stop: 2\nmax-queue: 2\nmax_num_seqs: 2\n"
         f"max_schema_bytes: 500\nrequest_timeout: 60\nbody_timeout: 1\nlog_interval: 0.5\nlog_format: json\n"
-        f"metrics_names: both\nper_request_spec_decode_metrics: detailed\nlog_requests: {place / 'requests.jsonl'}\n"
+        f"strict_fields: true\nstrict_max_tokens: true\nmetrics_names: both\n"
+        f"per_request_spec_decode_metrics: detailed\nlog_requests: {place / 'requests.jsonl'}\n"
         f"seed: 7\nspeculative_config:\n  method: ngram\n  num_speculative_tokens: 4\n"
     )
     with ServerProcess(folder, "--config", str(config), slowed=place / "slowed") as process:

@@ -66,13 +66,19 @@ def _change(path: Path, **values: object) -> None:
 class ServerProcess:
     """A server with the given flags on a free port; stopped by SIGTERM."""
 
-    def __init__(self, model: Path | None, *flags: str, slowed: Path | None = None) -> None:
-        """`model` is None if a flag names it. `slowed`: path of the file that `slowly` creates."""
+    def __init__(
+        self, model: Path | None, *flags: str, slowed: Path | None = None, command: list[str] | None = None
+    ) -> None:
+        """`model` is None if a flag names it. `slowed`: path of the file that `slowly` creates.
+
+        `command` starts the server instead of `foretell serve`.
+        """
         self.flags, self._sign = flags, slowed
         self.log = Path(tempfile.mkstemp(prefix="foretell-", suffix=".log")[1])
         named = [] if model is None else [str(model)]
-        command = COMMAND if slowed is None else [sys.executable, "-c", SLOWED, str(slowed), "serve"]
-        words = [*command, *named, "--port", "0", "--served-model-name", "tiny", "--threads", "1", *flags]
+        if slowed is not None:
+            command = [sys.executable, "-c", SLOWED, str(slowed), "serve"]
+        words = [*(command or COMMAND), *named, "--port", "0", "--served-model-name", "tiny", "--threads", "1", *flags]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, env=_environment())
         assert self.process.stdout is not None

@@ -249,9 +249,10 @@ WRONG: dict[str, Any] = {
     "repetition_penalty": 0, "max_tokens": 0, "min_tokens": -1, "n": 0, "seed": 1.5, "stop": [""],
     "logit_bias": {"x": 1}, "top_logprobs": 2, "tool_choice": "required", "response_format": {"type": "xml"},
     "structured_outputs": {}, "guided_json": "{", "guided_choice": [], "prediction": {"type": "content"},
-    "thinking_budget": -1, "chat_template_kwargs": {"messages": []}, "reasoning_effort": "high",
-    "speculative": {"max_draft": 1000}, "stream_options": {"foo": 1}, "allowed_token_ids": [], "bad_words": [""],
-    "stop_token_ids": [-1], "temprature": 1, "messages": [], **dict.fromkeys(UNSUPPORTED_FIELDS, "something"),
+    "thinking_budget": -1, "chat_template_kwargs": {"messages": []},
+    "speculative": {"max_draft": 1000}, "stream_options": {"include_usag": True}, "allowed_token_ids": [],
+    "bad_words": [""], "stop_token_ids": [-1], "temprature": 1, "messages": [],
+    **dict.fromkeys(UNSUPPORTED_FIELDS, "something"),
 }  # fmt: skip
 
 
@@ -282,11 +283,15 @@ def test_a_name_that_is_nearly_right_gets_the_right_one(server: ServerProcess) -
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"zzz": 1}, "zzz", "zzz: is not known; GET /docs lists the fields"),
+        ({"n_predict": 1}, "n_predict", "n_predict: is not known; did you mean 'max_tokens'?"),
         ({"drafter": "ngram"}, "drafter", "drafter: is not known; put it into speculative"),
         ({"temprature": 1}, "temprature", "temprature: is not known; did you mean 'temperature'?"),
         ({"speculative": {"drafer": "ngram"}}, "speculative.drafer", "is not known; did you mean 'drafter'?"),
-        ({"stream_options": {"temprature": 1}}, "stream_options.temprature", "GET /docs lists the fields"),
+        (
+            {"stream_options": {"include_usge": 1}},
+            "stream_options.include_usge",
+            "stream_options.include_usge: is not known; did you mean 'include_usage'?",
+        ),
     ],
 )
 def test_an_unknown_field_is_answered_with_at_most_one_other(
@@ -298,8 +303,44 @@ def test_an_unknown_field_is_answered_with_at_most_one_other(
 
 
 def test_a_setting_is_not_sent_to_an_object_that_the_request_has_not(server: ServerProcess) -> None:
-    error = server.post("/tokenize", 400, prompt="a", drafter="ngram")["error"]
-    assert error["message"] == "drafter: is not known; GET /docs lists the fields"
+    reply = server.http.post("/tokenize", json={"prompt": "a", "drafter": "ngram"})
+    assert reply.status_code == 200 and reply.headers["x-foretell-ignored-fields"] == "drafter"
+
+
+def test_an_unknown_field_is_ignored_and_named(server: ServerProcess) -> None:
+    plain = complete(server, temperature=0)["choices"]
+    more = {"provider": {"sort": "price"}, "zzz": 1, "no\r\nheader: x": 2, "stream_options": {"zzz": 1}}
+    reply = server.http.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 8, "temperature": 0, **more})
+    assert reply.headers["x-foretell-ignored-fields"] == "provider, zzz, ?, stream_options.zzz"
+    assert "header" not in reply.headers and reply.json()["choices"][0]["text"] == plain[0]["text"]
+    reply = server.http.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 1, "stream": True, "zzz": 1})
+    assert reply.headers["x-foretell-ignored-fields"] == "zzz" and "[DONE]" in reply.text
+    assert "x-foretell-ignored-fields" not in server.http.post("/v1/completions", json={"prompt": TEXT}).headers
+
+
+def test_very_many_unknown_fields_are_refused(server: ServerProcess) -> None:
+    error = server.post("/v1/completions", 400, prompt=TEXT, **{f"zzz{i}": 1 for i in range(100)})["error"]
+    assert error["code"] == "unsupported_parameter" and error["param"] == "zzz0"
+
+
+def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(server: ServerProcess) -> None:
+    words = "wort " * CONTEXT
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": words}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": words * 500}]}),
+        ("/v1/completions", {"prompt": words}),
+        ("/v1/completions", {"prompt": [1] * CONTEXT}),
+        ("/v1/completions", {"prompt": [1] * (CONTEXT + 1)}),
+    ):
+        error = server.post(path, 400, **body)["error"]
+        assert error["code"] == "context_length_exceeded" and error["param"] in ("prompt", "messages")
+        assert error["message"].startswith(f"This model's maximum context length is {CONTEXT} tokens. However, ")
+
+
+def test_max_tokens_beyond_the_context_is_lowered(server: ServerProcess) -> None:
+    prompt = [1] * (CONTEXT - 3)
+    reply = server.post("/v1/completions", prompt=prompt, max_tokens=32_000, ignore_eos=True)
+    assert reply["usage"]["completion_tokens"] == 3 and reply["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "3", '{"messages": ' + "[" * 5000, "\xff"])
@@ -312,12 +353,8 @@ def test_bodies_that_are_no_requests(server: ServerProcess, body: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "hint"),
     [
-        ("POST", "/v1/responses", "use /v1/chat/completions"),
-        ("POST", "/v1/messages", "Anthropic's Messages API is not supported; use /v1/chat/completions"),
-        ("GET", "/v1/messages", "Anthropic's Messages API is not supported"),
+        ("POST", "/v1/responses/resp_1/cancel", "of OpenAI's Responses API there are"),
         ("POST", "/v1/embeddings", "has no embeddings"),
-        ("POST", "/api/chat", "Ollama's API is not supported"),
-        ("GET", "/api/tags", "Ollama's API is not supported"),
         ("GET", "/v1/nothing", "of OpenAI's API there are chat completions"),
         ("GET", "/nothing", "there is no GET /nothing; this server has"),
     ],

@@ -52,6 +52,19 @@ def test_keys(strict_server: ServerProcess) -> None:
     assert not any(key in body + strict_server.log.read_text() for key in KEYS), "keys are never shown or logged"
 
 
+def test_strict_flags_refuse_unknown_fields_and_long_outputs(strict_server: ServerProcess) -> None:
+    error = ask(strict_server, zzz=1).json()["error"]
+    assert (error["code"], error["message"]) == (
+        "unsupported_parameter",
+        "zzz: is not known; GET /docs lists the fields",
+    )
+    error = ask(strict_server, max_tokens=CONTEXT).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert re.match(
+        rf"This model's maximum context length is {CONTEXT} tokens. However, you requested \d+ tokens", error["message"]
+    )
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -195,7 +195,7 @@ def test_errors_are_the_ones_programs_catch(client: Any) -> None:
     assert wrong.value.param == "temperature" and "temperature" in wrong.value.message
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=HELLO)
-    with pytest.raises(openai.BadRequestError, match="shorten it"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
         client.completions.create(model="tiny", prompt="word " * 2000)
 
 

@@ -14,10 +14,14 @@ from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.parsers.base import OutputParser
 from foretell.server.parsers.reasoning import ReasoningParser, ends_in_reasoning, has_reasoning_tags
 from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
+from foretell.server.tool_history import call_arguments
 
 SHORT = 36
 NAMES = frozenset({"f", "g"})
 Parts = list[tuple[str, str]]
+PARAMETERS = {
+    "f": {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}}
+}
 
 NASTY = json.dumps({"a": 'x }"]\\ </tool_call> [TOOL_CALLS]', "b": [1, {"c": "{"}], "é": "ü\n"}, ensure_ascii=False)
 
@@ -71,6 +75,90 @@ CALLS: dict[str, list[tuple[str, Parts]]] = {
         ('[TOOL_CALLS]b ad{"x"} text', [("content", '[TOOL_CALLS]b ad{"x"} text')]),
         ("words [TOOL", [("content", "words [TOOL")]),
     ],
+    "qwen3_coder": [
+        (
+            'Ok.\n<tool_call>\n<function=f>\n<parameter=s>\nif a < "b":\n\tc\n\n</parameter>\n<parameter=n>\n3\n'
+            '</parameter>\n<parameter=o>\n{"a": [1]}\n</parameter>\n</function>\n</tool_call>\nbye',
+            [
+                ("content", "Ok."),
+                ("call", "f"),
+                ("arguments", '{"s": "if a < \\"b\\":\\n\\tc\\n", "n": 3, "o": {"a": [1]}}'),
+                ("content", "bye"),
+            ],
+        ),
+        (
+            "<tool_call><function=g></function></tool_call><tool_call>\n<function=f>\n<parameter=s>\n</parameter>"
+            "<parameter=n>two</parameter></tool_call>",
+            [("call", "g"), ("arguments", "{}"), ("call", "f"), ("arguments", '{"s": "", "n": "two"}')],
+        ),
+        ("<tool_call>\n<function=f>\n<parameter=s>\nO</para", [("call", "f"), ("arguments", '{"s": "O</para')]),
+        ('<tool_call>{"name": "f"}', [("content", '<tool_call>{"name": "f"}')]),
+        ("<tool_call>\n<function=a b>", [("content", "<tool_call>\n<function=a b>")]),
+        ("<tool_call>\n<func", [("content", "<tool_call>\n<func")]),
+        ("<tool_call><function=f><parameter=q>True</parameter>", [("call", "f"), ("arguments", '{"q": true')]),
+    ],
+    "glm": [
+        (
+            "Ok.\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a\n<b </arg_value>\n<arg_key>n</arg_key>\n"
+            "<arg_value>3</arg_value>\n</tool_call>\nbye",
+            [("content", "Ok."), ("call", "f"), ("arguments", '{"s": "a\\n<b ", "n": 3}'), ("content", "bye")],
+        ),
+        (
+            "<tool_call>g</tool_call><tool_call>f<arg_key>o</arg_key><arg_value>[1, null]</arg_value></tool_call>",
+            [("call", "g"), ("arguments", "{}"), ("call", "f"), ("arguments", '{"o": [1, null]}')],
+        ),
+        ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</ar", [("call", "f"), ("arguments", '{"s": "a</ar')]),
+        ('<tool_call>{"name": "f"}', [("content", '<tool_call>{"name": "f"}')]),
+        ("<tool_call>words\nof text", [("content", "<tool_call>words\nof text")]),
+        ("<tool_call>f", [("content", "<tool_call>f")]),
+    ],
+    "gemma4": [
+        (
+            'Ok <|tool_call>call:f{s:<|"|>a "q", {x}\n<|"|>,n:-3.5,o:{k:[true,null,<|"|><|"|>],e:{}}}<tool_call|> bye',
+            [
+                ("content", "Ok"),
+                ("call", "f"),
+                (
+                    "arguments",
+                    '{"s": "a \\"q\\", {x}\\n", "n": -3.5, "o": {"k": [true, null, ""], "e": {}}}',
+                ),
+                ("content", "bye"),
+            ],
+        ),
+        ("<|tool_call>call:g{}<tool_call|>", [("call", "g"), ("arguments", "{}")]),
+        (
+            '<|tool_call>call:g{a:"x\\"y",<|"|>b c<|"|>:NaN}',
+            [("call", "g"), ("arguments", '{"a": "x\\"y", "b c": "NaN"}')],
+        ),
+        ('<|tool_call>call:f{s:<|"|>a<|"', [("call", "f"), ("arguments", '{"s": "a<|\\"')]),
+        ("<|tool_call>words{", [("content", "<|tool_call>words{")]),
+        ("<|tool_call>call:", [("content", "<|tool_call>call:")]),
+    ],
+    "functiongemma": [
+        (
+            "<start_function_call>call:f{s:<escape>Oslo<escape>,n:3}<end_function_call>",
+            [("call", "f"), ("arguments", '{"s": "Oslo", "n": 3}')],
+        ),
+        ("plain <escape>", [("content", "plain <escape>")]),
+    ],
+    "harmony": [
+        (
+            "<|channel|>analysis<|message|>Hm <|x.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+            '<|constrain|>json<|message|>{"s": "<|end"}<|call|>',
+            [("reasoning", "Hm <|x."), ("call", "f"), ("arguments", '{"s": "<|end"}')],
+        ),
+        (
+            "<|channel|>commentary<|message|>First.<|end|><|start|>assistant to=functions.g<|channel|>commentary "
+            "json<|message|>{}<|call|>",
+            [("content", "First."), ("call", "g"), ("arguments", "{}")],
+        ),
+        (" to=functions.g<|message|>{}", [("call", "g"), ("arguments", "{}")]),
+        ("<|channel|>final<|message|>Yes.\n<|return|>", [("content", "Yes.\n")]),
+        ("<|channel|>analysis<|message|>Hm<|end|><|start|>assi", [("reasoning", "Hm")]),
+        ("No header <|message|>", [("content", "No header <|message|>")]),
+        ('{"a": 1}', [("content", '{"a": 1}')]),
+        ("<|channel|>fin", []),
+    ],
 }
 
 REASONING: list[tuple[str, bool, Parts]] = [
@@ -111,7 +199,7 @@ def check(make: Callable[[], OutputParser | ParsedOutput], text: str, expected: 
 
 @pytest.mark.parametrize(("family", "text", "expected"), [(f, *case) for f, cases in CALLS.items() for case in cases])
 def test_tool_calls_in_chunks_of_any_size(family: str, text: str, expected: Parts) -> None:
-    check(lambda: TOOL_PARSERS[family](NAMES), text, expected)
+    check(lambda: TOOL_PARSERS[family](NAMES, PARAMETERS), text, expected)
 
 
 @pytest.mark.parametrize(("text", "in_reasoning", "expected"), REASONING)
@@ -155,6 +243,9 @@ PIECES = [
     "[",
     "]",
 ]
+PIECES += ["<function=f>", "</function>", "<parameter=s>", "<parameter=n>", "</parameter>", "<arg_key>s</arg_key>"]
+PIECES += ["<arg_value>", "</arg_value>", "<|tool_call>call:f{", "<tool_call|>", '<|"|>', "<start_function_call>call:f"]
+PIECES += ["<end_function_call>", "<escape>", "<|channel|>analysis", "<|message|>", "<|end|>", "to=functions.f", "s:"]
 PIECES += ['"name": "f"', '"arguments": ', '"parameters": ', ", ", ";", ":", "f", " ", "\n", "\\", '"', "é", "x"]
 
 
@@ -165,7 +256,7 @@ def test_parsing_does_not_depend_on_chunk_sizes(family: str, parts: list[str], c
     text = "".join(parts)
 
     def make() -> ParsedOutput:
-        return ParsedOutput(ReasoningParser(False), TOOL_PARSERS[family](NAMES))
+        return ParsedOutput(ReasoningParser(False), TOOL_PARSERS[family](NAMES, PARAMETERS))
 
     pieces, start = [], 0
     for size in itertools.cycle(chunks):
@@ -176,13 +267,33 @@ def test_parsing_does_not_depend_on_chunk_sizes(family: str, parts: list[str], c
     assert read(make(), pieces) == read(make(), [text]) == read(make(), list(text))
 
 
+@pytest.mark.parametrize(("family", "text", "expected"), [(f, *case) for f, cases in CALLS.items() for case in cases])
+def test_streamed_arguments_are_valid_prefixes(family: str, text: str, expected: Parts) -> None:
+    """At every cut, the arguments so far are the start of the final ones, which are JSON unless the text was cut."""
+    parser, calls, seen = TOOL_PARSERS[family](NAMES, PARAMETERS), [""], []
+    for part in [part for char in text for part in parser.feed(char)] + parser.finish():
+        calls += [""] if part.kind == "call" else []
+        calls[-1] += part.text if part.kind == "arguments" else ""
+        seen.append((len(calls) - 1, calls[-1]))
+    final = [text for kind, text in expected if kind == "arguments"]
+    assert calls[1:] == final and all(not i or final[i - 1].startswith(start) for i, start in seen)
+    for arguments in final[:-1]:
+        assert isinstance(json.loads(arguments), dict)
+    assert all(call_arguments(arguments) is not None for arguments in final)
+
+
 def test_tool_parsers_are_detected_from_templates() -> None:
     tools = "{% for t in tools %}"
     assert detect_tool_parser(tools + "<tool_call>") == "hermes"
     assert detect_tool_parser(tools + "[TOOL_CALLS]") == "mistral"
     assert detect_tool_parser(tools + '{"name": x, "parameters": y}') == "llama3"
     assert detect_tool_parser(tools + "<|python_tag|>") == "llama3"
-    assert detect_tool_parser("{{ messages }}") is None and detect_tool_parser(None) is None
+    assert detect_tool_parser(tools + "<tool_call><function=") == "qwen3_coder"
+    assert detect_tool_parser(tools + "<tool_call><arg_key>") == "glm"
+    assert detect_tool_parser(tools + "<|tool_call>call:") == "gemma4"
+    assert detect_tool_parser(tools + "<start_function_call>") == "functiongemma"
+    assert detect_tool_parser(tools + "<|channel|>") == "harmony"
+    assert detect_tool_parser("{{ messages }}") == "hermes" and detect_tool_parser(None) is None
     assert (
         detect_tool_parser(tools + "<tool_call>", "mistral") == "mistral"
         and detect_tool_parser(tools + "<tool_call>", "none") is None

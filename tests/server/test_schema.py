@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.server.conftest import KEYS
 from tests.server.process import ServerProcess
 
 CHECKS = (
@@ -44,7 +45,9 @@ def test_every_endpoint_is_described(server: ServerProcess) -> None:
     described = set(server.http.get("/openapi.json").json()["paths"])
     assert described >= {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
-        "/metrics", "/version", "/server_info",
+        "/metrics", "/version", "/server_info", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+        "/v1/responses/{response_id}", "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/ps",
+        "/api/version",
     }  # fmt: skip
 
 
@@ -86,7 +89,7 @@ def test_required_fields_come_first_and_those_without_effect_last(server: Server
         properties = schemas[name]["properties"]
         assert next(iter(properties)) == first
         without_effect = ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]
-        without_effect += ["prompt_cache_retention", "request_id", "priority"]
+        without_effect += ["prompt_cache_retention", "request_id", "priority", "verbosity"]
         assert list(properties)[-len(without_effect) :] == without_effect
         for field in without_effect:
             assert properties[field]["description"].startswith("Accepted without effect.")
@@ -96,15 +99,19 @@ def test_the_examples_of_the_docs_work(server: ServerProcess) -> None:
     examples = re.findall(r"<pre>(.*?)</pre>", server.http.get("/docs").text, re.S)
     assert len(examples) >= 11
     commands = [shlex.split(html.unescape(example)) for example in examples]
+    stored = server.post("/v1/responses", input="a", max_output_tokens=1)["id"]
     for words in commands:
+        method = words[words.index("-X") + 1] if "-X" in words else "GET"
         path, body = words[1].removeprefix("http://127.0.0.1:8000"), words[-1] if "-d" in words else ""
         if body:
             given = json.loads(html.unescape(body)) | ({"max_tokens": 4} if "completions" in path else {})
             if path == "/detokenize":
                 given = {"tokens": [1, 2, 3]}  # the tiny model has fewer tokens
-            assert server.http.post(path, json=given).status_code == 200, path
+            reply = server.http.post(path, json=given)
+            assert reply.status_code == 200 or (path == "/infill" and "fill-in-the-middle" in reply.text), path
         else:
-            assert server.http.get(path.replace("MODEL", "tiny")).status_code == 200, path
+            path = path.replace("NAME", "tiny").replace("RESPONSE_ID", stored)
+            assert server.http.request(method, path).status_code == 200, path
 
 
 def test_server_info_is_described(server: ServerProcess) -> None:
@@ -113,3 +120,51 @@ def test_server_info_is_described(server: ServerProcess) -> None:
     info = server.http.get("/server_info").json()
     jsonschema.validate(info, schema)
     assert set(info) == set(schema["properties"])
+
+
+# Bodies that schema and validation must agree about: whether each is accepted.
+AGREED: dict[str, list[tuple[dict[str, Any], bool]]] = {
+    "CompletionRequest": [
+        ({"prompt": "a", "max_tokens": 0}, False),
+        ({"prompt": "a", "max_tokens": 0, "echo": True}, True),
+        ({"prompt": [1, 2]}, True),
+        ({"prompt": [1, 1 << 30]}, False),
+        ({"prompt": [[1, -1]]}, False),
+        ({"prompt": "a", "stop_token_ids": [1 << 30]}, False),
+        ({"prompt": "a", "zzz": 1}, True),
+        ({"prompt": "a", "speculative": {"zzz": 1}}, False),
+        ({"prompt": "a", "prediction": {"content": [{"type": "text"}]}}, False),
+    ],
+    "ChatCompletionRequest": [
+        ({"messages": [{"role": "tool"}]}, True),
+        ({"messages": [{"role": "assistant", "content": None}]}, True),
+        ({"messages": [{"role": "user"}]}, False),
+        ({"messages": [{"role": "system", "content": None}]}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, True),
+        ({"messages": [{"role": "user", "content": [{}]}]}, False),
+    ],
+    "TokenizeRequest": [
+        ({"prompt": "a"}, True),
+        ({}, False),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, False),
+        ({"messages": []}, False),
+        ({"messages": [{"role": "user", "content": "a"}]}, True),
+    ],
+}
+PATHS = {"CompletionRequest": "/v1/completions", "ChatCompletionRequest": "/v1/chat/completions"}
+
+
+@pytest.mark.parametrize("name", AGREED)
+def test_the_schema_is_as_strict_as_the_checks(server: ServerProcess, name: str) -> None:
+    api = server.http.get("/openapi.json").json()
+    schema = {**api["components"]["schemas"][name], "components": api["components"]}
+    for body, accepted in AGREED[name]:
+        limit = {} if name not in PATHS or "max_tokens" in body else {"max_tokens": 1}
+        status = server.http.post(PATHS.get(name, "/tokenize"), json=body | limit).status_code
+        assert (status == 200) == accepted, body
+        assert jsonschema.Draft202012Validator(schema).is_valid(body) == accepted, body
+
+
+def test_strict_fields_are_described(strict_server: ServerProcess) -> None:
+    schemas = strict_server.http.get("/openapi.json", headers={"Authorization": f"Bearer {KEYS[0]}"}).json()
+    assert schemas["components"]["schemas"]["CompletionRequest"]["additionalProperties"] is False

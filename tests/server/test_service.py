@@ -340,6 +340,8 @@ FORCED = {
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
     "llama3": '{"name": "f", "parameters": {"x": 1}}',
     "mistral": '[{"name": "f", "arguments": {"x": 1}}]',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
 }
 
 

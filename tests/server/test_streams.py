@@ -16,7 +16,7 @@ from foretell.engine.async_engine import MAX_PENDING_CALLS, AsyncEngine, LoopCal
 from foretell.engine.streams import StreamItem
 from foretell.server.http_protocol import CONNECTION_KEY
 from foretell.server.metrics import MAX_PENDING_REPORTS, Metrics
-from foretell.server.openai.response_builder import ResponseBuilder
+from foretell.server.openai.response_builder import OpenAIResponseBuilder
 from foretell.server.service import Service
 from foretell.server.sse import DONE, PLACEHOLDER, ChunkTemplate, sse_event
 from tests.server.in_process import run_app as run_served
@@ -239,14 +239,14 @@ def test_direct_writes_equal_the_stream(
 
 
 def test_a_failing_direct_write_is_reported_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = ResponseBuilder.events
+    written = OpenAIResponseBuilder.events
 
-    def events(reply: ResponseBuilder, piece: StreamItem) -> bytes:
+    def events(reply: OpenAIResponseBuilder, piece: StreamItem) -> bytes:
         if len(reply.choices[0].tokens) > 4:
             raise ValueError("a fault")
         return written(reply, piece)
 
-    monkeypatch.setattr(ResponseBuilder, "events", events)
+    monkeypatch.setattr(OpenAIResponseBuilder, "events", events)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         pace(assembly, monkeypatch)

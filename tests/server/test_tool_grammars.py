@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from foretell.errors import RequestError
 from foretell.server.chat_template import apply_chat_template
 from foretell.server.config import ServerConfig
 from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.parsers.tools import TOOL_PARSERS
 from foretell.server.preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from foretell.server.service import Service
 from foretell.structured_output import GrammarSpec
@@ -106,5 +108,54 @@ def test_tools_of_a_model_with_a_template_of_its_own_for_them(
     assert made.tool_parser == "hermes" and '"name": "f"' in assembly.tokenizer.decode(made.requests[0].prompt)
     assert apply_chat_template(assembly.tokenizer, body, None) == "user: Hello"
     monkeypatch.setattr(assembly.tokenizer, "_templates", ChatTemplates({"default": plain}, {}))
-    with pytest.raises(RequestError, match="not supported by this model"):
-        RequestPreprocessor(assembly, ServerConfig()).preprocess_chat(body, ClientContext("a", ""))
+    with pytest.raises(RequestError, match="no tool call format"):
+        RequestPreprocessor(assembly, ServerConfig(tool_call_parser="none")).preprocess_chat(
+            body, ClientContext("a", "")
+        )
+
+
+TAGGED = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=write>\n<parameter=text>\n{}\n</parameter>\n",
+        "<parameter=mode>\n{}\n</parameter>\n",
+        "</function>\n</tool_call>",
+    ),
+    "glm": (
+        "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>{}</arg_value>\n",
+        "<arg_key>mode</arg_key>\n<arg_value>{}</arg_value>\n",
+        "</tool_call>",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", TAGGED)
+def test_forced_calls_with_text_between_tags(assembly: Assembly, family: str) -> None:
+    properties = {"text": {"type": "string"}, "mode": {"type": "string", "enum": ["a", "w"]}}
+    parameters = {"type": "object", "properties": properties, "required": ["text"]}
+    tools = [{"type": "function", "function": {"name": "write", "parameters": parameters}}]
+    body = ChatCompletionRequest.model_validate({"messages": HELLO, "tools": tools, "tool_choice": "required"})
+    desk = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
+    made = desk.preprocess_chat(body, ClientContext("a", ""))
+    text, mode, end = TAGGED[family]
+    words = 'if a < "b":\n\tc'
+    for arguments, call in (
+        ({"text": words}, text.format(words) + end),
+        ({"text": words, "mode": "w"}, text.format(words) + mode.format("w") + end),
+    ):
+        assert accepts(assembly, made.grammar, call)
+        parser = TOOL_PARSERS[family](made.tool_names, made.tool_parameters)
+        parts = [*parser.feed(call), *parser.finish()]
+        assert parts[0].text == "write" and json.loads(parts[1].text) == arguments
+    assert not accepts(assembly, made.grammar, text.format(words) + mode.format("x") + end), "an enum is kept to"
+    assert not accepts(assembly, made.grammar, text.format(words) + end + text), "one call"
+
+
+@pytest.mark.parametrize("family", ["gemma4", "functiongemma", "harmony"])
+def test_formats_that_cannot_be_forced_say_so(assembly: Assembly, family: str) -> None:
+    body = ChatCompletionRequest.model_validate({"messages": HELLO, "tools": TOOLS, "tool_choice": "required"})
+    desk = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
+    with pytest.raises(RequestError, match="use auto"):
+        desk.preprocess_chat(body, ClientContext("a", ""))
+    body = ChatCompletionRequest.model_validate({"messages": HELLO, "tools": TOOLS})
+    made = desk.preprocess_chat(body, ClientContext("a", ""))
+    assert made.tool_parser == family and not made.requests[0].params.skip_special_tokens

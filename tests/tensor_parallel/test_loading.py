@@ -17,7 +17,7 @@ from foretell.models.weights import map_parameters
 from tests.models import families
 from tests.models.gguf_files import write_gguf
 
-MODELS = ["llama", "qwen2", "gemma3"]
+MODELS = ["llama", "qwen2", "gemma3", "phi3, long"]
 
 
 @pytest.fixture(params=["folder", "gguf"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.native.library import library
-from foretell.models.config import ModelConfig
+from foretell.models.config import ModelConfig, Rope
 from foretell.models.decoder import Decoder
 from foretell.models.quantize import quantize_weights
 from foretell.models.sharding import Shard
@@ -30,6 +30,10 @@ CONFIGS = {
     "all norms": replace(
         BASE, heads=4, kv_heads=1, qk_norm=True, sandwich_norms=True, embed_scale=4.9, activation="gelu_tanh",
         windows=(5, None), family="gemma3",
+    ),
+    "post-norms, multipliers, caps": replace(
+        BASE, pre_norms=False, sandwich_norms=True, residual_scale=0.3, logit_scale=0.2, logit_softcap=2.0,
+        ropes=(Rope(original_context=4, query_growth=0.4), Rope(kind="none")), attention_scale=0.2,
     ),
 }  # fmt: skip
 TREE = Draft((1, 2, 3, 4, 65), (-1, -1, 0, 0, 1))

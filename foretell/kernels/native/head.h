@@ -26,6 +26,7 @@ struct Head {
     int32_t concat_inputs;  // whether the first layer reads the concatenation (EAGLE-3)
     int32_t residual;  // a `Residual`
     int32_t norm_output;  // whether the next step reads the normalized state
+    int32_t kv_type;  // a `KVType`
 };
 
 // Draft chains of several sequences. A row continues until its depth or until its path probability is too low.

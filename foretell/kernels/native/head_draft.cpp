@@ -79,7 +79,7 @@ class ChainDrafter {
         spans.clear();
         layers.final_norm(count);
         layers.linear(*h.output, layers.t.normed.data(), count, logits);
-        const std::vector<float>& next = h.norm_output ? layers.t.normed : layers.t.states;
+        const AlignedVector<float>& next = h.norm_output ? layers.t.normed : layers.t.states;
         if (c.hidden_states != nullptr) std::memcpy(c.hidden_states, next.data(), count * h.width * sizeof(float));
     }
 
@@ -223,7 +223,7 @@ class BlockDrafter {
     const BlockDraft& a;
     std::vector<int64_t> positions, slots, last_visible;
     std::vector<AttentionSpan> spans;
-    std::vector<float> markov_logits;
+    AlignedVector<float> markov_logits;
 };
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 struct PrefillScratch {
     HeadScratch layers;
-    std::vector<float> concatenated, projected, previous, keys_values;
+    AlignedVector<float> concatenated, projected, previous, keys_values;
 };
 
 class HeadPrefiller {
@@ -97,8 +97,7 @@ class HeadPrefiller {
                 if (layer.k_norm != nullptr) k.norm(key, layer.k_norm, h.eps, h.head_dim, key);
                 k.rotate(key, rope_table, h.head_dim, 1.0f);
             }
-            std::memcpy(layer.keys + slots[row] * size, keys, size * sizeof *keys);
-            std::memcpy(layer.values + slots[row] * size, keys + size, size * sizeof *keys);
+            foretell::store_kv(k, h, layer, slots[row], keys);
         }
     }
 

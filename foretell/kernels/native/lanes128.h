@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels.h"
+
 namespace foretell {
 namespace {
 
@@ -46,6 +48,21 @@ struct Lanes {
         return a > b ? a : b;
     }
 
+    static V load(const Bfloat16* at) {
+        Ints bits;
+        for (int i = 0; i < kCount; ++i) bits[i] = int32_t(uint32_t(at[i].bits) << 16);
+        return (V)bits;
+    }
+    static V load(const Float16* at) {
+        V x;
+        for (int i = 0; i < kCount; ++i) x[i] = from_half(at[i]);
+        return x;
+    }
+    static V load(const int8_t* at) { return V{float(at[0]), float(at[1]), float(at[2]), float(at[3])}; }
+    static void store(Float16* at, V x) {
+        for (int i = 0; i < kCount; ++i) at[i] = to_half(x[i]);
+    }
+
     // Load the first `count` lanes; the others are zero.
     static V load_some(const float* at, int64_t count) {
         V x = zero();
@@ -65,13 +82,47 @@ struct Lanes {
     // Return 2^whole for integers from -126 to 127.
     static V power_of_two(V whole) { return (V)((__builtin_convertvector(whole, Ints) + 127) << 23); }
 
+    // Return 2^n for x = 1.5 * 2^23 + n, which rounds to an integer; n from -126 to 127.
+    static V power_of_rounded(V x) { return (V)(((Ints)x << 23) + (127 << 23)); }
+
     // Store rows[j][at + i] as lane j of out[i * stride ..].
-    static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
-        for (int i = 0; i < kCount; ++i)
-            for (int j = 0; j < kCount; ++j) out[i * stride + j] = rows[j][at + i];
+    template <class T>
+    static void transpose(const T* const* rows, int64_t at, float* out, int64_t stride) {
+        for (int j = 0; j < kCount; ++j) {
+            const V row = load(rows[j] + at);
+            for (int i = 0; i < kCount; ++i) out[i * stride + j] = row[i];
+        }
     }
 
   private:
+    template <class To, class From>
+    static To bits_of(From x) {
+        To bits;
+        static_assert(sizeof bits == sizeof x, "the same number of bits");
+        std::memcpy(&bits, &x, sizeof bits);
+        return bits;
+    }
+
+    static float from_half(Float16 half) {
+        const uint32_t sign = uint32_t(half.bits & 0x8000) << 16, magnitude = uint32_t(half.bits & 0x7fff) << 13;
+        if (magnitude >= 0x0f800000) return bits_of<float>(sign | 0x7f800000 | magnitude);  // infinity or NaN
+        return bits_of<float>(bits_of<uint32_t>(bits_of<float>(magnitude) * 0x1p112f) | sign);
+    }
+
+    // Round to nearest, ties to even, as the instructions do.
+    static Float16 to_half(float x) {
+        const uint32_t all = bits_of<uint32_t>(x), sign = all >> 16 & 0x8000;
+        uint32_t bits = all & 0x7fffffff;
+        if (bits >= 0x47800000) {  // 2^16 and more
+            bits = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
+        } else if (bits < 0x38800000) {  // below 2^-14: a sum with 0.5 rounds to a multiple of 2^-24
+            bits = bits_of<uint32_t>(bits_of<float>(bits) + 0.5f) - 0x3f000000;
+        } else {
+            bits = (bits + 0xc8000fff + (bits >> 13 & 1)) >> 13;
+        }
+        return Float16{uint16_t(sign | bits)};
+    }
+
     static V pick(Ints mask, V a, V b) { return (V)(((Ints)a & mask) | ((Ints)b & ~mask)); }
 };
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels.h"
+
 namespace foretell {
 namespace {
 
@@ -39,6 +41,20 @@ struct Lanes {
         return _mm_cvtss_f32(_mm_max_ss(quarter, _mm_shuffle_ps(quarter, quarter, 1)));
     }
 
+    static V load(const Bfloat16* at) {
+        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    }
+    static V load(const Float16* at) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    }
+    static V load(const int8_t* at) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+    }
+    static void store(Float16* at, V x) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+
     // Load the first `count` lanes; the others are zero.
     static V load_some(const float* at, int64_t count) {
         return count >= kCount ? load(at) : _mm256_maskload_ps(at, between(0, count));
@@ -59,8 +75,15 @@ struct Lanes {
             _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
     }
 
+    // Return 2^n for x = 1.5 * 2^23 + n, which rounds to an integer; n from -126 to 127.
+    static V power_of_rounded(V x) {
+        return _mm256_castsi256_ps(
+            _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(x), 23), _mm256_set1_epi32(127 << 23)));
+    }
+
     // Store rows[j][at + i] as lane j of out[i * stride ..].
-    static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
+    template <class T>
+    static void transpose(const T* const* rows, int64_t at, float* out, int64_t stride) {
         __m256 a[8], b[8];
         for (int i = 0; i < 8; ++i) a[i] = load(rows[i] + at);
         for (int i = 0; i < 8; i += 2) {

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace foretell {
 namespace {
 
@@ -28,6 +30,20 @@ struct Lanes {
     static float sum(V x) { return _mm512_reduce_add_ps(x); }
     static float peak(V x) { return _mm512_reduce_max_ps(x); }
 
+    static V load(const Bfloat16* at) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    }
+    static V load(const Float16* at) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+    }
+    static V load(const int8_t* at) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+    }
+    static void store(Float16* at, V x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+
     // Load the first `count` lanes; the others are zero.
     static V load_some(const float* at, int64_t count) { return _mm512_maskz_loadu_ps(first(count), at); }
     static void store_some(float* at, V x, int64_t count) { _mm512_mask_storeu_ps(at, first(count), x); }
@@ -43,8 +59,15 @@ struct Lanes {
             _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23));
     }
 
+    // Return 2^n for x = 1.5 * 2^23 + n, which rounds to an integer; n from -126 to 127.
+    static V power_of_rounded(V x) {
+        return _mm512_castsi512_ps(
+            _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(x), 23), _mm512_set1_epi32(127 << 23)));
+    }
+
     // Store rows[j][at + i] as lane j of out[i * stride ..].
-    static void transpose(const float* const* rows, int64_t at, float* out, int64_t stride) {
+    template <class T>
+    static void transpose(const T* const* rows, int64_t at, float* out, int64_t stride) {
         __m512 a[16], b[16];
         for (int i = 0; i < 16; ++i) a[i] = load(rows[i] + at);
         for (int i = 0; i < 16; i += 2) {

@@ -5,16 +5,13 @@
 #include <cstring>
 #include <vector>
 
+#include "attention_plan.h"
 #include "pool.h"
 #include "gemm.h"
 #include "head_prefill.h"
 #include "scratch.h"
 
 namespace foretell {
-
-inline void grow(std::vector<float>& memory, int64_t size) {
-    if (int64_t(memory.size()) < size) memory.resize(size);
-}
 
 // Rows that attend together: they share the keys of a sequence up to `context` and see `tree_slots` after it, if any.
 struct AttentionSpan {
@@ -28,8 +25,11 @@ struct AttentionSpan {
 };
 
 struct HeadScratch {
-    std::vector<float> states, normed, concatenated, qkv, attended, projected, gate_up, gated;
-    std::vector<float> logits;  // where the caller does not want them
+    AlignedVector<float> states, normed, concatenated, qkv, attended, projected, gate_up, gated;
+    AlignedVector<float> logits;  // where the caller does not want them
+    std::vector<Tile> tiles;
+    std::vector<int64_t> tree_firsts;  // zeros: all rows of a span share its tree slots
+    AttentionPlan attention_plan;
     QuantizedInputs quantized;
 };
 
@@ -60,8 +60,8 @@ class Layers {
     // Add the spans of the pairs of a prefill, as rows from `first` on. Position 0 has no hidden state before it, so
     // its key is masked.
     void add_prefill_spans(const HeadPrefill& prefill, int64_t first, std::vector<AttentionSpan>& spans) const {
-        const int64_t most = tile_rows(team, prefill.pairs, h.heads, h.kv_heads);
         for (int64_t at = 0, stop; at < prefill.pairs; at = stop) {
+            const int64_t most = tile_rows(team, prefill.pairs, prefill.pair_positions[at] + 1, h.heads, h.kv_heads);
             const int64_t sequence = prefill.sequence_of[at];
             const auto continues = [&] { return stop < prefill.pairs && prefill.sequence_of[stop] == sequence; };
             for (stop = at + 1; continues() && stop - at < most;) ++stop;
@@ -110,12 +110,13 @@ class Layers {
     // Run the first `count` layers.
     void run(const std::vector<AttentionSpan>& spans, const int64_t* positions, const int64_t* slots, int64_t rows,
              int64_t count) {
+        if (count > 0) make_tiles(spans, rows);
         for (int64_t i = 0; i < count; ++i) {
             const Layer& layer = h.layers[i];
             linear(*layer.qkv, attention_input(i, rows), rows, t.qkv.data());
             by_rows(team, rows, (h.heads + 2 * h.kv_heads) * h.head_dim,
                     [&](int64_t row) { rotate(layer, positions[row], slots[row], row); });
-            attend(layer, spans);
+            attend(layer);
             linear(*layer.out, t.attended.data(), rows, t.projected.data());
             add(rows);
             norm(layer.ffn_norm, rows);
@@ -161,46 +162,33 @@ class Layers {
             float* const x = qkv + head * h.head_dim;
             const float* const weight = is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, h.eps, h.head_dim, x);
-            k.rotate(x, rope_table, h.head_dim, is_query ? h.scale : 1.0f);
+            k.rotate(x, rope_table, h.head_dim, is_query ? query_scale(h.scale) : 1.0f);
         }
-        const int64_t size = h.kv_heads * h.head_dim;
-        const float* const keys = qkv + h.heads * h.head_dim;
-        std::memcpy(layer.keys + slot * size, keys, size * sizeof *keys);
-        std::memcpy(layer.values + slot * size, keys + size, size * sizeof *keys);
+        store_kv(k, h, layer, slot, qkv + h.heads * h.head_dim);
     }
 
-    void attend(const Layer& layer, const std::vector<AttentionSpan>& spans) {
-        int64_t products = 0;
-        for (const AttentionSpan& span : spans)
-            products += 2 * span.rows * (span.last_visible[0] + 1) * h.heads * h.head_dim;
-        const int64_t items = int64_t(spans.size()) * h.kv_heads;
-        const auto one = [&](int64_t item) { attend_span(layer, spans[item / h.kv_heads], item % h.kv_heads); };
-        if (products >= kMinParallelProducts)
-            team.each(items, one);
-        else
-            for (int64_t item = 0; item < items; ++item) one(item);
+    void make_tiles(const std::vector<AttentionSpan>& spans, int64_t rows) {
+        const int64_t stride = (h.heads + 2 * h.kv_heads) * h.head_dim;
+        if (int64_t(t.tree_firsts.size()) < rows) t.tree_firsts.resize(rows);
+        t.tiles.clear();
+        for (const AttentionSpan& span : spans) {
+            Tile tile{};
+            tile.queries = &t.qkv[span.first * stride], tile.row_stride = stride;
+            tile.rows = span.rows, tile.heads = h.kv_heads, tile.group = h.heads / h.kv_heads, tile.dim = h.head_dim;
+            tile.positions = span.last_visible;
+            tile.pages = span.pages, tile.page_size = h.page_size;
+            tile.window = span.window, tile.skipped = span.skipped;
+            tile.tree_slots = span.tree_slots, tile.context = span.context;
+            tile.tree_first = span.tree_slots != nullptr ? t.tree_firsts.data() : nullptr;
+            tile.out = &t.attended[span.first * h.heads * h.head_dim], tile.out_stride = h.heads * h.head_dim;
+            t.tiles.push_back(tile);
+        }
+        t.attention_plan.make(t.tiles, team.threads());
     }
 
-    void attend_span(const Layer& layer, const AttentionSpan& span, int64_t head) {
-        AttendScratch& own = scratch<AttendScratch>();
-        std::vector<int64_t>& firsts = own.firsts;
-        if (int64_t(firsts.size()) < span.rows) firsts.resize(span.rows);  // zeros: all rows share the tree slots
-        const int64_t group = h.heads / h.kv_heads, stride = (h.heads + 2 * h.kv_heads) * h.head_dim;
-        Tile tile;
-        tile.queries = &t.qkv[span.first * stride + head * group * h.head_dim];
-        tile.row_stride = stride, tile.rows = span.rows, tile.group = group, tile.dim = h.head_dim;
-        tile.positions = span.last_visible;
-        tile.keys = layer.keys + head * h.head_dim, tile.values = layer.values + head * h.head_dim;
-        tile.slot_stride = h.kv_heads * h.head_dim;
-        tile.pages = span.pages, tile.page_size = h.page_size, tile.window = span.window;
-        tile.skipped = span.skipped;
-        tile.tree_slots = span.tree_slots;
-        tile.tree_first = span.tree_slots != nullptr ? firsts.data() : nullptr;
-        tile.context = span.context;
-        tile.out = &t.attended[span.first * h.heads * h.head_dim + head * group * h.head_dim];
-        tile.out_stride = h.heads * h.head_dim;
-        grow(own.floats, attend_scratch_floats(tile.rows * group, tile.dim));
-        k.attend(tile, own.floats.data());
+    void attend(const Layer& layer) {
+        for (Tile& tile : t.tiles) tile.keys = layer.keys, tile.values = layer.values;
+        t.attention_plan.run(team, k.attend[h.kv_type], t.tiles);
     }
 };
 

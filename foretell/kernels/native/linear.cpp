@@ -23,7 +23,8 @@ FORETELL_API int foretell_best_level() {
     __builtin_cpu_init();
     const bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     if (wide && __builtin_cpu_supports("avx512vnni")) return 2;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+    const bool converts = __builtin_cpu_supports("f16c");
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts) return 1;
 #endif
     return 0;
 }

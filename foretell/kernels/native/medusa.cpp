@@ -27,7 +27,7 @@ struct MedusaDraft {
 namespace {
 
 struct MedusaScratch {
-    std::vector<float> states, update;
+    AlignedVector<float> states, update;
     QuantizedInputs quantized;
 };
 

@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -39,12 +41,18 @@ class Pool {
     // Start threads up to the number wanted; return how many there are.
     int grow(int threads) {
         try {
+            if (threads > range_count_) {
+                ranges_ = std::make_unique<ItemRange[]>(threads);
+                range_count_ = threads;
+            }
             for (; size_ < threads - 1; ++size_) std::thread(&Pool::worker_loop, this, size_).detach();
         } catch (const std::exception&) {  // no more threads, or no memory for one
-            return size_ + 1;
+            return std::min(size_ + 1, std::max(range_count_, 1));
         }
         return threads;
     }
+
+    ItemRange* ranges() { return ranges_.get(); }
 
     void run(int threads, int64_t chunks, Task task, const void* job) {
         task_ = task;
@@ -53,7 +61,7 @@ class Pool {
         done_.store(0);
         state_.store(Ticket::first(++jobs_, chunks));
         job_posted_.wake();
-        work();
+        work(0);
         job_done_.wait([this, chunks] { return done_.load() == chunks; });
         if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
     }
@@ -68,18 +76,18 @@ class Pool {
                 ThreadScratch::release();
                 released = asked;
             }
-            last_job = id < workers_wanted_.load() ? work() : Ticket{state_.load()}.job();
+            last_job = id < workers_wanted_.load() ? work(id + 1) : Ticket{state_.load()}.job();
         }
     }
 
     // Take chunks until none is left. A job cannot end, nor another begin, while one of its chunks is running.
-    uint64_t work() {
+    uint64_t work(int thread) {
         for (;;) {
             const Ticket ticket{state_.fetch_add(1)};
             if (ticket.next() >= ticket.chunks()) return ticket.job();
             // A chunk that fails counts as done: its job is on the stack of the caller, which waits for all chunks.
             try {
-                task_(job_, ticket.next());
+                task_(job_, ticket.next(), thread);
             } catch (...) {
                 const std::lock_guard<std::mutex> lock(failing_);
                 if (failure_ == nullptr) failure_ = std::current_exception();
@@ -95,6 +103,8 @@ class Pool {
     const void* job_ = nullptr;
     uint64_t jobs_ = 0;
     int size_ = 0;
+    int range_count_ = 0;
+    std::unique_ptr<ItemRange[]> ranges_;  // of the current job
     std::atomic<int> workers_wanted_{0};
     alignas(64) std::atomic<uint64_t> state_{0};
     alignas(64) std::atomic<int64_t> done_{0};
@@ -132,7 +142,16 @@ Team::Team(int threads) {
 
 void Team::run(int64_t chunks, Task task, const void* job) {
     if (threads_ > 1 && chunks > 1 && chunks < Ticket::kMostChunks) return pool_->run(threads_, chunks, task, job);
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) task(job, chunk);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) task(job, chunk, 0);
+}
+
+ItemRange* Team::divide(int64_t items) {
+    ItemRange* const ranges = pool_->ranges();
+    for (int64_t i = 0; i < threads_; ++i) {
+        ranges[i].next.store(items * i / threads_, std::memory_order_relaxed);
+        ranges[i].stop = items * (i + 1) / threads_;
+    }
+    return ranges;
 }
 
 }  // namespace foretell

@@ -1,12 +1,26 @@
 // A thread pool whose workers share the chunks of one job. The caller works too, so a late worker is not waited for.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 
 namespace foretell {
 
-using Task = void (*)(const void* job, int64_t chunk);
+// Runs one chunk of a job on thread `thread` of the team; the caller is thread 0.
+using Task = void (*)(const void* job, int64_t chunk, int thread);
+
+// The range of items of one thread, from which other threads may take, too. On a cache line of its own.
+struct alignas(64) ItemRange {
+    std::atomic<int64_t> next{0};
+    int64_t stop = 0;
+
+    // Return the next item, or -1 if none is left.
+    int64_t take() {
+        const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
+        return item < stop ? item : -1;
+    }
+};
 
 class Pool;
 
@@ -25,10 +39,37 @@ class Team {
     // Call f(chunk) for each chunk.
     template <class F>
     void each(int64_t chunks, const F& f) {
-        run(chunks, [](const void* job, int64_t chunk) { (*static_cast<const F*>(job))(chunk); }, &f);
+        run(chunks, [](const void* job, int64_t chunk, int) { (*static_cast<const F*>(job))(chunk); }, &f);
+    }
+
+    // Call f(item) for each item. A thread takes a contiguous range in ascending order, so that it finds in its cache
+    // what it has prefetched, and then helps the others with theirs. The same thread gets the same range each time.
+    template <class F>
+    void split(int64_t items, const F& f) {
+        if (threads_ == 1 || items <= 1) {
+            for (int64_t item = 0; item < items; ++item) f(item);
+            return;
+        }
+        struct Job {
+            ItemRange* ranges;
+            int threads;
+            const F& f;
+        };
+        const Job job{divide(items), threads_, f};
+        const auto work = [](const void* shared, int64_t, int thread) {
+            const Job& job = *static_cast<const Job*>(shared);
+            for (int i = 0; i < job.threads; ++i) {
+                ItemRange& range = job.ranges[(thread + i) % job.threads];
+                for (int64_t item = range.take(); item >= 0; item = range.take()) job.f(item);
+            }
+        };
+        run(threads_, work, &job);
     }
 
   private:
+    // Divide items into one range per thread.
+    ItemRange* divide(int64_t items);
+
     Pool* pool_ = nullptr;
     std::unique_lock<std::mutex> mine_;
     int threads_ = 1;

@@ -4,6 +4,7 @@
 #include "rowwise.h"
 #include "float32.h"
 #include "attention.h"
+#include "kv_store.h"
 
 namespace foretell {
 namespace {
@@ -68,6 +69,6 @@ struct Int4Group {
 }  // namespace
 
 const Kernels portable_kernels{quantize, multiply_block<Int8Group>, multiply_block<Int4Group>, float32, norm, add,
-                               rotate, glu, attend, argmax_softmax};
+                               rotate, glu, attend, store_kv, argmax_softmax};
 
 }  // namespace foretell

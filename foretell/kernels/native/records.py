@@ -44,6 +44,7 @@ class LayerRecord(ctypes.Structure):
         ("keys", POINTER),
         ("values", POINTER),
         ("window", NUMBER),
+        ("query_scales", POINTER),
     )
 
 
@@ -64,11 +65,14 @@ class ModelRecord(ctypes.Structure):
         ("page_size", NUMBER),
         ("first_token", NUMBER),
         ("tokens", NUMBER),
+        ("full_qk_norm", NUMBER),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("embed_scale", ctypes.c_float),
+        ("residual_scale", ctypes.c_float),
         ("gelu", ctypes.c_int32),
         ("level", ctypes.c_int32),
+        ("kv_type", ctypes.c_int32),
     )
 
 
@@ -128,6 +132,7 @@ class HeadRecord(ctypes.Structure):
         ("concat_inputs", FLAG),
         ("residual", FLAG),
         ("norm_output", FLAG),
+        ("kv_type", FLAG),
     )
 
 

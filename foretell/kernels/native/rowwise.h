@@ -34,7 +34,7 @@ FORETELL_INLINE V exponential(V x) {
     return Lanes::mul(y, Lanes::power_of_two(whole));
 }
 
-void quantize(const float* x, int64_t inputs, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
+[[maybe_unused]] void quantize(const float* x, int64_t inputs, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
     quantize_row(x, inputs, excess, values, scales, offsets);
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "attention_plan.h"
 #include "entry.h"
 #include "pool.h"
 #include "gemm.h"
@@ -16,8 +17,9 @@ namespace {
 
 // Working memory of a step; each calling thread keeps its own.
 struct StepScratch {
-    std::vector<float> states, normed, qkv, attended, projected, gate_up, gated;
+    AlignedVector<float> states, normed, qkv, attended, projected, gate_up, gated;
     QuantizedInputs quantized;
+    AttentionPlan attention_plan;
 
     void reserve(const Model& m, int64_t rows) {
         const int64_t heads = m.heads + 2 * m.kv_heads;
@@ -29,21 +31,10 @@ struct StepScratch {
         grow(gate_up, rows * 2 * m.ffn);
         grow(gated, rows * m.ffn);
     }
-
-    static void grow(std::vector<float>& memory, int64_t size) {
-        if (int64_t(memory.size()) < size) memory.resize(size);
-    }
 };
 
 // Another rank failed: the step is aborted.
 struct AllReduceFailed {};
-
-// Rows of one span that attend together.
-struct SpanTile {
-    const Span* span;
-    int64_t first, rows;  // in the batch
-    bool nodes;
-};
 
 class ForwardStep {
   public:
@@ -57,18 +48,14 @@ class ForwardStep {
         embed();
         store_hidden(0);
         for (int64_t i = 0; i < m.layer_count; ++i) {
-            attention(m.layers[i]);
-            feed_forward(m.layers[i]);
+            attention(m.layers[i], i == 0);
+            feed_forward(m.layers[i], i + 1 < m.layer_count ? &m.layers[i + 1] : nullptr);
             store_hidden(i + 1);
         }
         head();
     }
 
   private:
-    void linear(const Weights& weights, const std::vector<float>& x, int64_t rows, float* y) {
-        multiply(team, weights, t.quantized.quantize(team, weights, x.data(), rows), rows, y);
-    }
-
     void embed() {
         for (int64_t row = 0; row < s.rows; ++row) {
             float* const state = &t.states[row * m.width];
@@ -85,7 +72,7 @@ class ForwardStep {
     }
 
     // Sum rows over all tensor-parallel ranks.
-    void all_reduce(std::vector<float>& rows) {
+    void all_reduce(AlignedVector<float>& rows) {
         if (s.all_reduce != nullptr && !s.all_reduce(rows.data(), s.rows * m.width)) throw AllReduceFailed();
     }
 
@@ -97,115 +84,125 @@ class ForwardStep {
                                 m.width * sizeof(float));
     }
 
-    void normalize_rows(const float* weight) {
-        by_rows(team, s.rows, m.width, [&](int64_t row) {
-            k.norm(&t.states[row * m.width], weight, m.eps, m.width, &t.normed[row * m.width]);
-        });
+    // Normalize a row, if the layer has a norm here, and quantize it for the weights that read it.
+    void normalize_row(const float* norm, const Weights& reader, int64_t row) {
+        float* const normed = &t.normed[row * m.width];
+        if (norm != nullptr)
+            k.norm(&t.states[row * m.width], norm, m.eps, m.width, normed);
+        else
+            std::memcpy(normed, &t.states[row * m.width], m.width * sizeof *normed);
+        t.quantized.quantize_row(reader, normed, row);
     }
 
-    void add_residual(const float* post_norm) {
+    // Add the residual, then normalize and quantize the rows for the next linear layer, if any. This is one pass: a row
+    // stays in the cache, and the threads meet once.
+    void add_residual(const float* post_norm, const float* next_norm, const Weights* next) {
         all_reduce(t.projected);
+        if (next != nullptr) inputs = t.quantized.reserve(*next, t.normed.data(), s.rows);
         by_rows(team, s.rows, m.width, [&](int64_t row) {
             float* const projected = &t.projected[row * m.width];
             if (post_norm != nullptr) k.norm(projected, post_norm, m.eps, m.width, projected);
+            if (m.residual_scale != 1.0f)
+                for (int64_t i = 0; i < m.width; ++i) projected[i] *= m.residual_scale;
             k.add(&t.states[row * m.width], projected, m.width);
+            if (next != nullptr) normalize_row(next_norm, *next, row);
         });
     }
 
-    void attention(const Layer& layer) {
-        normalize_rows(layer.attention_norm);
-        linear(*layer.qkv, t.normed, s.rows, t.qkv.data());
+    void attention(const Layer& layer, bool is_first) {
+        if (is_first) {
+            inputs = t.quantized.reserve(*layer.qkv, t.normed.data(), s.rows);
+            by_rows(team, s.rows, m.width, [&](int64_t row) { normalize_row(layer.attention_norm, *layer.qkv, row); });
+        }
+        multiply(team, *layer.qkv, inputs, s.rows, t.qkv.data());
         const int64_t heads = m.heads + 2 * m.kv_heads;
         by_rows(team, s.rows, heads * m.head_dim,
                 [&](int64_t row) { rotate_row(layer, row, &t.qkv[row * heads * m.head_dim]); });
         attend(layer);
-        linear(*layer.out, t.attended, s.rows, t.projected.data());
-        add_residual(layer.attention_post_norm);
+        const Rows attended = t.quantized.quantize(team, *layer.out, t.attended.data(), s.rows);
+        multiply(team, *layer.out, attended, s.rows, t.projected.data());
+        add_residual(layer.attention_post_norm, layer.ffn_norm, layer.gate_up);
     }
 
     // Normalize queries and keys if the model does so, apply RoPE, and store keys and values in the KV cache.
     void rotate_row(const Layer& layer, int64_t row, float* qkv) {
         const float* const rope_table = layer.rope_table + s.positions[row] * 2 * m.head_dim;
+        const float growth = layer.query_scales != nullptr ? layer.query_scales[s.positions[row]] : 1.0f;
+        if (m.full_qk_norm) {
+            float* const keys = qkv + m.heads * m.head_dim;
+            k.norm(qkv, layer.q_norm, m.eps, m.heads * m.head_dim, qkv);
+            k.norm(keys, layer.k_norm, m.eps, m.kv_heads * m.head_dim, keys);
+        }
         for (int64_t head = 0; head < m.heads + m.kv_heads; ++head) {
             const bool is_query = head < m.heads;
             float* const x = qkv + head * m.head_dim;
-            const float* const weight = is_query ? layer.q_norm : layer.k_norm;
+            const float* const weight = m.full_qk_norm ? nullptr : is_query ? layer.q_norm : layer.k_norm;
             if (weight != nullptr) k.norm(x, weight, m.eps, m.head_dim, x);
-            k.rotate(x, rope_table, m.head_dim, is_query ? m.scale : 1.0f);
+            k.rotate(x, rope_table, m.head_dim, is_query ? query_scale(m.scale) * growth : 1.0f);
         }
-        const int64_t size = m.kv_heads * m.head_dim;
-        const float* const keys = qkv + m.heads * m.head_dim;
-        std::memcpy(layer.keys + s.slots[row] * size, keys, size * sizeof *keys);
-        std::memcpy(layer.values + s.slots[row] * size, keys + size, size * sizeof *keys);
+        store_kv(k, m, layer, s.slots[row], qkv + m.heads * m.head_dim);
     }
 
-    // Split the spans into tiles: large enough to share blocks of keys, small enough to occupy every thread.
+    // Split the spans into tiles of rows that attend together.
     void split_spans() {
-        const int64_t most = tile_rows(team, s.rows, m.heads, m.kv_heads);
         for (int64_t i = 0; i < s.span_count; ++i) {
             const Span& span = s.spans[i];
+            const int64_t most = tile_rows(team, s.rows, span.start + span.rows, m.heads, m.kv_heads);
             split_rows(span, span.first, span.rows - span.nodes, most, false);
             split_rows(span, span.first + span.rows - span.nodes, span.nodes, most, true);
         }
+        t.attention_plan.make(tiles, team.threads());
     }
 
     void split_rows(const Span& span, int64_t first, int64_t rows, int64_t most, bool nodes) {
-        for (int64_t tiles = ceil_div(rows, most); tiles > 0; --tiles) {
-            const int64_t count = ceil_div(rows, tiles);
-            span_tiles.push_back(SpanTile{&span, first, count, nodes});
-            products += 2 * count * (span.start + span.rows) * m.heads * m.head_dim;
+        for (int64_t parts = ceil_div(rows, most); parts > 0; --parts) {
+            const int64_t count = ceil_div(rows, parts);
+            add_tile(span, first, count, nodes);
             first += count;
             rows -= count;
         }
     }
 
-    void attend(const Layer& layer) {
-        const int64_t items = int64_t(span_tiles.size()) * m.kv_heads;
-        const auto one = [&](int64_t item) {
-            attend_tile(layer, span_tiles[item / m.kv_heads], item % m.kv_heads);
-        };
-        if (products >= kMinParallelProducts)
-            team.each(items, one);
-        else
-            for (int64_t item = 0; item < items; ++item) one(item);
-    }
-
-    void attend_tile(const Layer& layer, const SpanTile& span_tile, int64_t head) {
-        std::vector<float>& memory = scratch<AttendScratch>().floats;
-        const int64_t group = m.heads / m.kv_heads, stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
-        const Span& span = *span_tile.span;
-        Tile tile;
-        tile.queries = &t.qkv[span_tile.first * stride + head * group * m.head_dim];
-        tile.row_stride = stride, tile.rows = span_tile.rows, tile.group = group, tile.dim = m.head_dim;
-        tile.positions = s.positions + span_tile.first;
-        tile.keys = layer.keys + head * m.head_dim, tile.values = layer.values + head * m.head_dim;
-        tile.slot_stride = m.kv_heads * m.head_dim;
-        tile.pages = s.pages + span.first_page, tile.page_size = m.page_size, tile.window = layer.window;
-        tile.skipped = 0;
-        tile.tree_slots = span_tile.nodes ? paths.slots() : nullptr;
-        tile.tree_first = span_tile.nodes ? paths.firsts() + span_tile.first : nullptr;
+    void add_tile(const Span& span, int64_t first, int64_t rows, bool nodes) {
+        Tile tile{};
+        tile.row_stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
+        tile.queries = &t.qkv[first * tile.row_stride];
+        tile.rows = rows, tile.heads = m.kv_heads, tile.group = m.heads / m.kv_heads, tile.dim = m.head_dim;
+        tile.positions = s.positions + first;
+        tile.pages = s.pages + span.first_page, tile.page_size = m.page_size;
+        tile.tree_slots = nodes ? paths.slots() : nullptr;
+        tile.tree_first = nodes ? paths.firsts() + first : nullptr;
         tile.context = span.start + span.rows - span.nodes;
-        tile.out = &t.attended[span_tile.first * m.heads * m.head_dim + head * group * m.head_dim];
+        tile.out = &t.attended[first * m.heads * m.head_dim];
         tile.out_stride = m.heads * m.head_dim;
-        StepScratch::grow(memory, attend_scratch_floats(tile.rows * group, tile.dim));
-        k.attend(tile, memory.data());
+        tiles.push_back(tile);
     }
 
-    void feed_forward(const Layer& layer) {
-        normalize_rows(layer.ffn_norm);
-        linear(*layer.gate_up, t.normed, s.rows, t.gate_up.data());
+    void attend(const Layer& layer) {
+        for (Tile& tile : tiles) tile.keys = layer.keys, tile.values = layer.values, tile.window = layer.window;
+        t.attention_plan.run(team, k.attend[m.kv_type], tiles);
+    }
+
+    void feed_forward(const Layer& layer, const Layer* next) {
+        multiply(team, *layer.gate_up, inputs, s.rows, t.gate_up.data());
+        const Rows gated = t.quantized.reserve(*layer.down, t.gated.data(), s.rows);
         by_rows(team, s.rows, 2 * m.ffn, [&](int64_t row) {
             k.glu(&t.gate_up[row * 2 * m.ffn], m.ffn, m.gelu != 0, &t.gated[row * m.ffn]);
+            t.quantized.quantize_row(*layer.down, &t.gated[row * m.ffn], row);
         });
-        linear(*layer.down, t.gated, s.rows, t.projected.data());
-        add_residual(layer.ffn_post_norm);
+        multiply(team, *layer.down, gated, s.rows, t.projected.data());
+        add_residual(layer.ffn_post_norm, next == nullptr ? nullptr : next->attention_norm,
+                     next == nullptr ? nullptr : next->qkv);
     }
 
     void head() {
+        if (s.logit_row_count == 0) return;
+        const Rows normed = t.quantized.reserve(*m.head, t.normed.data(), s.logit_row_count);
         by_rows(team, s.logit_row_count, m.width, [&](int64_t i) {
             k.norm(&t.states[s.logit_rows[i] * m.width], m.norm, m.eps, m.width, &t.normed[i * m.width]);
+            t.quantized.quantize_row(*m.head, &t.normed[i * m.width], i);
         });
-        if (s.logit_row_count > 0) linear(*m.head, t.normed, s.logit_row_count, s.logits);
+        multiply(team, *m.head, normed, s.logit_row_count, s.logits);
         const int64_t vocab = m.head->outputs;
         by_rows(team, s.logit_row_count, vocab, [&](int64_t i) { s.argmax[i] = argmax(s.logits + i * vocab, vocab); });
     }
@@ -215,9 +212,9 @@ class ForwardStep {
     const Kernels& k;
     Team team;
     StepScratch& t;
+    Rows inputs{};  // of the next linear layer
     TreePaths paths;
-    std::vector<SpanTile> span_tiles;
-    int64_t products = 0;  // multiplications of attention in one layer
+    std::vector<Tile> tiles;
 };
 
 }  // namespace

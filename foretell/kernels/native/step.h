@@ -9,12 +9,13 @@ namespace foretell {
 
 struct Layer {
     const Weights *qkv, *out, *gate_up, *down;
-    const float *attention_norm, *ffn_norm;
+    const float *attention_norm, *ffn_norm;  // or null
     const float *q_norm, *k_norm;  // or null
     const float *attention_post_norm, *ffn_post_norm;  // or null
     const float* rope_table;  // [context, 2, head_dim]
-    float *keys, *values;  // [slots, kv_heads, head_dim]
+    uint8_t *keys, *values;  // [slots, kv_heads] of `kv_bytes` each
     int64_t window;  // 0: none
+    const float* query_scales;  // [context], factors of the queries at each position; or null
 };
 
 struct Model {
@@ -23,8 +24,10 @@ struct Model {
     const float *embed, *norm;
     int64_t layer_count, width, heads, kv_heads, head_dim, ffn, page_size;
     int64_t first_token, tokens;  // range of tokens whose embeddings are on this rank
-    float eps, scale, embed_scale;
+    int64_t full_qk_norm;  // 1: `q_norm` and `k_norm` are over all heads together
+    float eps, scale, embed_scale, residual_scale;
     int32_t gelu, level;
+    int32_t kv_type;  // a `KVType`
 };
 
 // The rows of one sequence. Tree nodes are its last rows; a chain has none.

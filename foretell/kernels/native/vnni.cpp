@@ -20,10 +20,12 @@
 #include "rowwise.h"
 #include "float32.h"
 #include "attention.h"
+#include "kv_store.h"
 
 namespace foretell {
 namespace {
 
+static_assert(kGroup == kBlock, "halves of a group and of a block have as many lanes");
 constexpr int kLanes = 16, kHalves = kBlock / kLanes, kHalfBytes = kLanes * kStep;
 constexpr int kMostRows = 5;  // rows whose sums fit into registers
 
@@ -129,10 +131,58 @@ void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t s
     for_row_tiles(tile_kernels, weights, rows, first, stop, block, Format::kBytes, y);
 }
 
+// Quantize up to 16 whole groups, as `quantize_group` does: one division for the scales of all of them.
+FORETELL_INLINE void quantize_groups(
+    const float* x, int64_t count, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    alignas(64) int32_t peaks[kLanes] = {}, sums[kLanes];
+    alignas(64) float inverses[kLanes];
+    for (int64_t g = 0; g < count; ++g) {
+        const __m512i a = _mm512_loadu_si512(x + g * kGroup), b = _mm512_loadu_si512(x + g * kGroup + kLanes);
+        const __m512i highest = _mm512_max_epi32(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude));
+        peaks[g] = _mm512_reduce_max_epi32(highest);
+    }
+    const __m512i bits = _mm512_load_si512(peaks);
+    const __m512 peak = _mm512_castsi512_ps(bits), most = _mm512_set1_ps(127.0f);
+    const __mmask16 valid = __mmask16((1u << count) - 1);
+    const __mmask16 finite = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(kInfinity));
+    const __mmask16 usual = _mm512_mask_cmp_ps_mask(finite, peak, _mm512_set1_ps(kMinAbsmax), _CMP_GT_OQ);
+    const __m512 special = _mm512_maskz_mov_ps(~finite, _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN()));
+    _mm512_mask_storeu_ps(scales, valid, _mm512_mask_div_ps(special, usual, peak, most));
+    _mm512_store_ps(inverses, _mm512_maskz_div_ps(usual, most, peak));
+    const __m512 rounder = _mm512_set1_ps(kRounder);
+    for (int64_t g = 0; g < count; ++g) {
+        const __mmask16 kept = usual >> g & 1 ? 0xffff : 0;
+        const __m512 inverse = _mm512_set1_ps(inverses[g]);
+        __m512i sum = _mm512_setzero_si512();
+        for (int h = 0; h < kHalves; ++h) {
+            const int64_t at = g * kGroup + h * kLanes;
+            const __m512 shifted = _mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(x + at), inverse), rounder);
+            const __m512i whole =
+                _mm512_maskz_sub_epi32(kept, _mm512_castps_si512(shifted), _mm512_castps_si512(rounder));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(values + at), _mm512_cvtepi32_epi8(whole));
+            sum = _mm512_add_epi32(sum, whole);
+        }
+        sums[g] = _mm512_reduce_add_epi32(sum);
+    }
+    const __m512i offset = _mm512_mullo_epi32(_mm512_load_si512(sums), _mm512_set1_epi32(-excess));
+    _mm512_mask_storeu_epi32(offsets, valid, offset);
+}
+
+void quantize_wide(const float* x, int64_t inputs, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
+    const int64_t whole = inputs / kGroup;
+    for (int64_t g = 0; g < whole; g += kLanes) {
+        const int64_t count = whole - g < kLanes ? whole - g : kLanes;
+        quantize_groups(x + g * kGroup, count, excess, values + g * kGroup, scales + g, offsets + g);
+    }
+    const int64_t done = whole * kGroup;  // the rest is less than a group
+    if (done < inputs) quantize_row(x + done, inputs - done, excess, values + done, scales + whole, offsets + whole);
+}
+
 }  // namespace
 
-const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend,
-                           argmax_softmax};
+const Kernels vnni_kernels{quantize_wide, all_rows<Int8>, all_rows<Int4>, float32, norm, add, rotate, glu, attend,
+                           store_kv, argmax_softmax};
 
 }  // namespace foretell
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.errors import ModelError, RequestError
-from foretell.hub.checkpoint import CONFIG, Checkpoint, folder_tensors, read_json
+from foretell.hub.checkpoint import CONFIG, Checkpoint, decoded_tensors, folder_tensors, read_json
 from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
@@ -57,7 +57,7 @@ def head_kind(folder: Path) -> str | None:
     if config.get("format") == FORMAT:
         return kind_of(config, frozenset())
     check_weights(folder)
-    return kind_of(config, frozenset(folder_tensors(folder)))
+    return kind_of(config, frozenset(decoded_tensors(config, folder_tensors(folder))))
 
 
 def check_weights(folder: Path) -> None:
@@ -118,7 +118,7 @@ def open_head(folder: Path, target: ModelConfig) -> HeadSource:
     """Read the config of the head in a folder."""
     check_weights(folder)
     config = read_json(folder / CONFIG)
-    file = HeadFile.of(str(folder), config, folder_tensors(folder), target)
+    file = HeadFile.of(str(folder), config, decoded_tensors(config, folder_tensors(folder)), target)
     if config.get("format") != FORMAT:
         return HeadSource(str(folder), folder, layout_of(file).config, file, ours=False)
     head = read_head_config(config)

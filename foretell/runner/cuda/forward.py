@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ class CudaForward:
         head = format_of(self.model.head)
         _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, logits_indices, head)
         states = torch.cat([hidden[layer] for layer in hidden_layers], -1) if hidden_layers else None
-        return self.model.gather_logits(self.linear(self.model.head, normed, False)), states
+        return self.model.finish_logits(self.linear(self.model.head, normed, False)), states
 
     def _layers(
         self, rows: RowTables, hidden_layers: tuple[int, ...]
@@ -53,6 +55,7 @@ class CudaForward:
         post: Tensor | None = None
         for layer, block in enumerate(self.layers):
             qkv = format_of(block.attention.qkv)
+            assert block.attention_norm is not None and block.ffn_norm is not None, "`missing_fast_path` has checked"
             x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post, format=qkv)
             if layer in hidden_layers:
                 hidden[layer] = x
@@ -79,8 +82,17 @@ class CudaForward:
     def _row_parallel(self, layer: Linear, x: Rows, reads: bool) -> ResidualDelta:
         """Return partial sums that the next norm adds up. With tensor parallelism the ranks' sums are added here."""
         if self.model.ranks is None:
-            return self.linear.in_parts(layer, x, reads)
-        return ResidualDelta(self.model.ranks.all_reduce(self.linear(layer, x, reads))[None])
+            return _scaled(self.linear.in_parts(layer, x, reads), self.model.config.residual_scale)
+        joined = self.model.ranks.all_reduce(self.linear(layer, x, reads))
+        return _scaled(ResidualDelta(joined[None]), self.model.config.residual_scale)
+
+
+def _scaled(delta: ResidualDelta, scale: float) -> ResidualDelta:
+    if scale == 1:
+        return delta
+    if delta.row_scales is not None:
+        return replace(delta, row_scales=delta.row_scales * scale)
+    return replace(delta, splits=delta.splits * scale)
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foretell.kernels.kv_types import decode_kv, encode_kv
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, LayerConfig, MedusaConfig
 from foretell.models.draft_heads.base import local_layer_config
@@ -75,7 +77,7 @@ class GraphAttention:
 
 def store_rows(new: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Write rows [n, ...] to these slots of a cache [pages, page_size, ...]."""
-    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, encode_kv(new, cache.dtype))
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, config: LayerConfig) -> Tensor:
@@ -132,7 +134,7 @@ class HeadPages:
     def __init__(self, cache: KVCache, first: int, layers: int, keeps_states: bool) -> None:
         """`first` is the index of the head's first layer in the cache."""
         self.first = first
-        self.page_size, self.device = cache.page_size, cache.keys[first].device
+        self.page_size, self.device, self.dtype = cache.page_size, cache.keys[first].device, cache.dtype
         self.keys, self.values = cache.keys[first : first + layers], cache.values[first : first + layers]
         self.hidden_state_cache = cache.keys[first + layers] if keeps_states else None
 
@@ -185,14 +187,21 @@ class HeadPages:
         return row, row.data_ptr(), cache.data_ptr(), row.nbytes
 
     def gather(self, page_lists: list[list[int]], columns: int) -> DraftKV:
-        """Return the first `columns` positions of some sequences, given their pages; drafts may write there."""
+        """Return the first `columns` positions of some sequences, given their pages; drafts may write there.
+
+        It is a copy where the cache has a data type of its own, and where pages are not consecutive.
+        """
         run = self._contiguous_run(page_lists[0], columns) if len(page_lists) == 1 else None
         if run is not None:
-            return DraftKV([_view(t, run, columns) for t in self.keys], [_view(t, run, columns) for t in self.values])
+            return self._draft_kv(lambda tensor: _view(tensor, run, columns))
         wanted = -(-columns // self.page_size)
         rows = [pages[:wanted] + pages[:1] * (wanted - len(pages)) for pages in page_lists]
         pages = torch.tensor(rows, device=self.device)
-        return DraftKV([t[pages].flatten(1, 2) for t in self.keys], [t[pages].flatten(1, 2) for t in self.values])
+        return self._draft_kv(lambda tensor: tensor[pages].flatten(1, 2))
+
+    def _draft_kv(self, gather: Callable[[Tensor], Tensor]) -> DraftKV:
+        keys, values = ([decode_kv(gather(t), self.dtype) for t in tensors] for tensors in (self.keys, self.values))
+        return DraftKV(keys, values, self.keys[0].dtype if self.keys else self.dtype)
 
     def _contiguous_run(self, pages: list[int], columns: int) -> slice | None:
         """Return the pages as a slice if they are consecutive and hold all columns; then nothing is copied."""
@@ -212,6 +221,7 @@ class DraftKV:
 
     keys: list[Tensor]
     values: list[Tensor]
+    kv_dtype: torch.dtype  # of the cache they come from; drafts are rounded to it, too
 
 
 PrefillSpan = tuple[list[int], int, int]  # pages of a sequence, first position, end position
@@ -234,12 +244,13 @@ class PrefillAttention:
 
     def _sequence(self, layer: int, q: Tensor, pages: list[int], start: int, stop: int) -> Tensor:
         slots = torch.tensor(slots_of(pages, self.pages.page_size, 1, stop), device=q.device)
-        keys, values = (t.flatten(0, 1)[slots] for t in (self.pages.keys[layer], self.pages.values[layer]))
+        stored = (self.pages.keys[layer], self.pages.values[layer])
+        keys, values = (decode_kv(tensor.flatten(0, 1)[slots], self.pages.dtype) for tensor in stored)
         column, row = torch.arange(1, stop, device=q.device), torch.arange(start, stop, device=q.device)[:, None]
         mask = column <= row
         if self.config.window is not None:
             mask &= column > row - self.config.window
-        q, keys, values = (t.to(self.pages.keys[layer].dtype).transpose(0, 1)[None] for t in (q, keys, values))
+        q, keys, values = (t.to(self.pages.dtype).transpose(0, 1)[None] for t in (q, keys, values))
         out = F.scaled_dot_product_attention(q, keys, values, mask, scale=self.config.scale, enable_gqa=True)
         return out[0].transpose(0, 1)
 
@@ -264,7 +275,8 @@ class DraftAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         rows, sequences = self.draft_mask.shape[-2], len(self.lengths)
-        k, v = (x.to(keys.dtype).view(sequences, rows, *x.shape[1:]) for x in (k, v))
+        k, v = (decode_kv(encode_kv(x, self.kv.kv_dtype), keys.dtype) for x in (k, v))
+        k, v = (x.view(sequences, rows, *x.shape[1:]) for x in (k, v))
         if sequences == 1:
             return self._single(q, k[0], v[0], keys, values)
         columns = self._columns(keys.device)

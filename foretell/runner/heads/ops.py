@@ -160,7 +160,7 @@ class EagleOps(TorchHeadOps):
 
     def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         super().__init__(head, pages)
-        self._kv, self._carried = DraftKV([], []), torch.empty(0)
+        self._kv, self._carried = DraftKV([], [], torch.float32), torch.empty(0)
 
     def run(self, op: HeadOp) -> HeadLogits:
         if isinstance(op, PrefillOp):

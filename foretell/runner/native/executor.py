@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from foretell.kernels.bounds import require
+from foretell.kernels.kv_types import KV_TYPES
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.records import ALL_REDUCE, LayerRecord, ModelRecord, StepRecord, pack_record
 from foretell.kv.cache import KVCache
-from foretell.models.decoder import Block, Decoder
+from foretell.models.decoder import Block, Decoder, has_plain_logits
+from foretell.models.fast_paths import missing_fast_path
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Ranks
 from foretell.runner.batch_layout import BatchLayout, flatten_spans
@@ -23,7 +25,7 @@ from foretell.runner.executor import Executor, StepOutput
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
     """Return the native executor if the library supports all layers and the model is on the CPU in float32."""
     on_cpu = model.embed.device.type == "cpu" and model.dtype == torch.float32
-    if not on_cpu or model.config.head_dim % 2:
+    if not on_cpu or model.config.head_dim % 2 or missing_fast_path(model.config, "cpu", model.config.context):
         return None
     native = library()
     if native is None:
@@ -44,7 +46,11 @@ class NativeExecutor(Executor):
         self._context = min(len(table) for table in model.rope_tables.values())
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
-        self._held = (*model.rope_tables.values(), model.embed)  # kept alive: the records hold only addresses
+        self._held = (
+            *model.rope_tables.values(),
+            *model.query_scales.values(),
+            model.embed,
+        )  # kept alive: the records hold only addresses
         self._all_reduce = AllReduceCallback(model.ranks) if model.ranks is not None else None
 
     def forward(self, packed: BatchLayout, hidden_layers: tuple[int, ...]) -> StepOutput:
@@ -75,12 +81,13 @@ class NativeExecutor(Executor):
             None if self._all_reduce is None else self._all_reduce.address,
         )
         self._native.forward(self._record, step)
-        if self._all_reduce is None:
+        if self._all_reduce is None and has_plain_logits(self._model.config):
             return StepOutput(
                 logits, hidden_states, numbers[len(numbers) - wanted :].tolist
             )  # the argmax, written by the library
-        self._all_reduce.check()
-        return StepOutput(self._model.gather_logits(logits), hidden_states)
+        if self._all_reduce is not None:
+            self._all_reduce.check()
+        return StepOutput(self._model.finish_logits(logits), hidden_states)
 
     def _layer(self, index: int) -> LayerRecord:
         block = self._model.blocks[index]
@@ -95,6 +102,7 @@ class NativeExecutor(Executor):
             self._cache.keys[index].data_ptr(),
             self._cache.values[index].data_ptr(),
             attention.window or 0,
+            _address(self._model.query_scales.get(attention.rope)),
         )
 
     def _model_record(self) -> ModelRecord:
@@ -114,11 +122,14 @@ class NativeExecutor(Executor):
             self._cache.page_size,
             model.local_tokens.start,
             len(model.local_tokens),
+            config.full_qk_norm,
             config.norm_eps,
             config.scale,
             config.embed_scale,
+            config.residual_scale,
             config.activation == "gelu_tanh",
             model.head.native.level,
+            KV_TYPES.index(self._cache.kv_dtype),
         )
 
 
@@ -169,4 +180,8 @@ def _weights(layer: Linear) -> int:
 
 
 def _norm(norm: Norm | None) -> int | None:
-    return None if norm is None else norm.weight.data_ptr()
+    return None if norm is None else _address(norm.weight)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.bounds import require
+from foretell.kernels.kv_types import KV_TYPES
 from foretell.kernels.native.library import SAMPLING_ROW, Library, library
 from foretell.kernels.native.records import (
     BlockDraftRecord,
@@ -105,7 +106,7 @@ NO_OPTIONS = DraftOptions()
 
 
 class NativeHead:
-    """A head's layers over its keys and values in the KV cache, [pages, page_size, kv_heads, dim] each."""
+    """A head's layers over its keys and values in the KV cache, [pages, page_size, kv_heads, stored width] each."""
 
     def __init__(self, native: Library, head: DraftHead[Any], keys: list[Tensor], values: list[Tensor]) -> None:
         self.library, self.head = native, head
@@ -164,6 +165,7 @@ class NativeHead:
             third,
             (2 if config.norm_before_residual else 1) if third else 0,
             getattr(config, "norm_output", False),
+            KV_TYPES.index(self._held[0][0].dtype),
         )
 
 

@@ -10,6 +10,7 @@ from foretell.server.openai.requests import (
     FailFastList,
     GenerationRequest,
     StrictModel,
+    TextPart,
     described,
     ranged,
     sampling,
@@ -37,13 +38,19 @@ class ToolCall(BaseModel):
     function: FunctionCall = Field(description="The function and its arguments.")
 
 
+def _require_content(schema: dict[str, Any]) -> None:
+    """Require a content except of roles whose messages clients send back as they came."""
+    empty = {"properties": {"role": {"enum": ["assistant", "tool"]}}}
+    schema["anyOf"] = [empty, {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}]
+
+
 class ChatMessageParam(BaseModel):
     """A message of a conversation. Clients send responses back, so unknown fields are ignored here."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=_require_content)
 
     role: Role = Field(description="Who speaks: system or developer, user, assistant, or the result of a tool.")
-    content: str | FailFastList[dict[str, Any]] | None = described("The text, as a string or as text parts.")
+    content: str | FailFastList[TextPart] | None = described("The text, as a string or as text parts.")
     name: str | None = described("Name of the speaker, if the chat template uses it.")
     tool_calls: FailFastList[ToolCall] | None = described("Calls that an assistant's message made.")
     tool_call_id: str | None = described("Role tool: the call that this is the result of.")
@@ -64,6 +71,8 @@ class ChatMessageParam(BaseModel):
 class FunctionDefinition(StrictModel):
     """A function that the model may call."""
 
+    path = "tools.function."
+
     name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$", description="Name of the function.")
     description: str | None = described("What it does, for the model.")
     parameters: dict[str, Any] | None = described("JSON schema of its arguments.")
@@ -72,6 +81,8 @@ class FunctionDefinition(StrictModel):
 
 class Tool(StrictModel):
     """A tool that the model may use."""
+
+    path = "tools."
 
     type: Literal["function"] = Field(description="Always `function`.")
     function: FunctionDefinition = Field(description="The function.")
@@ -107,17 +118,30 @@ class ChatCompletionRequest(GenerationRequest):
     )
     parallel_tool_calls: bool | None = described("false: return only the first tool call.")
     chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template, such as enable_thinking.")
-    reasoning_effort: str | None = described("A chat template variable; rejected if the template does not use it.")
+    reasoning_effort: str | None = described(
+        "A chat template variable; without effect if the template does not use it."
+    )
     include_reasoning: bool | None = described("false: leave reasoning_content out of the response.")
     thinking_budget: int | None = sampling("thinking_budget", 0)
     thinking_token_budget: int | None = described("Alias of thinking_budget.")
 
 
+def _prompt_or_messages(schema: dict[str, Any]) -> None:
+    given = {"prompt": {"type": "string"}, "content": {"type": "string"}, "messages": {"type": "array", "minItems": 1}}
+    none = dict.fromkeys(given, {"type": "null"})
+    schema["oneOf"] = [{"properties": {**none, name: kind}, "required": [name]} for name, kind in given.items()]
+
+
 class TokenizeRequest(StrictModel):
     """POST /tokenize: a prompt or the messages of a chat."""
 
+    model_config = ConfigDict(json_schema_extra=_prompt_or_messages)
+
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
     prompt: str | None = Field(default=None, description="The text; leave out messages.", examples=["Hello, world"])
+    content: str | None = described("llama.cpp's name of prompt, without the tokens that start a sequence.")
+    add_special: bool = Field(default=False, description="With content: add the tokens that start a sequence.")
+    with_pieces: bool = Field(default=False, description="Return each token as an object with `id` and `piece`.")
     messages: FailFastList[ChatMessageParam] | None = described("The conversation; leave out prompt.")
     tools: FailFastList[Tool] | None = described("With messages: functions that the model may call.")
     add_special_tokens: bool = Field(default=True, description="With prompt: add the tokens that start a sequence.")

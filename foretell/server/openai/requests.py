@@ -1,21 +1,38 @@
 """Request bodies of /v1/completions and the fields shared with chats: OpenAI's, vLLM's and llama.cpp's names.
 
-Unknown fields are rejected by name.
+A misspelt field is refused with the right name; any other unknown one is ignored, or refused by `--strict-fields`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from foretell.options import very_close
 from foretell.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
 MAX_LIST_ENTRIES = 1024  # of a list or map that the sampler goes through in every step
 FailFastList = Annotated[list[T], Field(fail_fast=True)]  # validation stops at the first error of a long list
+# The same where a later check refuses an empty list, and empty strings in it, with a clearer error.
+NonEmptyList = Annotated[list[T], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
+Choice = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 4096})]
+# A part of a content; a later check refuses other parts with a clearer error.
+TextPart = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            "required": ["type", "text"],
+        }
+    ),
+]
 
 # Unsupported fields that are accepted with this value, which is the default; other values would change the output.
 NEUTRAL_VALUES: dict[str, Any] = {
@@ -31,10 +48,10 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "mirostat": 0,
     "modalities": ["text"],
     "spaces_between_special_tokens": True,
+    "suffix": "",
     "tfs_z": 1,
     "typical_p": 1,
     "use_beam_search": False,
-    "verbosity": "medium",
     "xtc_probability": 0,
 }
 
@@ -49,12 +66,25 @@ UNSUPPORTED_FIELDS: dict[str, str] = {
     "length_penalty": "applies to beam search, which is not supported",
     "logits_processors": "cannot be sent over HTTP; use the Python interface",
     "modalities": "this model generates text only",
-    "suffix": "fill-in-the-middle is not supported; put the text before the gap into prompt",
     "truncate_prompt_tokens": "prompts are never truncated; send a shorter one",
     "use_beam_search": "beam search is not supported; request n choices",
     "web_search_options": "web search is not supported; use tools",
 }
 
+
+# Other servers' names of fields: ignoring them would lose what they ask for.
+OTHER_NAMES = {
+    "grammar": "guided_grammar",
+    "json_schema": "response_format",
+    "max_output_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "random_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "stop_sequence": "stop",
+}
+UNSUPPORTED_FIELDS |= {name: f"is not known; did you mean {ours!r}?" for name, ours in OTHER_NAMES.items()}
 
 SAMPLING_HELP = {field.name: field.metadata.get("help", "") for field in fields(SamplingParams)}
 
@@ -90,24 +120,45 @@ def order_properties(schema: dict[str, Any]) -> None:
     schema["properties"] = {name: properties[name] for name in names}
 
 
+# Unknown fields that validation has dropped in this request; without a list, all unknown fields are refused.
+IGNORED_FIELDS: ContextVar[dict[str, None] | None] = ContextVar("ignored_fields", default=None)
+MAX_IGNORED = 32  # unknown fields of one object; each is compared to all known names
+
+
 class StrictModel(BaseModel):
-    """A model that converts no types and allows no unknown fields."""
+    """A model that converts no types. Unknown fields are refused, or ignored where `IGNORED_FIELDS` says so."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    path: ClassVar[str] = ""  # of its fields in a request body
 
     @model_validator(mode="before")
     @classmethod
-    def keep_first_unknown_field(cls, data: Any) -> Any:
-        """Drop unknown fields but the first: one is enough for the error, and validation reports each at length."""
+    def drop_unknown_fields(cls, data: Any) -> Any:
+        """Drop the unknown fields that may be ignored, and of the others all but the first.
+
+        One is enough for the error, and validation reports each at length.
+        """
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown = [name for name in data if name not in known]
-        return {name: value for name, value in data.items() if name in known or name == unknown[0]}
+        ignored = IGNORED_FIELDS.get()
+        refused = unknown[:1]
+        if ignored is not None and len(unknown) <= MAX_IGNORED:
+            refused = [name for name in unknown if not cls.may_ignore(name, known)][:1]
+            ignored |= dict.fromkeys(cls.path + name for name in unknown if name not in refused)
+        return {name: value for name, value in data.items() if name in known or name in refused}
+
+    @classmethod
+    def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
+        """Return whether a request with this unknown field is served without it: it is no misspelt known field."""
+        return very_close(name, known) is None
 
 
 class StreamOptions(StrictModel):
     """What a stream contains besides the output."""
+
+    path = "stream_options."
 
     include_usage: bool = Field(default=False, description="Send `usage` in a last chunk without choices.")
     continuous_usage_stats: bool = Field(default=False, description="Send `usage` in every chunk.")
@@ -116,6 +167,8 @@ class StreamOptions(StrictModel):
 
 class JsonSchema(StrictModel):
     """A named JSON schema."""
+
+    path = "response_format.json_schema."
 
     name: str | None = described("A name for the schema; it has no effect.")
     description: str | None = described("What the output is for; it has no effect.")
@@ -126,6 +179,8 @@ class JsonSchema(StrictModel):
 class ResponseFormat(StrictModel):
     """OpenAI's format of the output."""
 
+    path = "response_format."
+
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="`text` for any output, `json_object` for any JSON object, `json_schema` for a schema."
     )
@@ -135,12 +190,14 @@ class ResponseFormat(StrictModel):
 class StructuredOutputs(StrictModel):
     """vLLM's structured outputs; exactly one of the first five fields must be set."""
 
+    path = "structured_outputs."
+
     json_: dict[str, Any] | bool | str | None = Field(
         default=None, alias="json", description="A JSON schema, as an object or as text."
     )
     json_object: bool | None = described("true: any JSON object.")
     regex: str | None = described("A regular expression that the entire output matches.")
-    choice: FailFastList[str] | None = described("The output is one of these strings.")
+    choice: NonEmptyList[Choice] | None = described("The output is one of these strings.")
     grammar: str | None = described("A Lark grammar.")
     disable_any_whitespace: bool = Field(default=False, description="Generate JSON on one line, as json.dumps does.")
 
@@ -148,12 +205,16 @@ class StructuredOutputs(StrictModel):
 class Prediction(StrictModel):
     """OpenAI's predicted outputs: the expected text, used as draft."""
 
+    path = "prediction."
+
     type: Literal["content"] = Field(default="content", description="Always `content`.")
-    content: str | FailFastList[dict[str, Any]] = Field(description="The expected text, as a string or as text parts.")
+    content: str | FailFastList[TextPart] = Field(description="The expected text, as a string or as text parts.")
 
 
 class Speculative(StrictModel):
     """Speculative decoding settings of this request; fields left out keep the server's settings."""
+
+    path = "speculative."
 
     enabled: bool = Field(default=True, description="false: plain decoding, without draft tokens.")
     drafter: str | None = described("One of the server's drafters, or several with commas; `/server_info` lists them.")
@@ -171,6 +232,11 @@ class Speculative(StrictModel):
     acceptance_threshold_lower: float | None = described("Rule confidence: reject below this draft probability.")
     workload: str | None = described("Rule confidence: preset of the threshold: code, json, narrative or auto.")
 
+    @classmethod
+    def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
+        """Refuse all unknown settings: these are ours, so that a client that sends one means it."""
+        return False
+
 
 class IgnoredFields(StrictModel):
     """Fields that clients send and that have no effect here."""
@@ -184,6 +250,7 @@ class IgnoredFields(StrictModel):
     prompt_cache_retention: Any = ignored("The least recently used prefixes are evicted.")
     request_id: Any = ignored("The server makes its own `id`.")
     priority: Any = ignored("Requests are served in order of arrival.")
+    verbosity: Any = ignored("The model decides how much it writes.")
 
 
 class GenerationRequest(IgnoredFields):
@@ -211,12 +278,12 @@ class GenerationRequest(IgnoredFields):
     skip_special_tokens: bool | None = described("false: leave special tokens such as <|im_end|> in the text.")
     bad_words: FailFastList[str] | None = described("Words that are never generated, as they are usually tokenized.")
     logit_bias: dict[str, float] | None = described("By token id, a number from -100 to 100 added to its logit.")
-    allowed_token_ids: FailFastList[int] | None = described("No other token is generated.")
+    allowed_token_ids: NonEmptyList[int] | None = described("No other token is generated.")
     response_format: ResponseFormat | None = described("OpenAI's format of the output; a grammar enforces it.")
     structured_outputs: StructuredOutputs | None = described("vLLM's format of the output; a grammar enforces it.")
     guided_json: dict[str, Any] | bool | str | None = described("A JSON schema of the output, in vLLM's older name.")
     guided_regex: str | None = described("A regular expression of the output, in vLLM's older name.")
-    guided_choice: FailFastList[str] | None = described("The possible outputs, in vLLM's older name.")
+    guided_choice: NonEmptyList[Choice] | None = described("The possible outputs, in vLLM's older name.")
     guided_grammar: str | None = described("A Lark grammar of the output, in vLLM's older name.")
     prediction: Prediction | None = described("OpenAI's predicted output, used as draft; it never changes the output.")
     speculative: bool | Speculative | None = described(
@@ -254,6 +321,13 @@ class GenerationRequest(IgnoredFields):
             kept.pop("best_of", None)
         return kept
 
+    @classmethod
+    def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
+        """Refuse fields whose meaning would be lost, and settings of `speculative` outside it."""
+        if name in UNSUPPORTED_FIELDS or name in Speculative.model_fields:
+            return False
+        return super().may_ignore(name, known)
+
     @field_validator("logit_bias", "bad_words", "stop_token_ids", mode="before")
     @classmethod
     def limit_list_length(cls, value: Any) -> Any:
@@ -273,11 +347,22 @@ def is_neutral(name: str, value: Any) -> bool:
     return neutral is not None and value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
+def _zero_tokens_with_echo(schema: dict[str, Any]) -> None:
+    order_properties(schema)
+    limit = {"properties": {"max_tokens": {"anyOf": [{"type": "null"}, {"minimum": 1}]}}}
+    schema["anyOf"] = [limit, {"properties": {"echo": {"const": True}}, "required": ["echo"]}]
+
+
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
+    model_config = ConfigDict(json_schema_extra=_zero_tokens_with_echo)
+
     prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]] = Field(
         description="One or more prompts, as text or as token ids.", examples=["The capital of France is"]
+    )
+    suffix: str | None = described(
+        "The text after a gap that the output fills, and prompt the one before; the model needs tokens for it."
     )
     echo: bool | None = described("true: return the prompt before the output.")
     logprobs: int | None = ranged("Return logprobs of each token and of this many most likely ones.", 0, 20)

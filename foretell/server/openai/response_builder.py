@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell.engine.detokenizer import decoder_for
 from foretell.server import usage
 from foretell.server.choice_state import ChoiceState
-from foretell.server.metrics import PlainSeconds, no_estimate
 from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.openai.requests import CompletionRequest, GenerationRequest
 from foretell.server.parsers.base import OutputPart, PartKind
-from foretell.server.sse import PLACEHOLDER, ChunkTemplate, sse_event
+from foretell.server.response_builder import ResponseBuilder, ResponseContext
+from foretell.server.sse import DONE, PLACEHOLDER, ChunkTemplate, sse_event
 from foretell.server.token_details import LogprobFormatter, LogprobRow, TokenDetailFormatter
 from foretell.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from foretell.engine.streams import StreamItem
-    from foretell.server.preprocess import GenerationJob, RequestPreprocessor
-    from foretell.tokenizer import Tokenizer
-    from foretell.types import Request, TokenLogprob
+    from foretell.server.preprocess import GenerationJob
+    from foretell.types import TokenLogprob
 
 
-@dataclass(frozen=True)
-class ResponseContext:
-    """Settings shared by all responses of a server."""
+class OpenAIResponseBuilder(ResponseBuilder):
+    """Builds responses with OpenAI's choices and chunks."""
 
-    preprocessor: RequestPreprocessor
-    fingerprint: str  # `system_fingerprint` of every response
-    max_draft: int  # most draft tokens per step
-    spec_metrics_level: str  # none, summary or detailed
-    plain_seconds: PlainSeconds = no_estimate
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.preprocessor.tokenizer
-
-    def token_detail_formatter(self, request: Request, body: GenerationRequest) -> TokenDetailFormatter:
-        """Return the formatter for a request that asks for per-token details."""
-        drafters = self.preprocessor.assembly.engine.drafter.drafters
-        return TokenDetailFormatter(
-            body=body,
-            tokenizer=self.tokenizer,
-            decoder=decoder_for(request, self.tokenizer),
-            probability_drafters=frozenset(
-                name for name, drafter in drafters.items() if drafter.traits.gives_probability
-            ),
-            plain_seconds=self.plain_seconds,
-        )
-
-
-class ResponseBuilder(ABC):
-    """Builds the response to one HTTP request as its output arrives."""
+    end_of_stream = DONE
 
     object_type: str  # OpenAI's `object` of a complete response
     chunk_type: str  # OpenAI's `object` of a chunk
@@ -65,14 +37,11 @@ class ResponseBuilder(ABC):
     def __init__(
         self, context: ResponseContext, job: GenerationJob, body: GenerationRequest, request_id: str, model: str
     ) -> None:
-        self.context, self.job, self.body = context, job, body
-        self.choices = job.choices()
+        super().__init__(context, job, body, request_id, model)
         self.logprobs = LogprobFormatter(context.tokenizer, bool(body.return_tokens_as_token_ids))
-        self._choice_states = {(choice.request.id, choice.request.choice): choice for choice in self.choices}
         self._detail_formatters: list[TokenDetailFormatter] = []
         if self.returns_token_details:
             self._detail_formatters = [context.token_detail_formatter(choice.request, body) for choice in self.choices]
-        self.request_id, self.model = request_id, model
         self._templates: dict[tuple[int, PartKind], ChunkTemplate] = {}  # by choice index and kind of text
         self._started: set[int] = set()  # indices of choices whose first chunk was built
         self._header = {
@@ -82,20 +51,12 @@ class ResponseBuilder(ABC):
             "system_fingerprint": context.fingerprint,
         }
 
-    def choice_state(self, item: StreamItem) -> ChoiceState:
-        """Return the choice that an item belongs to."""
-        return self._choice_states[item.delta.request_id, item.delta.choice]
-
     def add(self, item: StreamItem) -> None:
         """Add an item to a response that is sent complete."""
         choice = self.choice_state(item)
         choice.add(item)
         if self.returns_token_details:
             self._detail_formatters[choice.index].append(item)
-
-    @property
-    def finished(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
 
     def response(self) -> dict[str, Any]:
         """Return the complete response."""
@@ -172,23 +133,6 @@ class ResponseBuilder(ABC):
             chunk["usage"] = self.usage() if options.continuous_usage_stats else None
         return chunk
 
-    def usage(self) -> dict[str, Any]:
-        """Return OpenAI's `usage` of all choices."""
-        counts = usage.usage(self.choices, self.context.preprocessor.count_reasoning_tokens(self.choices))
-        if self.job.prompt_only:
-            counts |= {"completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
-        return counts
-
-    def accounting(self) -> dict[str, Any]:
-        """Return the timings and the speculation statistics of all choices."""
-        fields: dict[str, Any] = {"timings": usage.timings(self.choices)}
-        level = self.context.spec_metrics_level
-        if level != "none":
-            metrics = usage.spec_metrics(self.choices, self.context.max_draft, detailed=level == "detailed")
-            if metrics is not None:
-                fields["metrics"] = metrics
-        return {**fields, "speculation": usage.speculation(self.choices)}
-
     @property
     def returns_token_details(self) -> bool:
         """Return whether the request asks for origins, details or rounds of its tokens."""
@@ -206,7 +150,7 @@ class ResponseBuilder(ABC):
 DELTA_FIELDS: dict[PartKind, str] = {"content": "content", "reasoning": "reasoning_content"}  # text fields of a delta
 
 
-class ChatResponseBuilder(ResponseBuilder):
+class ChatResponseBuilder(OpenAIResponseBuilder):
     """Builds the responses of /v1/chat/completions: messages with content, reasoning and tool calls."""
 
     object_type = "chat.completion"
@@ -279,7 +223,7 @@ class ChatResponseBuilder(ResponseBuilder):
         return [{"tool_calls": [{"index": call_index, "function": {"arguments": part.text}}]}]
 
 
-class CompletionResponseBuilder(ResponseBuilder):
+class CompletionResponseBuilder(OpenAIResponseBuilder):
     """Builds the responses of /v1/completions, with the prompt in front of the text if it is echoed."""
 
     object_type = chunk_type = "text_completion"

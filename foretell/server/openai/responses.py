@@ -207,7 +207,7 @@ class TokenizeResponse(BaseModel):
 
     count: int = Field(description="Number of tokens.")
     max_model_len: int = Field(description="Context length in tokens.")
-    tokens: list[int] = Field(description="Token ids.")
+    tokens: list[int] | list[dict[str, Any]] = Field(description="Token ids; with_pieces: also their text.")
     token_strs: list[str] | None = Field(default=None, description="With return_token_strs: the text of each token.")
 
 
@@ -215,6 +215,7 @@ class DetokenizeResponse(BaseModel):
     """The text of tokens."""
 
     prompt: str = Field(description="The text.")
+    content: str = Field(description="The same, in llama.cpp's name.")
 
 
 class HealthStatus(BaseModel):

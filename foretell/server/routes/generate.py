@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
 from foretell.server.errors import INTERNAL, ApiError, to_api_error
 from foretell.server.http_protocol import DirectConnection
 from foretell.server.json_body import JsonRoute
-from foretell.server.middleware import bearer_key
+from foretell.server.middleware import client_key
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import CompletionRequest
-from foretell.server.openai.response_builder import ChatResponseBuilder, CompletionResponseBuilder, ResponseBuilder
+from foretell.server.openai.requests import CompletionRequest, GenerationRequest
+from foretell.server.openai.response_builder import ChatResponseBuilder, CompletionResponseBuilder
 from foretell.server.openai.responses import ChatCompletion, ErrorResponse, TextCompletion
 from foretell.server.preprocess import ClientContext, GenerationJob
+from foretell.server.response_builder import ResponseBuilder
 from foretell.server.service import Service
-from foretell.server.sse import DONE, EventStreamResponse, cancel_on_disconnect, sse_event
+from foretell.server.sse import EventStreamResponse, cancel_on_disconnect
 
 if TYPE_CHECKING:
     from foretell.engine.streams import Stream, StreamItem
@@ -43,6 +45,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         504: "The request timed out",
     }.items()
 }
+Preprocess = Callable[[Any, ClientContext], GenerationJob]
 # Describes each event instead of the stream: a keyword of OpenAPI 3.2, which earlier versions allow.
 STREAM = {
     "text/event-stream": {
@@ -55,9 +58,9 @@ STREAM = {
 }
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI descriptions of these error statuses."""
-    return {status: ERRORS[status] for status in statuses}
+def error_responses(*statuses: int | str, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI descriptions of these error statuses; `model` is the shape of the error."""
+    return {status: {**ERRORS[status], "model": model} for status in statuses}
 
 
 def generate_routes(service: Service) -> APIRouter:
@@ -72,7 +75,7 @@ def generate_routes(service: Service) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Generate the assistant's next message of a conversation."""
         preprocess = service.preprocessor.preprocess_chat
-        return await respond(service, request, body, "chatcmpl", preprocess, ChatResponseBuilder)
+        return await respond(service, request, body, "chatcmpl-", preprocess, ChatResponseBuilder)
 
     @router.post(
         "/v1/completions", response_model=None, responses={200: {"model": TextCompletion, "content": STREAM}, **ERRORS}
@@ -80,9 +83,23 @@ def generate_routes(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Generate completions of one or more prompts."""
         preprocess = service.preprocessor.preprocess_completion
-        return await respond(service, request, body, "cmpl", preprocess, CompletionResponseBuilder)
+        return await respond(service, request, body, "cmpl-", preprocess, CompletionResponseBuilder)
 
     return router
+
+
+async def respond_translated(
+    service: Service,
+    request: Request,
+    translate: Callable[[], GenerationRequest],
+    id_prefix: str,
+    builder_type: Callable[..., ResponseBuilder],
+) -> Response:
+    """Return the response to a request of another API, which `translate` turns into one of OpenAI's."""
+    body, preprocessor = await service.run_in_worker(translate), service.preprocessor
+    is_chat = isinstance(body, ChatCompletionRequest)
+    preprocess: Preprocess = preprocessor.preprocess_chat if is_chat else preprocessor.preprocess_completion
+    return await respond(service, request, body, id_prefix, preprocess, builder_type)
 
 
 async def respond(
@@ -90,19 +107,19 @@ async def respond(
     request: Request,
     body: Any,
     id_prefix: str,
-    preprocess: Callable[[Any, ClientContext], GenerationJob],
-    builder_type: type[Any],
+    preprocess: Preprocess,
+    builder_type: Callable[..., ResponseBuilder],
 ) -> Response:
     """Return the response to one request, complete or as an event stream; cancel it if the client disconnects."""
     model = service.check_model(body.model)
-    client = service.client_context(id_prefix, bearer_key(request.scope), body.cache_salt)
+    client = service.client_context(id_prefix, client_key(request.scope), body.cache_salt)
 
     async def generate() -> Response:
         deadline = asyncio.get_running_loop().time() + service.config.request_timeout
         async with asyncio.timeout_at(deadline):
             job, stream = await service.submit(preprocess, body, client, deadline)
         try:
-            builder: ResponseBuilder = builder_type(service.response_context, job, body, client.request_id, model)
+            builder = builder_type(service.response_context, job, body, client.request_id, model)
             if not body.stream:
                 return await complete_response(service, builder, stream)
             first = await first_items(stream)
@@ -110,7 +127,8 @@ async def respond(
             stream.close()
             raise
         events = stream_events(service, builder, first, stream)
-        return EventStreamResponse(events, stream.close, partial(write_directly, builder, stream))
+        attach = partial(write_directly, builder, stream)
+        return EventStreamResponse(events, stream.close, attach, builder.media_type)
 
     return await cancel_on_disconnect(request.receive, generate())
 
@@ -136,11 +154,15 @@ async def first_items(stream: Stream) -> list[StreamItem]:
 async def stream_events(
     service: Service, builder: ResponseBuilder, items: list[StreamItem], stream: Stream
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the response as server-sent events. An error at this stage is sent as the last event before [DONE]."""
+    """Yield the events of the response. An error at this stage is sent as the last event."""
     try:
         while items:
             valid = [item for item in items if item.delta.finish_reason != "error"]
-            yield b"".join([builder.events(item) for item in valid])
+            events: list[bytes] = []
+            try:
+                events.extend(map(builder.events, valid))
+            finally:  # if one fails, the client gets those before it
+                yield b"".join(events)
             if len(valid) < len(items):
                 for item in items:
                     raise_if_failed(item)
@@ -151,10 +173,11 @@ async def stream_events(
         if error.code == INTERNAL:
             LOG.exception("a stream failed")
         service.metrics.prometheus.failures.inc(error.code or "")
-        yield sse_event(error.body())
+        yield builder.error_events(error)
+    else:
+        yield builder.end_of_stream
     finally:
         stream.close()
-    yield DONE
 
 
 def write_directly(builder: ResponseBuilder, stream: Stream, connection: DirectConnection) -> None:

@@ -88,7 +88,7 @@ def _call(api: Schema, path: str, method: str, call: Schema) -> str:
         f"<p>{_text(call.get('description', ''))}</p>"
     )
     content = call.get("requestBody", {}).get("content", {}).get("application/json")
-    found += f"<h3>Example</h3><pre>{escape(_curl(api, path, content))}</pre>"
+    found += f"<h3>Example</h3><pre>{escape(_curl(api, method, path, content))}</pre>"
     if content is not None:
         found += f"<h3>Fields</h3>{_fields(api, content['schema'])}"
     rows = "".join(
@@ -99,11 +99,11 @@ def _call(api: Schema, path: str, method: str, call: Schema) -> str:
     return f"{found}<h3>Responses</h3><table>{rows}</table>"
 
 
-def _curl(api: Schema, path: str, content: Schema | None) -> str:
+def _curl(api: Schema, method: str, path: str, content: Schema | None) -> str:
     """Return a command that calls an endpoint, with the examples of its fields as body."""
-    url = f"http://127.0.0.1:8000{re.sub(r'{[^}]+}', 'MODEL', path)}"
+    url = f"http://127.0.0.1:8000{re.sub(r'{([^}]+)}', lambda found: found[1].upper(), path)}"
     if content is None:
-        return f"curl {url}"
+        return f"curl {url}" if method == "get" else f"curl {url} -X {method.upper()}"
     properties = _resolved(api, content["schema"])["properties"]
     body = {name: field["examples"][0] for name, field in properties.items() if "examples" in field}
     return f"curl {url} \\\n  -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}'"

@@ -62,7 +62,7 @@ def playground_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     page_files = {file.name: PageFile(file.name, file.read_bytes()) for file in FOLDER.iterdir() if file.is_file()}
 
-    @router.get("/")
+    @router.api_route("/", methods=["GET", "HEAD"])  # clients of other APIs ask with HEAD whether the server is there
     async def index(request: Request) -> Response:
         return page_files[INDEX].response(request)
 

@@ -40,18 +40,23 @@ def tokenize_routes(service: Service) -> APIRouter:
 
 def _tokenize(preprocessor: RequestPreprocessor, body: TokenizeRequest) -> Response:
     """Return the tokens as a JSON response; encoding them here keeps the event loop free."""
-    if (body.prompt is None) == (not body.messages):
+    if (body.prompt is not None) + (body.content is not None) + bool(body.messages) != 1:
         raise RequestError("prompt", "give either prompt or messages")
     tokenizer = preprocessor.tokenizer
-    if body.prompt is not None:
-        preprocessor.check_length("prompt", body.prompt)
-        tokens = tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
+    field = "messages" if body.messages else "content" if body.prompt is None else "prompt"
+    if not body.messages:
+        text = body.content or "" if body.prompt is None else body.prompt
+        preprocessor.check_length(field, text)
+        add_special = body.add_special if body.prompt is None else body.add_special_tokens
+        tokens = tokenizer.encode(text, add_special=add_special)
     else:
         text = apply_chat_template(tokenizer, body, body.tools)
         preprocessor.check_length("messages", text)
         tokens = tokenizer.encode(text, add_special=False)
-    preprocessor.check_length("messages" if body.prompt is None else "prompt", tokens)
+    preprocessor.check_length(field, tokens)
     body_fields: dict[str, Any] = {"count": len(tokens), "max_model_len": preprocessor.max_model_len, "tokens": tokens}
+    if body.with_pieces:
+        body_fields["tokens"] = [{"id": token, "piece": tokenizer.token_text(token)} for token in tokens]
     if body.return_token_strs:
         body_fields["token_strs"] = [tokenizer.token_text(token) for token in tokens]
     return JSONResponse(body_fields)
@@ -62,4 +67,5 @@ def _detokenize(preprocessor: RequestPreprocessor, body: DetokenizeRequest) -> R
     vocab = preprocessor.assembly.requests.limits.vocab
     if not all(0 <= token < vocab for token in body.tokens):
         raise RequestError("tokens", f"has token ids outside 0..{vocab - 1}")
-    return JSONResponse({"prompt": preprocessor.tokenizer.decode(body.tokens, skip_special=False)})
+    text = preprocessor.tokenizer.decode(body.tokens, skip_special=False)
+    return JSONResponse({"prompt": text, "content": text})

@@ -17,7 +17,7 @@ from foretell.models.config_fields import ConfigFields
 from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import HeadConfig, LayerConfig
 from foretell.models.draft_heads.io import LazyTensors, fill_head, make_head
-from foretell.models.hf_config import hf_rope
+from foretell.models.layer_config import hf_rope
 from foretell.models.sharding import Shard
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable, Container, Generator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -89,7 +89,7 @@ class ToolCallJson:
 
     def _parse_key(self, char: str) -> JsonScanState:
         if char == ":" and not self._brackets.quoted:
-            key = _json_value(self._text)
+            key = json_value(self._text)
             if not isinstance(key, str):
                 return self._fail()
             self._key, self._text = key, ""
@@ -107,7 +107,7 @@ class ToolCallJson:
         self._flush()
 
     def _end_value(self) -> JsonScanState:
-        value = _json_value(self._text)
+        value = json_value(self._text)
         if self._key == "name":
             if not isinstance(value, str) or not value or (self._names is not None and value not in self._names):
                 return self._fail()
@@ -146,7 +146,7 @@ class ToolCallJson:
         return JsonScanState.DONE if self.named else JsonScanState.INVALID
 
 
-def _json_value(text: str) -> Any:
+def json_value(text: str) -> Any:
     """Return the value of a JSON text, or None if it is invalid."""
     try:
         return json.loads(text)
@@ -157,8 +157,12 @@ def _json_value(text: str) -> Any:
 class ToolCallParser(OutputParser):
     """Base of the tool call parsers; `tool_names` are the tools of the request."""
 
-    def __init__(self, names: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, names: frozenset[str] = frozenset(), parameters: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """`parameters`: the JSON schemas of the arguments by tool, for formats that do not quote strings."""
         self.tool_names = names
+        self.parameters = parameters or {}
         self._after_call = False
         super().__init__()
 

@@ -11,6 +11,7 @@ from foretell.server.openai.chat_requests import FunctionDefinition
 from foretell.structured_output import ONE_LINE, GrammarSpec
 
 from .hermes import END_TAG, START_TAG
+from .tagged_grammar import GLM, QWEN3_CODER, tagged_calls
 
 
 def forced_call_grammar(tool_parser: str, functions: Sequence[FunctionDefinition], parallel: bool) -> GrammarSpec:
@@ -20,6 +21,10 @@ def forced_call_grammar(tool_parser: str, functions: Sequence[FunctionDefinition
 
 def calls_grammar(tool_parser: str, functions: Sequence[FunctionDefinition], parallel: bool) -> str:
     """Return the Lark rules of the calls, for use in a larger grammar."""
+    if tool_parser not in FORMATS:
+        raise RequestError(
+            "tool_choice", f"calls of the format {tool_parser} cannot be forced, and exclude other formats; use auto"
+        )
     return FORMATS[tool_parser](functions, parallel)
 
 
@@ -69,6 +74,8 @@ FORMATS: dict[str, Callable[[Sequence[FunctionDefinition], bool], str]] = {
     "hermes": _hermes,
     "llama3": _llama3,
     "mistral": _mistral,
+    "qwen3_coder": tagged_calls(QWEN3_CODER),
+    "glm": tagged_calls(GLM),
 }
 
 

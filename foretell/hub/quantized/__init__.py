@@ -1,0 +1,8 @@
+"""Quantized Hugging Face checkpoints: each format is one module with the definition of its dequantization."""
+
+from __future__ import annotations
+
+from foretell.hub.quantized.dequantized import dequantized_tensors, describe_formats, fits_int4
+from foretell.hub.quantized.settings import Quantization, read_quantization
+
+__all__ = ["Quantization", "dequantized_tensors", "describe_formats", "fits_int4", "read_quantization"]

@@ -1,0 +1,76 @@
+"""GPTQ: integers of 2, 4 or 8 bits packed along the inputs, [in / 8, out], with zero points and an order of groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foretell.hub.quantized.packed import read_groups
+from foretell.hub.quantized.parts import FLOATS, INT4_GROUP, WORDS, Parts, unpack
+from foretell.hub.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    import torch
+
+BITS = (2, 4, 8)
+
+
+def dequantize_gptq(
+    qweight: torch.Tensor,
+    qzeros: torch.Tensor,
+    scales: torch.Tensor,
+    groups: torch.Tensor,
+    bits: int,
+    zero_offset: int = 1,
+) -> torch.Tensor:
+    """Return (value - zero point) * scale in float32, [out, in].
+
+    qweight [in words, out] is packed along the inputs, qzeros [groups, out words] along the outputs; scales are
+    [groups, out]. Input i has the scale of `groups[i]`: with act order, groups are no ranges of inputs. The first
+    version of the format stores zero points minus one (`zero_offset` 1), the second as they are.
+    """
+    values = unpack(qweight.t(), bits)
+    zeros = (unpack(qzeros, bits) + zero_offset) & ((1 << bits) - 1)
+    return (values - zeros[groups].t()).float() * scales[groups].t().float()
+
+
+@dataclass(frozen=True)
+class GptqSettings:
+    """What the config states and shapes do not show."""
+
+    group_size: int  # inputs; -1: all
+    zero_offset: int = 1  # added to stored zero points
+    symmetric: bool = False  # all zero points are in the middle
+    act_order: bool = False
+
+
+def open_gptq(parts: Parts, settings: GptqSettings) -> LazyTensor:
+    """Return the weight of a layer, whose bits follow from the shapes."""
+    qweight, rows, outputs = parts.matrix("qweight", WORDS)
+    scales, count, _ = parts.matrix("scales", FLOATS)
+    parts.need("scales", FLOATS, (count, outputs))
+    qzeros, _, columns = parts.matrix("qzeros", WORDS)
+    bits = 32 * columns // outputs
+    if bits not in BITS or 32 * columns != bits * outputs:
+        allowed = " or ".join(f"[{count}, {bits * outputs // 32}] ({bits} bits)" for bits in BITS)
+        raise parts.wrong("qzeros", f"has shape {list(qzeros.shape)}, but must have {allowed}")
+    parts.need("qzeros", WORDS, (count, columns))
+    inputs = rows * 32 // bits
+    index = parts.get("g_idx", ("I32", "I64"), (inputs,))
+    size = inputs if settings.group_size == -1 else settings.group_size
+    if -(-inputs // size) != count:
+        raise parts.wrong("scales", f"has {count} groups, but {inputs} inputs in groups of {size} need another number")
+    each = 32 // bits
+
+    def decode(start: int, stop: int) -> torch.Tensor:
+        first, last = start // each, -(-stop // each)
+        columns = slice(first * each, min(last * each, outputs))
+        groups = read_groups(parts, "g_idx", index, inputs, size, count)
+        part = qweight.load()[:, columns], qzeros.load()[:, first:last], scales.load()[:, columns]
+        values = dequantize_gptq(*part, groups, bits, settings.zero_offset)
+        return values[start - columns.start : stop - columns.start]
+
+    order, is_int4_grid = settings.act_order, bits == 4 and settings.symmetric
+    kind = f"{'' if settings.symmetric else 'asymmetric '}int{bits} group {size}{', act order' if order else ''}"
+    fits_int4 = is_int4_grid and not order and (count == 1 or size % INT4_GROUP == 0)
+    return parts.weight((outputs, inputs), kind, decode, fits_int4)

@@ -1,0 +1,244 @@
+"""Request bodies of /v1/messages and /v1/messages/count_tokens, and their translation to a chat completion."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from foretell.errors import RequestError
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai.requests import FailFastList, described, ranged, sampling
+from foretell.server.translation import (
+    Block,
+    Fields,
+    TranslatedRequest,
+    chat_request,
+    function_tool,
+    json_schema_format,
+    string_field,
+    template_variables,
+    text_of,
+    tool_call,
+)
+
+# Claude Code's first line of the system prompt. Its checksum differs in each request, so no prefix would be cached.
+BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
+BETWEEN_BLOCKS = "\n\n"  # text blocks are paragraphs of their own
+NO_TEXT = ("image", "document", "search_result", "container_upload")  # blocks that a user may send elsewhere
+
+Content = str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class MessageParam(_Lenient):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
+    content: Content = Field(
+        description="The text, or blocks: `text`, `thinking`, `tool_use` and `tool_result`. Others are rejected."
+    )
+
+
+class ToolParam(_Lenient):
+    """A tool that the client runs."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$", description="Name of the tool.")
+    type: str | None = described("`custom`. Tools that run on Anthropic's servers are rejected.")
+    description: str | None = described("What it does, for the model.")
+    input_schema: dict[str, Any] | None = described("JSON schema of its input.")
+    strict: bool | None = described("true: a grammar enforces the schema.")
+
+
+class ToolChoiceParam(_Lenient):
+    """Whether the model must call a tool."""
+
+    type: Literal["auto", "any", "tool", "none"] = Field(description="`any`: at least one call; `tool`: this tool.")
+    name: str | None = described("With `tool`: its name.")
+    disable_parallel_tool_use: bool | None = described("true: at most one call.")
+
+
+class ThinkingParam(_Lenient):
+    """Whether the model reasons before it answers, if it can."""
+
+    type: str = Field(description="`enabled` and `adaptive` turn reasoning on, `disabled` turns it off.")
+    budget_tokens: int | None = ranged("Most reasoning tokens.", 0)
+
+
+class OutputConfigParam(_Lenient):
+    """Format and effort of the output."""
+
+    effort: str | None = described("A variable of the chat template, if it has one.")
+    format: dict[str, Any] | None = described("`{type: json_schema, schema: ...}`: a grammar enforces the schema.")
+
+
+class CountTokensRequest(TranslatedRequest):
+    """POST /v1/messages/count_tokens."""
+
+    messages: FailFastList[MessageParam] = Field(
+        min_length=1,
+        description="The conversation so far, oldest message first.",
+        examples=[[{"role": "user", "content": "Why is the sky blue?"}]],
+    )
+    system: Content | None = described("The system prompt, as text or as text blocks.")
+    tools: FailFastList[ToolParam] | None = described("Tools that the model may call.")
+    tool_choice: ToolChoiceParam | None = described("Whether the model must call a tool.")
+    thinking: ThinkingParam | None = described("Whether the model reasons first.")
+    output_config: OutputConfigParam | None = described("Format and effort of the output.")
+
+    def to_chat(self, *, reasons: bool) -> ChatCompletionRequest:
+        """Return the chat completion; `reasons`: whether the model's reasoning is parsed."""
+        return chat_request(self.chat_fields(reasons))
+
+    def chat_fields(self, reasons: bool) -> Fields:
+        """Return the fields of the chat completion."""
+        tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(self.tools or ())]
+        fields: Fields = {**self.shared_fields(), "messages": self._messages(), "tools": tools or None}
+        if self.tool_choice is not None:
+            fields |= _tool_choice(self.tool_choice)
+        self._add_thinking(fields, reasons)
+        output = self.output_config
+        if output is not None and output.format is not None:
+            if output.format.get("type") != "json_schema" or "schema" not in output.format:
+                raise RequestError("output_config.format", "must be {'type': 'json_schema', 'schema': ...}")
+            fields["response_format"] = json_schema_format(output.format["schema"])
+        return fields
+
+    def _messages(self) -> list[dict[str, Any]]:
+        system = without_billing_line(_texts(self.system, "system")) if self.system is not None else ""
+        messages = [{"role": "system", "content": system}] if system else []
+        for i, message in enumerate(self.messages):
+            messages += _chat_messages(message, f"messages.{i}")
+        return messages
+
+    def _add_thinking(self, fields: Fields, reasons: bool) -> None:
+        effort = None if self.output_config is None else self.output_config.effort
+        on = None if self.thinking is None else self.thinking.type != "disabled"
+        template_variables(fields, thinking=on, effort=effort)
+        if self.thinking is not None and on and reasons:
+            fields["thinking_budget"] = self.thinking.budget_tokens
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages."""
+
+    max_tokens: int | None = Field(
+        default=None,
+        description="Maximum output tokens; by default the rest of the context.",
+        json_schema_extra={"minimum": 1},
+        examples=[64],
+    )
+    stop_sequences: FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
+    stream: bool | None = described("true: send the output as server-sent events while it is generated.")
+    temperature: float | None = sampling("temperature", 0)
+    top_p: float | None = sampling("top_p", 0.001, 1)
+    top_k: int | None = sampling("top_k", -1)
+
+    def chat_fields(self, reasons: bool) -> Fields:
+        names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        own = {name: getattr(self, name) for name in names}
+        return {**super().chat_fields(reasons), **own, "stop": self.stop_sequences}
+
+
+def without_billing_line(system: str) -> str:
+    """Return a system prompt without the billing line at its head."""
+    return BILLING_LINE.sub("", system)
+
+
+def _texts(content: Content, where: str) -> str:
+    """Return the text of a content that may have text blocks only."""
+    if isinstance(content, str):
+        return content
+    return BETWEEN_BLOCKS.join(text_of(block, f"{where}.{i}") for i, block in enumerate(content))
+
+
+def _chat_messages(message: MessageParam, where: str) -> list[dict[str, Any]]:
+    """Return the chat messages of one message: tool results become messages of their own."""
+    where = f"{where}.content"
+    if message.role == "system":
+        return [{"role": "system", "content": without_billing_line(_texts(message.content, where))}]
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    if message.role == "assistant":
+        return [_assistant_message(message.content, where)]
+    return _user_messages(message.content, where)
+
+
+def _user_messages(blocks: list[Block], where: str) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for i, block in enumerate(blocks):
+        place = f"{where}.{i}"
+        if block.get("type") == "tool_result":
+            call_id = string_field(block, "tool_use_id", place)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": _result_text(block, place)})
+            continue
+        text = _user_text(block, place)
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += BETWEEN_BLOCKS + text
+        else:
+            messages.append({"role": "user", "content": text})
+    return messages
+
+
+def _user_text(block: Block, where: str) -> str:
+    if block.get("type") in NO_TEXT:
+        raise RequestError(where, f"is of type {block['type']}; this model takes text only, leave it out")
+    return text_of(block, where)
+
+
+def _result_text(block: Block, where: str) -> str:
+    """Return the text of a tool result, which may be a string, text blocks or nothing."""
+    content = block.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where}.content", "must be a string or a list of text blocks")
+    texts = [_user_text(part, f"{where}.content.{i}") for i, part in enumerate(content) if isinstance(part, dict)]
+    if len(texts) < len(content):
+        raise RequestError(f"{where}.content", "must be a string or a list of text blocks")
+    return BETWEEN_BLOCKS.join(texts)
+
+
+def _assistant_message(blocks: list[Block], where: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for i, block in enumerate(blocks):
+        place, kind = f"{where}.{i}", block.get("type")
+        if kind == "thinking":
+            thoughts.append(string_field(block, "thinking", place))
+        elif kind == "tool_use":
+            calls.append(_earlier_call(block, place))
+        elif kind != "redacted_thinking":  # encrypted: only Anthropic's servers can read it
+            texts.append(text_of(block, place))
+    message: dict[str, Any] = {"role": "assistant", "content": BETWEEN_BLOCKS.join(texts)}
+    if thoughts:
+        message["reasoning_content"] = BETWEEN_BLOCKS.join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _earlier_call(block: Block, where: str) -> dict[str, Any]:
+    given = block.get("input", {})
+    if not isinstance(given, dict):
+        raise RequestError(f"{where}.input", "must be an object")
+    return tool_call(string_field(block, "id", where), string_field(block, "name", where), given)
+
+
+def _tool(tool: ToolParam, where: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise RequestError(f"{where}.type", f"{tool.type} runs on Anthropic's servers; send custom tools")
+    return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+
+
+def _tool_choice(choice: ToolChoiceParam) -> Fields:
+    """Return tool_choice and parallel_tool_calls of a chat completion."""
+    if choice.type == "tool" and choice.name is None:
+        raise RequestError("tool_choice.name", "is missing; name a tool, or use type any")
+    named = {"type": "function", "function": {"name": choice.name}}
+    kinds = {"auto": "auto", "any": "required", "none": "none", "tool": named}
+    parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
+    return {"tool_choice": kinds[choice.type], "parallel_tool_calls": parallel}

@@ -1,0 +1,127 @@
+"""Request bodies of llama.cpp's /completion and /infill, and the completion request that each stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from foretell.server.openai.chat_requests import ChatMessageParam, Tool
+from foretell.server.openai.requests import (
+    CompletionRequest,
+    FailFastList,
+    ResponseFormat,
+    Speculative,
+    StrictModel,
+    described,
+    ignored,
+    ranged,
+)
+
+SHARED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "ignore_eos",
+    "response_format",
+    "speculative",
+    "cache_salt",
+)  # fields with the same name and meaning in a completion request
+
+
+class LlamaRequest(StrictModel):
+    """The fields shared by /completion and /infill."""
+
+    model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
+    stream: bool | None = described("true: send the output as server-sent events while it is generated.")
+    n_predict: int | None = ranged("Maximum output tokens; -1 and the default are the rest of the context.", -1)
+    t_max_predict_ms: int | None = ranged(
+        "Milliseconds from the first token after which the output ends, once it has a line break.", 0
+    )
+    response_fields: FailFastList[str] | None = described("Only these fields of the response; `a/b` is b in a.")
+    temperature: float | None = ranged("Randomness; 0 is greedy.", 0, 100)
+    top_k: int | None = ranged("Sample from this many most likely tokens; 0 and -1 are all.", -1)
+    top_p: float | None = ranged("Sample from the most likely tokens with this total probability.", 0.001, 1)
+    min_p: float | None = ranged("Leave out tokens less likely than this share of the most likely one.", 0, 1)
+    repeat_penalty: float | None = ranged("Divides the logits of tokens that occurred; 1 is none.", 0.01, 100)
+    presence_penalty: float | None = ranged("Subtracted from the logits of tokens that occurred.", -2, 2)
+    frequency_penalty: float | None = ranged("Subtracted for each time that a token occurred.", -2, 2)
+    seed: int | None = ranged("Seed of the samples; -1 is a random one.", -(2**63), 2**63 - 1)
+    stop: FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
+    ignore_eos: bool | None = described("true: continue after the model's end-of-sequence tokens.")
+    n_probs: int | None = ranged("Accepted if 0: no probabilities are returned here.", 0, 0)
+    json_schema: dict[str, Any] | bool | str | None = described("A JSON schema of the output.")
+    response_format: ResponseFormat | None = described("OpenAI's format of the output.")
+    speculative: bool | Speculative | None = described("Speculative decoding of this request.")
+    cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
+    return_tokens: bool | None = described("true: return the token ids, too.")
+    cache_prompt: Any = ignored("Prefixes are always cached.")
+    id_slot: Any = ignored("There are no fixed slots.")
+    samplers: Any = ignored("The order of the samplers is fixed.")
+    n_indent: Any = ignored("Indentation is the model's.")
+    n_keep: Any = ignored("Nothing is dropped from the context.")
+    t_max_prompt_ms: Any = ignored("Prefill is not limited.")
+    timings_per_token: Any = ignored("The last event has the timings.")
+
+    @classmethod
+    def may_ignore(cls, name: str, known: Any) -> bool:
+        """Ignore what llama.cpp would, but not what changes the tokens that may come."""
+        return name not in ("grammar", "logit_bias")
+
+    def as_completion(self, prompt: Any, unstreamed_max_tokens: int, context: int) -> CompletionRequest:
+        """Return the completion request with this prompt; `context` bounds an output without a limit."""
+        limit = self.n_predict
+        if limit is None or limit < 0:
+            limit = context if self.stream else unstreamed_max_tokens
+        fields = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
+        if self.repeat_penalty is not None:
+            fields["repetition_penalty"] = self.repeat_penalty
+        if self.json_schema is not None:
+            fields["guided_json"] = self.json_schema
+        if self.seed is not None and self.seed != -1:
+            fields["seed"] = self.seed
+        # n_predict 0 evaluates the prompt alone; a stream of items is needed for t_max_predict_ms, too
+        fields |= {"max_tokens": max(1, limit), "stream": bool(self.stream) or self.t_max_predict_ms is not None}
+        return CompletionRequest.model_construct(prompt=prompt, **fields)
+
+
+class LlamaCompletionRequest(LlamaRequest):
+    """POST /completion: llama.cpp's own completions."""
+
+    prompt: str | FailFastList[int | str] = Field(
+        description="The prompt: text, or a list of token ids and texts.", examples=["The capital of France is"]
+    )
+
+
+class InfillFile(StrictModel):
+    """Another file of the project."""
+
+    path = "input_extra."
+
+    filename: str = Field(default="tmp", description="Its name.")
+    text: str = Field(description="Its text, or a part of it.")
+
+
+class InfillRequest(LlamaRequest):
+    """POST /infill: the text of a gap, by the model's fill-in-the-middle tokens."""
+
+    input_prefix: str = Field(description="The text before the gap.", examples=["def add(a, b):\n    return "])
+    input_suffix: str = Field(description="The text after the gap.", examples=["\n"])
+    input_extra: FailFastList[InfillFile] | None = described("Other files; the first are left out if they do not fit.")
+    prompt: str | None = described("More text directly before the gap.")
+
+
+class ApplyTemplateRequest(StrictModel):
+    """POST /apply-template: the prompt of a chat."""
+
+    model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
+    messages: FailFastList[ChatMessageParam] = Field(
+        min_length=1, description="The conversation.", examples=[[{"role": "user", "content": "Why is the sky blue?"}]]
+    )
+    tools: FailFastList[Tool] | None = described("Functions that the model may call.")
+    add_generation_prompt: bool = Field(default=True, description="End with the start of a response.")
+    chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template.")

@@ -1,0 +1,97 @@
+"""Translation of the input items of /v1/responses to chat messages, and of an output to the message it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from foretell.errors import RequestError
+from foretell.server.choice_state import ChoiceState
+from foretell.server.translation import Block, string_field, text_of, tool_call
+
+Message = dict[str, Any]  # a chat message
+ROLES = ("user", "system", "developer", "assistant")
+TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+BETWEEN_THOUGHTS = "\n\n"
+NOT_TAKEN = {
+    "item_reference": "refers to an item that is not stored; send the item itself, or previous_response_id",
+    "input_image": "is an image; this model takes text only, leave it out",
+    "input_file": "is a file; this model takes text only, leave it out",
+    "input_audio": "is audio; this model takes text only, leave it out",
+}
+
+
+def chat_messages(items: Sequence[Block]) -> list[Message]:
+    """Return the chat messages of input items. Reasoning, text and calls of one turn become one message."""
+    messages: list[Message] = []
+    for i, item in enumerate(items):
+        message = _message(item, f"input.{i}")
+        if message["role"] == "assistant" and messages and _continues(messages[-1], message):
+            _extend(messages[-1], message)
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(item: Block, where: str) -> Message:
+    """Return one item as a chat message."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = item.get("role")
+        if role not in ROLES:
+            raise RequestError(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+        return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
+    if kind == "function_call":
+        name, arguments = string_field(item, "name", where), string_field(item, "arguments", where)
+        call = tool_call(string_field(item, "call_id", where), name, arguments)
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        call_id = string_field(item, "call_id", where)
+        return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), f"{where}.output")}
+    if kind == "reasoning":
+        parts = item.get("content") or item.get("summary") or []
+        return {"role": "assistant", "content": "", "reasoning_content": _text(parts, f"{where}.content")}
+    taken = "send message, function_call, function_call_output or reasoning"
+    raise RequestError(where, NOT_TAKEN.get(str(kind), f"has the type {kind!r}, which is not supported; {taken}"))
+
+
+def _text(content: Any, where: str) -> str:
+    """Return the text of a content given as a string or as text parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(where, "must be a string or a list of text parts")
+    return "".join(_part_text(part, f"{where}.{i}") for i, part in enumerate(content))
+
+
+def _part_text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal":
+        return string_field(part, "refusal", where)
+    if isinstance(kind, str) and kind in NOT_TAKEN:
+        raise RequestError(where, NOT_TAKEN[kind])
+    return text_of(part, where, TEXT_PARTS)
+
+
+def _continues(last: Message, message: Message) -> bool:
+    """Return whether an assistant's message belongs to the same turn as the last one."""
+    return bool(last["role"] == "assistant" and not (last["content"] and message["content"]))
+
+
+def _extend(last: Message, message: Message) -> None:
+    last["content"] += message["content"]
+    if "reasoning_content" in message:
+        thoughts = [last.get("reasoning_content"), message["reasoning_content"]]
+        last["reasoning_content"] = BETWEEN_THOUGHTS.join(each for each in thoughts if each)
+    if "tool_calls" in message:
+        last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
+
+
+def answer_message(choice: ChoiceState) -> Message:
+    """Return an output as the message that it is for the next response."""
+    message: Message = {"role": "assistant", "content": choice.content}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [call.as_json() for call in choice.tool_calls]
+    return message

@@ -1,0 +1,161 @@
+"""Request body of /v1/responses and its translation to a chat completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from foretell.errors import RequestError
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai.requests import FailFastList, described, ranged, sampling
+from foretell.server.openai_responses.input_items import Message, chat_messages
+from foretell.server.translation import (
+    Fields,
+    TranslatedRequest,
+    chat_request,
+    function_tool,
+    json_schema_format,
+    template_variables,
+)
+
+# Fields of features that a server without OpenAI's other services cannot have, each with an alternative.
+UNSUPPORTED = {
+    "background": "is not supported; send the request and wait, or stream it",
+    "conversation": "is not supported; send previous_response_id, or the whole input",
+    "prompt": "stored prompts are not supported; send instructions and input",
+}
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class ReasoningParam(_Lenient):
+    """How much the model reasons before it answers, if it can."""
+
+    effort: str | None = described("`none` turns reasoning off; others are a variable of the chat template.")
+    summary: str | None = described("Accepted without effect: the reasoning itself is returned.")
+
+
+class TextParam(_Lenient):
+    """Format of the output."""
+
+    format: dict[str, Any] | None = described("`{type: text}`, `{type: json_object}`, or json_schema with a schema.")
+    verbosity: str | None = described("Accepted without effect.")
+
+
+class ResponsesRequest(TranslatedRequest):
+    """POST /v1/responses."""
+
+    input: str | FailFastList[dict[str, Any]] | None = Field(
+        default=None,
+        description="The user's text, or items: messages, function calls, their outputs, reasoning.",
+        examples=["Why is the sky blue?"],
+    )
+    instructions: str | None = described("The system prompt; not taken over from the previous response.")
+    previous_response_id: str | None = described("A stored response that the input continues.")
+    store: bool | None = described("false: do not store the response. Stored ones can be continued and read.")
+    stream: bool | None = described("true: send the output as server-sent events while it is generated.")
+    tools: FailFastList[dict[str, Any]] | None = described(
+        "Functions that the model may call. Others are left out and named in the header X-Foretell-Ignored-Fields."
+    )
+    tool_choice: str | dict[str, Any] | None = described("`auto`, `none`, `required`, a function or allowed_tools.")
+    parallel_tool_calls: bool | None = described("false: at most one call.")
+    text: TextParam | None = described("Format of the output.")
+    reasoning: ReasoningParam | None = described("How much the model reasons first.")
+    max_output_tokens: int | None = Field(
+        default=None,
+        description="Maximum output tokens, reasoning included; by default the rest of the context.",
+        json_schema_extra={"minimum": 1},
+        examples=[64],
+    )
+    temperature: float | None = sampling("temperature", 0)
+    top_p: float | None = sampling("top_p", 0.001, 1)
+    top_logprobs: int | None = ranged("Only 0: /v1/chat/completions returns logprobs.", 0, 0)
+    metadata: dict[str, Any] | None = described("Returned with the response; it has no other effect.")
+    user: str | None = described("Returned with the response; it has no other effect.")
+
+    def to_chat(self, earlier: Sequence[Message]) -> ChatCompletionRequest:
+        """Return the chat completion that continues the `earlier` messages."""
+        self._check_unsupported()
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = [*system, *earlier, *self.new_messages()]
+        if not messages:
+            raise RequestError("input", "is missing; send text or items")
+        fields: Fields = {**self.shared_fields(), "messages": messages, **self._tool_fields()}
+        for name in ("stream", "temperature", "top_p", "parallel_tool_calls"):
+            fields[name] = getattr(self, name)
+        fields |= {"max_tokens": self.max_output_tokens, "response_format": self._response_format()}
+        effort = None if self.reasoning is None else self.reasoning.effort
+        thinking = None if effort is None else effort != "none"
+        template_variables(fields, thinking=thinking, effort=effort)
+        return chat_request(fields)
+
+    def new_messages(self) -> list[Message]:
+        """Return the chat messages of the input alone."""
+        if self.input is None:
+            return []
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        return chat_messages(self.input)
+
+    def _check_unsupported(self) -> None:
+        for name, reason in UNSUPPORTED.items():
+            if (self.model_extra or {}).get(name):
+                raise RequestError(name, reason)
+        if self.top_logprobs:
+            raise RequestError("top_logprobs", "is not supported here; use /v1/chat/completions")
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """Return the tools that are functions."""
+        return [tool for tool in self.tools or () if tool.get("type") == "function"]
+
+    @property
+    def ignored(self) -> list[str]:
+        """Return the names of unknown fields and of tools that only OpenAI's servers can run."""
+        known = set(UNSUPPORTED)
+        hosted = [f"tools.{tool.get('type')}" for tool in self.tools or () if tool.get("type") != "function"]
+        return [name for name in self.model_extra or () if name not in known] + hosted
+
+    def _tool_fields(self) -> Fields:
+        tools = [_chat_tool(tool, f"tools.{i}") for i, tool in enumerate(self.functions)]
+        choice, allowed = _tool_choice(self.tool_choice)
+        if allowed is not None:
+            tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+        if not tools and choice in (None, "auto", "none"):
+            return {}
+        return {"tools": tools or None, "tool_choice": choice}
+
+    def _response_format(self) -> dict[str, Any] | None:
+        wanted = None if self.text is None else self.text.format
+        match None if wanted is None else wanted.get("type"):
+            case None | "text":
+                return None
+            case "json_object":
+                return {"type": "json_object"}
+            case "json_schema" if wanted is not None and "schema" in wanted:
+                return json_schema_format(wanted["schema"])
+        raise RequestError("text.format", "must have type text, json_object, or json_schema with a schema")
+
+
+def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a function as a chat completion's tool. Most clients mark all of them as strict without need."""
+    name, description = tool.get("name"), tool.get("description")
+    if not isinstance(name, str):
+        raise RequestError(f"{where}.name", "must be a string")
+    return function_tool(name, description, tool.get("parameters"), tool.get("strict"))
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[Any, list[str] | None]:
+    """Return a chat completion's tool_choice, and the names of the tools if it allows only some of them."""
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice, None
+    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
+        return {"type": "function", "function": {"name": choice["name"]}}, None
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        names = [tool.get("name") for tool in choice["tools"] if isinstance(tool, dict)]
+        return choice.get("mode", "auto"), [name for name in names if isinstance(name, str)]
+    raise RequestError("tool_choice", "must be auto, none, required, a function, or allowed_tools")

@@ -1,0 +1,55 @@
+"""The routes of Anthropic's API: /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from foretell.server.anthropic.message_builder import MessageBuilder
+from foretell.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from foretell.server.anthropic.responses import AnthropicError, Message, TokenCount
+from foretell.server.json_body import JsonRoute
+from foretell.server.middleware import client_key
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.routes.generate import ERRORS, STREAM, error_responses, respond_translated
+from foretell.server.service import Service
+from foretell.server.translation import ignored_headers
+
+ANTHROPIC_ERRORS = error_responses(*ERRORS, model=AnthropicError)
+
+
+def messages_routes(service: Service) -> APIRouter:
+    """Return the routes of Anthropic's API."""
+    router = APIRouter(tags=["Anthropic"], route_class=JsonRoute)
+    preprocessor = service.preprocessor
+
+    @router.post(
+        "/v1/messages",
+        response_model=None,
+        responses={200: {"model": Message, "content": STREAM}, **ANTHROPIC_ERRORS},
+    )
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Generate the assistant's next message of a conversation, in Anthropic's API."""
+
+        def translate() -> ChatCompletionRequest:
+            return body.to_chat(reasons=preprocessor.parses_reasoning)
+
+        reply = await respond_translated(service, request, translate, "msg_", MessageBuilder)
+        reply.headers.update(ignored_headers(request.url.path, body.model_extra or ()))
+        return reply
+
+    @router.post(
+        "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}, **ANTHROPIC_ERRORS}
+    )
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """Count the prompt tokens of a message."""
+        service.check_model(body.model)
+        client = service.client_context("msg_", client_key(request.scope), body.cache_salt)
+
+        def count() -> int:
+            job = preprocessor.preprocess_chat(body.to_chat(reasons=preprocessor.parses_reasoning), client)
+            return len(job.requests[0].prompt)
+
+        return JSONResponse({"input_tokens": await service.run_in_worker(count)})
+
+    return router

@@ -1,0 +1,71 @@
+"""The routes of OpenAI's Responses API: /v1/responses and /v1/responses/{id}."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import JSONResponse, Response
+
+from foretell.server.json_body import JsonRoute
+from foretell.server.middleware import client_key
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai_responses.builder import ResponsesBuilder
+from foretell.server.openai_responses.input_items import Message
+from foretell.server.openai_responses.requests import ResponsesRequest
+from foretell.server.openai_responses.responses import DeletedResponse, ResponseBody
+from foretell.server.openai_responses.store import ResponseStore
+from foretell.server.routes.generate import ERRORS, STREAM, error_responses, respond_translated
+from foretell.server.service import Service, tenant
+from foretell.server.translation import ignored_headers
+
+READ_ERRORS = error_responses(401, 403, 404)
+ResponseId = Annotated[str, Path(description="The id of a stored response.")]
+
+
+def responses_routes(service: Service) -> APIRouter:
+    """Return the routes of the Responses API."""
+    router = APIRouter(tags=["OpenAI responses"], route_class=JsonRoute)
+    stored = ResponseStore(service.config.response_store_bytes)
+
+    @router.post(
+        "/v1/responses", response_model=None, responses={200: {"model": ResponseBody, "content": STREAM}, **ERRORS}
+    )
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Generate a response, in OpenAI's newer API."""
+        owner = owner_of(request)
+        earlier = stored.messages(owner, body.previous_response_id)
+
+        def store(response: dict[str, Any], answer: Message) -> None:
+            stored.put(owner, response, [*earlier, *body.new_messages(), answer])
+
+        def translate() -> ChatCompletionRequest:
+            return body.to_chat(earlier)
+
+        builder = partial(ResponsesBuilder, body, store if stored.enabled and body.store is not False else None)
+        reply = await respond_translated(service, request, translate, "resp_", builder)
+        reply.headers.update(ignored_headers(request.url.path, body.ignored))
+        return reply
+
+    @router.get(
+        "/v1/responses/{response_id}",
+        response_model=None,
+        responses={200: {"model": ResponseBody}, **READ_ERRORS},
+    )
+    async def read(response_id: ResponseId, request: Request) -> Response:
+        """Return a stored response."""
+        return JSONResponse(stored.response(owner_of(request), response_id))
+
+    @router.delete("/v1/responses/{response_id}", responses=READ_ERRORS)
+    async def delete(response_id: ResponseId, request: Request) -> DeletedResponse:
+        """Remove a stored response."""
+        stored.delete(owner_of(request), response_id)
+        return DeletedResponse(id=response_id, object="response", deleted=True)
+
+    return router
+
+
+def owner_of(request: Request) -> str:
+    """Return whose stored responses a request may use: those of its API key."""
+    return tenant(client_key(request.scope), None)

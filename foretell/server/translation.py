@@ -1,0 +1,115 @@
+"""Translation of other APIs' requests to chat completions, which all of them are served as."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from foretell.errors import RequestError
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai.requests import Prediction, Speculative, described, sampling
+
+LOG = logging.getLogger("foretell")
+IGNORED_HEADER = "X-Foretell-Ignored-Fields"  # names the fields of a request that had no effect
+MAX_NAMED = 8  # ignored fields named in the header
+MAX_NAME_CHARS = 64  # of one of them
+EFFORTS = {"minimal": "low", "low": "low", "medium": "medium"}  # others are high, the most that chat templates know
+
+Fields = dict[str, Any]  # fields of a chat completion
+Block = dict[str, Any]  # an object of a message's content
+
+
+class TranslatedRequest(BaseModel):
+    """The fields that every translated API shares. Unknown ones are ignored: each client adds some of its own."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
+    seed: int | None = sampling("seed", -(2**63), 2**63 - 1)
+    prediction: Prediction | None = described("Foretell's: the expected output, used as draft; it never changes it.")
+    speculative: bool | Speculative | None = described(
+        "Foretell's: speculative decoding of this request: false for plain decoding, or settings."
+    )
+    cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
+    chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template, such as enable_thinking.")
+
+    def shared_fields(self) -> Fields:
+        """Return the fields that a chat completion has under the same name."""
+        names = ("model", "seed", "prediction", "speculative", "cache_salt", "chat_template_kwargs")
+        return {name: getattr(self, name) for name in names}
+
+
+def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:
+    """Return a chat completion with these fields; None counts as left out."""
+    try:
+        return ChatCompletionRequest.model_validate({name: each for name, each in fields.items() if each is not None})
+    except ValidationError as error:
+        problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        raise RequestValidationError(problems) from None
+
+
+def template_variables(fields: Fields, *, thinking: bool | None, effort: str | None) -> None:
+    """Set the template variables that turn reasoning on or off; a template that has none ignores them."""
+    variables: dict[str, Any] = {}
+    if thinking is not None:
+        variables |= {"enable_thinking": thinking, "thinking": thinking}  # Qwen's name, and DeepSeek's
+    if effort is not None and effort != "none":
+        variables["reasoning_effort"] = EFFORTS.get(effort, "high")
+    if variables:
+        fields["chat_template_kwargs"] = variables | (fields.get("chat_template_kwargs") or {})
+
+
+def text_of(block: Any, where: str, kinds: Collection[str] = ("text",)) -> str:
+    """Return the text of a text block; reject any other by its type."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        raise RequestError(where, f"has the type {kind!r}, which this model does not take; send text")
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise RequestError(where, "has no text; add the field text as a string")
+    return text
+
+
+def string_field(block: Block, name: str, where: str) -> str:
+    """Return a field of a block that must be a string."""
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{where}.{name}", "must be a string")
+    return value
+
+
+def tool_call(call_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a tool call of a chat message; `arguments` is JSON text or a value."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def function_tool(name: str, description: str | None, parameters: Any, strict: bool | None = None) -> dict[str, Any]:
+    """Return a tool of a chat completion."""
+    function = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def json_schema_format(schema: Any) -> dict[str, Any]:
+    """Return the response_format of a chat completion that enforces a JSON schema."""
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def ignored_headers(path: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the response header that names ignored fields, and log them; empty if there are none."""
+    shown = [_header_text(name) for name in sorted(set(names))]
+    if not shown:
+        return {}
+    more = [f"and {len(shown) - MAX_NAMED} more"] if len(shown) > MAX_NAMED else []
+    text = ", ".join([*shown[:MAX_NAMED], *more])
+    LOG.debug("%s: ignored %s", path, text)
+    return {IGNORED_HEADER: text}
+
+
+def _header_text(name: str) -> str:
+    return "".join(char if char.isascii() and char.isprintable() else "?" for char in name[:MAX_NAME_CHARS])

@@ -1,0 +1,60 @@
+"""Losslessness holds for every model family: with drafts, in a batch, with few pages and preemption."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.suffix import SuffixDrafter
+from foretell.engine.engine import Engine
+from foretell.models.hf_config import from_hf
+from tests.models import families
+from tests.tiny import HEADS, VOCAB, OwnHead, World, early_exit, generate, quantized_self, tree_around
+
+NAMES = (
+    "phi3, long factors",
+    "granite",
+    "gemma2",
+    "gemma4",
+    "gemma4, values are keys",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "seed_oss",
+    "ministral3",
+)
+DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
+    "free": lambda truth: MixDrafter([NGramDrafter(1, 3), SuffixDrafter(offset=2)]),
+    "tree around the output": tree_around,
+    "early exit": lambda truth: early_exit(),
+    "self int8": lambda truth: quantized_self("int8"),
+    "eagle": lambda truth: OwnHead(HEADS["eagle"]),
+}
+SAMPLED = {"temperature": 1.0, "max_tokens": 12}
+
+
+def world(name: str, **settings: object) -> World:
+    config = from_hf(families.MODELS[name][1].to_dict())
+    config = replace(config, vocab=VOCAB, per_layer_vocab=config.per_layer_width and VOCAB)
+    return replace(World(config=config), **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_draft_and_no_batch_changes_the_output(name: str) -> None:
+    truth = generate(world=world(name, prefix_cache=False, max_num_seqs=1), **SAMPLED)
+    rng = random.Random(0)
+
+    def preempt_some(engine: Engine) -> None:
+        for seq in list(engine.scheduler.running):
+            if rng.random() < 0.2:
+                engine.scheduler.preempt(seq)
+
+    for make in DRAFTERS.values():
+        assert generate(make(truth), world(name, pages=16, max_num_seqs=5), preempt_some, **SAMPLED) == truth
