@@ -45,6 +45,7 @@ class Chance(ModelRunner):
         self.pool, self.context, self.hidden_layers = PagePool(1 << 16, PAGE), CONTEXT, ()
         self.model: Any = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB))
         self.workers = None
+        self.executor: Any = SimpleNamespace(supports_async=False, is_batch_invariant=True)
         self.rng, self.logits, self.set = random.Random(seed), torch.zeros(rows, VOCAB), (torch.tensor([0]),) * 2
 
     def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
