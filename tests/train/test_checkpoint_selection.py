@@ -120,7 +120,8 @@ def test_resuming_with_another_target_is_refused() -> None:
 class FakeTokenizer:
     """Stores the arguments of its chat template."""
 
-    tool_template = chat_template = "a template that knows system, user, assistant and tool"
+    tool_template = chat_template = "a template that knows system, user, assistant, tool and tools"
+    takes_system_role = True
 
     def apply_chat_template(self, messages: list[Any], **values: Any) -> str:
         self.messages, self.values = messages, values

@@ -25,18 +25,21 @@ class LlamaResponseBuilder:
         self.body, self.model, self.tokenizer = body, model, tokenizer
         (self.choice,) = self.choices = job.choices()
         self._started: float | None = None
+        self._num_sent = 0  # output tokens in events so far; those without text yet wait for it, or for the end
 
     def add(self, item: StreamItem) -> bytes:
         """Add an item; return its event, and the last one if the output ends with it."""
-        before = len(self.choice.tokens)
         self.choice.add(item)
         if self.body.n_predict == 0:  # the prompt is prefilled into the cache; the one output token is not returned
             self.choice.tokens, self.choice.content = [], ""
-        text, tokens = item.delta.text if self.choice.tokens else "", self.choice.tokens[before:]
+        text, tokens = item.delta.text if self.choice.tokens else "", self.choice.tokens[self._num_sent :]
         self._started = self._started or perf_counter()
         if self.choice.finish is None and self._is_late():
             self.choice.finish = "length"
-        event = sse_event({"index": 0, "content": text, "tokens": tokens, "stop": False}) if text else b""
+        event = b""
+        if text or (tokens and self.finished):
+            event = sse_event({"index": 0, "content": text, "tokens": tokens, "stop": False})
+            self._num_sent = len(self.choice.tokens)
         return event + (sse_event(self._filtered({**self.response(), "content": ""})) if self.finished else b"")
 
     @property
