@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence as Values
 
 from foretell.draft.base import Drafter
 from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence, chain_parents
@@ -95,12 +96,12 @@ def _key(tokens: list[int], end: int) -> int:
     return -abs(hash(tuple(tokens[end - LONG_NGRAM : end]))) - 1
 
 
-def copy_tokens(tokens: list[int], position: int, count: int) -> list[int]:
+def copy_tokens(tokens: Values[int], position: int, count: int) -> list[int]:
     """Return `count` tokens from a position on, or fewer at the end of a stored output.
 
     At the end of the sequence itself the copy repeats, as a loop would.
     """
-    found = tokens[position : position + count]
+    found = list(tokens[position : position + count])
     if SEPARATOR in found:
         return found[: found.index(SEPARATOR)]
     period = len(tokens) - position

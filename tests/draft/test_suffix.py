@@ -8,8 +8,9 @@ import tracemalloc
 
 import pytest
 
+from foretell.draft.continuation import RESUME_CONFIDENCE, RESUME_MATCH
 from foretell.draft.ngram import LONG_NGRAM, MAX_MATCH, MAX_POSITIONS, SEPARATOR, NGramIndex
-from foretell.draft.suffix import RESUME_CONFIDENCE, RESUME_MATCH, SuffixDrafter
+from foretell.draft.suffix import SuffixDrafter
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, FinishReason, Request, ScheduledSequence, Sequence, StepResult
 

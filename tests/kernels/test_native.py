@@ -19,6 +19,7 @@ import pytest
 
 from foretell.kernels.native import build
 from foretell.kernels.native.library import library
+from foretell.utils import private_files
 from tests.waiting import TIMEOUT
 
 load = library.__wrapped__  # as a fresh process would
@@ -170,9 +171,9 @@ def test_a_damaged_or_foreign_library_is_built_again(built: Path, fresh: Path, d
 def test_a_library_of_another_user_is_not_loaded(
     built: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "_is_trusted_owner", lambda found: stat.S_ISDIR(found.st_mode))
+    monkeypatch.setattr(private_files, "is_trusted_owner", lambda found: stat.S_ISDIR(found.st_mode))
     assert not build.is_intact(built)
-    monkeypatch.setattr(build, "_is_trusted_owner", lambda found: False)
+    monkeypatch.setattr(private_files, "is_trusted_owner", lambda found: False)
     assert load() is None
     (record,) = caplog.records
     assert "belongs to another user" in record.getMessage() and "FORETELL_HOME" in record.getMessage()
@@ -197,6 +198,7 @@ HALF = """
 import os, sys
 from foretell.kernels.native.build import build_library
 from foretell.kernels.native.library import library
+from foretell.utils import private_files
 path = build_library()
 os.truncate(path, os.path.getsize(path) // 2)
 assert library() is not None
@@ -215,6 +217,7 @@ def test_half_a_library_does_not_end_the_process(tmp_path: Path) -> None:
 FORK = """
 import os, torch
 from foretell.kernels.native.library import library
+from foretell.utils import private_files
 from foretell.kernels.native.packed import PackedLinear
 from foretell.kernels.quant import Int8Weights
 

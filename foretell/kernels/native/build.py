@@ -6,17 +6,16 @@ it, in the format of `sha256sum`, and neither file nor folder may be writable by
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
+from foretell.utils.private_files import is_private_file, make_private
 from foretell.utils.system import folder_lock, home
 
 SOURCES = Path(__file__).parent
@@ -25,28 +24,12 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
 EXTRA_FLAGS_VARIABLE = "FORETELL_NATIVE_FLAGS"  # environment variable with extra compiler flags, for sanitizers
 COMPILE_TIMEOUT = 300.0  # seconds; a build takes about five
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-def make_private(folder: Path) -> None:
-    """Create the folder and make it writable by its owner only. Raise PermissionError if it belongs to another user."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if not _is_trusted_owner(found):
-        message = "belongs to another user, so no library is loaded from it; set FORETELL_HOME to a folder of your own"
-        raise PermissionError(errno.EPERM, message, str(folder))
-    if found.st_mode & OTHERS_WRITE:
-        folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
 
 
 def is_intact(path: Path) -> bool:
     """Return whether the library is there, belongs to this user, and has the checksum that was written with it."""
     try:
-        for file in (path, checksum_file(path)):
-            found = file.lstat()
-            if not stat.S_ISREG(found.st_mode) or not _is_trusted_owner(found) or found.st_mode & OTHERS_WRITE:
-                return False
-        return has_checksum(path)
+        return all(map(is_private_file, (path, checksum_file(path)))) and has_checksum(path)
     except OSError:
         return False
 
@@ -57,11 +40,6 @@ def has_checksum(path: Path) -> bool:
         return checksum_file(path).read_text() == _checksum(path, path.name)
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _is_trusted_owner(found: os.stat_result) -> bool:
-    """Return whether a file belongs to this user, or to root, as in a container image."""
-    return found.st_uid in (0, os.geteuid())
 
 
 def checksum_file(path: Path) -> Path:
