@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import RequestError
 from .options import option, strict
@@ -133,9 +135,9 @@ class SpeculationConfig:
 
     drafter: str = option(
         "auto",
-        "drafter, or several with commas: ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, "
-        "a head (eagle, block, medusa, mtp or distilled: the model's own, or with :FOLDER another), a head's folder, "
-        "none; auto: suffix, recycle, and the head that ships for the model",
+        "drafter, or several with commas: ngram, suffix, recycle, lookahead, corpus (of draft_corpus), model:NAME, "
+        "self:int8, self:int4, exit:N, a head (eagle, block, medusa, mtp or distilled: the model's own, or with "
+        ":FOLDER another), a head's folder, none; auto: suffix, recycle, and the head that ships for the model",
         common=True,
     )
     max_draft: int | None = option(
@@ -196,7 +198,20 @@ class SpeculationConfig:
         None, f"drafter ngram: longest n-gram to look up, in tokens (default: {MAX_MATCH})"
     )
 
+    draft_corpus: tuple[str, ...] = option(
+        (),
+        "file, or folder of text files such as a repository, to draft from (drafter corpus); may be repeated. With "
+        "N= before it only requests with the Nth --api-key use it",
+        metavar="FOLDER",
+    )
+    draft_corpus_memory: float = option(
+        0.125, "memory in GiB for the index of all draft_corpus folders of an API key, and of those without one"
+    )
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "draft_corpus", _paths("draft_corpus", self.draft_corpus))
+        if not 0 < self.draft_corpus_memory < math.inf:
+            raise RequestError("draft_corpus_memory", f"must be above 0, not {self.draft_corpus_memory}")
         for name in ("max_draft", "num_speculative_tokens"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_DRAFT:
@@ -273,6 +288,14 @@ class SpeculationConfig:
         if shortest is None:
             shortest = MIN_MATCH if longest is None else min(MIN_MATCH, longest)
         return shortest, max(MAX_MATCH, shortest) if longest is None else longest
+
+
+def _paths(name: str, value: Any) -> tuple[str, ...]:
+    """Return paths as strings; one path becomes a tuple of one."""
+    try:
+        return tuple(os.fspath(path) for path in ((value,) if isinstance(value, str | os.PathLike) else value))
+    except TypeError:
+        raise RequestError(name, f"must be paths, such as ['./src'], not {value!r}") from None
 
 
 def _batch_table(text: str) -> tuple[tuple[int, int, int], ...]:

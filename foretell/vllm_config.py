@@ -56,7 +56,8 @@ def speculation_from_vllm(config: dict[str, Any] | str, **overrides: Any) -> Spe
     for name, value in given.items():
         if name not in known:
             raise RequestError(f"speculative_config.{name}", f"is not known; {nearest(name, [*known, *VLLM_KEYS])}")
-        settings.setdefault(name, json.dumps(value) if isinstance(value, list) else value)
+        is_table = isinstance(value, list) and name != "draft_corpus"
+        settings.setdefault(name, json.dumps(value) if is_table else value)
     return SpeculationConfig(**settings)
 
 

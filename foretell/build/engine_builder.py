@@ -15,6 +15,7 @@ import torch
 from foretell import draft
 from foretell.build.controller_factory import build_controller, costs_file, default_choice
 from foretell.build.draft_compat import check_draft_compat
+from foretell.build.draft_corpus import open_corpus, read_corpus_config
 from foretell.build.draft_heads import DraftHeadSet, open_distilled, with_shipped_heads
 from foretell.build.generation_config import default_sampling
 from foretell.build.model_source import (
@@ -28,6 +29,7 @@ from foretell.build.model_source import (
 )
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
+from foretell.draft.corpus.corpus import DraftCorpus, DraftCorpusConfig
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.draft.heads.warmup import DummyHeads
@@ -86,6 +88,7 @@ class Assembly:
     profiler: CostProfiler
     warmup: Warmup
     workers: TensorParallelGroup | None = None  # worker processes of a tensor-parallel model
+    corpus: DraftCorpus | None = None  # files to draft from
 
     def while_idle(self) -> bool:
         """Run one piece of idle work; return False when none is left. Costs are measured after the warm-up."""
@@ -124,6 +127,7 @@ class _Models:
     vocab_maps: dict[str, VocabMap | None]  # of the draft models with another tokenizer
     heads: DraftHeadSet
     context: int  # tokens
+    corpus: DraftCorpusConfig | None = None
     custom_drafter: Drafter | None = None  # overrides all of the config's
 
     def cache_size(self, memory: MemoryPlan) -> CacheSize:
@@ -137,6 +141,7 @@ class _Loaded:
     runner: ModelRunner
     drafter: MixDrafter
     workers: TensorParallelGroup | None
+    corpus: DraftCorpus | None = None
 
 
 # Phase 1: resolve.
@@ -151,6 +156,9 @@ def _resolve(
     check_rule(speculation.rule)
     if drafter is not None and not drafter.name:
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; set its attribute `name`")
+    if drafter is not None and speculation.draft_corpus:
+        raise RequestError("draft_corpus", "has no effect with a Drafter object; name the drafters instead")
+    corpus = read_corpus_config(speculation)
     draft_names = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, progress, config.tensor_parallel_size)
     default_sampling(config, target.checkpoint)  # to refuse a wrong generation config now
@@ -163,7 +171,7 @@ def _resolve(
     check_ranks(target.config, target.device, speculation, config.tensor_parallel_size)
     if drafter is not None:
         context = _max_context(config, target.config)
-        return _Models(config, speculation, target, {}, {}, DraftHeadSet(target, {}), context, drafter)
+        return _Models(config, speculation, target, {}, {}, DraftHeadSet(target, {}), context, custom_drafter=drafter)
     if target.cpu_quantization in draft.copies_wanted(speculation):
         progress(f"self:{target.cpu_quantization} is the target itself here; with quantization none it is a copy")
     draft_models = _open_draft_models(draft_names, config, speculation, target, progress)
@@ -172,7 +180,8 @@ def _resolve(
             progress(describe_quantization(replace(config, model=name), model))
     heads = DraftHeadSet.opened(draft.heads_wanted(speculation), target, config.model)
     vocab_maps = {name: _vocab_map(target, model, f"model:{name}", progress) for name, model in draft_models.items()}
-    return _Models(config, speculation, target, draft_models, vocab_maps, heads, _max_context(config, target.config))
+    context = _max_context(config, target.config)
+    return _Models(config, speculation, target, draft_models, vocab_maps, heads, context, corpus)
 
 
 def _open_draft_models(
@@ -305,6 +314,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
         progress(describe_ranks([weight_bytes(runner.model) + own_bytes, *worker_bytes]))
     if models.custom_drafter is not None:
         return _Loaded(runner, MixDrafter.of(models.custom_drafter), workers)
+    corpus = open_corpus(models.corpus, models.target.tokenizer, progress)
     loader = draft.Loader(
         models.speculation,
         models.target,
@@ -315,9 +325,10 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
         cache_size.pages * cache_size.page_size,
         heads,
         max_rows=models.config.max_num_batched_tokens,
+        corpus=corpus,
     )
     drafter = draft.build(loader.parts(draft.models_wanted(models.speculation), copied), loader.reload)
-    return _Loaded(runner, drafter, workers)
+    return _Loaded(runner, drafter, workers, corpus)
 
 
 def _start_workers(models: _Models, memory: MemoryPlan, on_failure: ExitStack) -> TensorParallelGroup | None:
@@ -392,6 +403,7 @@ def _assemble(models: _Models, memory: MemoryPlan, loaded: _Loaded) -> Assembly:
         profiler=profiler,
         warmup=warmup,
         workers=workers,
+        corpus=loaded.corpus,
     )
 
 

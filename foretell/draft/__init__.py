@@ -36,6 +36,7 @@ __all__ = [
 
 AUTO = ("ngram", "suffix", "recycle")  # free drafters: no model, and next to no memory
 ON_REQUEST = ("ngram",)  # of these, drafts only if a request names it: suffix finds the same and knows its confidence
+CORPUS = "corpus"  # drafts from the files of `draft_corpus`, if there are any
 PREDICTION = "prediction"  # always present: it drafts for requests that bring a prediction
 
 
@@ -44,10 +45,16 @@ def drafter_names(config: SpeculationConfig) -> tuple[str, ...]:
     found: list[str] = []
     for name in (part.strip() for part in config.drafter.split(",")):
         found += AUTO if name in ("auto", "mix") else [*merged_parts(name), _with_head_kind(name)]
+    if CORPUS in found and not config.draft_corpus:
+        raise RequestError("drafter", f"{CORPUS} needs files; name them with --draft-corpus FOLDER")
     if "none" in found:
         if len(found) > 1:
             raise RequestError("drafter", "none cannot be combined with other drafters; leave out one or the other")
+        if config.draft_corpus:
+            raise RequestError("draft_corpus", "has no effect with --drafter none; leave one of them out")
         return ()
+    if config.draft_corpus and CORPUS not in found:  # before drafters that defer to a confident one
+        found.insert(max((found.index(name) + 1 for name in ("ngram", "suffix") if name in found), default=0), CORPUS)
     for name in found:
         kind, _, argument = name.partition(":")
         if not merged_parts(name):

@@ -11,6 +11,7 @@ from typing import Any
 
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
+from foretell.draft.corpus.drafter import Corpus, CorpusDrafter
 from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.base import HeadDrafter
@@ -89,6 +90,7 @@ class DrafterParts:
     draft_models: Mapping[str, LoadedDraftModel] = field(default_factory=dict)
     copies: Mapping[QuantFormat, Decoder] = field(default_factory=dict)  # quantized copies of the target, by format
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by name of their drafter
+    corpus: Corpus | None = None  # files to draft from
 
     @property
     def vocab(self) -> int:
@@ -183,6 +185,11 @@ def _head(kind: str) -> Maker:
     return make_drafter
 
 
+def _corpus(parts: DrafterParts, _: str) -> Drafter:
+    assert parts.corpus is not None, "the drafter is only built with files"
+    return CorpusDrafter(parts.corpus)
+
+
 def drafter_name(kind: str, argument: str) -> str:
     """Return the name of a drafter of a kind."""
     return f"{kind}:{argument}" if argument else kind
@@ -204,6 +211,7 @@ KINDS: dict[str, DrafterKind] = {
     for kind in (
         DrafterKind("ngram", lambda parts, _: NGramDrafter(*parts.config.match_lengths)),
         DrafterKind("suffix", lambda parts, _: SuffixDrafter()),
+        DrafterKind("corpus", _corpus),
         DrafterKind("recycle", lambda parts, _: TokenRecyclingDrafter()),
         DrafterKind("lookahead", lambda parts, _: LookaheadDrafter()),
         DrafterKind("prediction", lambda parts, _: PredictedOutputDrafter()),

@@ -15,6 +15,7 @@ SUFFIXES = re.compile(r"-(instruct|it|chat|base|hf|pt|text|v\d(\.\d)?|\d{4})$")
 FOR_ANY = {
     "ngram": "copies what followed the last occurrence of the most recent tokens",
     "suffix": "suffix matching in the sequence and in finished ones, with a draft length by match quality",
+    "corpus": "copies from files of your own, such as a repository: --draft-corpus FOLDER",
     "recycle": "token recycling: the target's top-k tokens after each token",
     "lookahead": "lookahead decoding: collects n-grams from parallel Jacobi iterations",
     "prediction": "copies the predicted output given with a request",

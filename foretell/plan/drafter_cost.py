@@ -10,7 +10,7 @@ from foretell.utils.speculation_math import break_even_acceptance, expected_toke
 from .model_shape import ModelShape, find_model_shape
 from .steps import AUTO, BITS, DeployedModel, Precision, precision_of
 
-FREE = ("ngram", "suffix", "recycle", "lookahead", "prediction", "auto", "oracle")  # without weights
+FREE = ("ngram", "suffix", "corpus", "recycle", "lookahead", "prediction", "auto", "oracle")  # without weights
 HEAD = "eagle"
 HEAD_VOCAB = 32_000  # draft vocabulary of an EAGLE-3 head
 SELF = "self:"

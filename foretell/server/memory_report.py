@@ -27,7 +27,7 @@ class MemoryReport:
     cache: int
     pages: int
     activations: int  # of the largest step: its rows and the logits of every sequence
-    process: int  # of the process besides the model, after loading: Python, torch, the tokenizer
+    process: int  # of the process besides the model: Python, torch, the tokenizer, growth of the draft corpus
     peak: int = 0  # peak resident memory so far, while the model was loaded
     now: int = 0  # resident memory after loading
     files: int = 0  # part of `now` that is file-backed: libraries and mapped weights, shareable between processes
@@ -38,14 +38,14 @@ class MemoryReport:
         """Measure after loading and before the first request."""
         plan, device = assembly.memory, assembly.engine.runner.device.type
         in_process = plan.weights + plan.drafter if device == "cpu" else 0
-        memory = process_memory(proc)
+        memory = process_memory(proc)  # mapped weights are resident too: loading has checked them
         return cls(
             weights=plan.weights,
             drafter=plan.drafter,
             cache=plan.cache,
             pages=plan.pages,
             activations=activation_bytes(assembly, config),
-            process=max(0, memory.now - in_process),  # mapped weights are resident too: loading has checked them
+            process=max(0, memory.now - in_process) + (0 if assembly.corpus is None else assembly.corpus.max_growth),
             peak=memory.peak,
             now=memory.now,
             files=memory.files,

@@ -9,6 +9,7 @@ import math
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
 
@@ -22,7 +23,7 @@ from foretell.server.config import ServerConfig
 from foretell.server.http_protocol import timeout_protocol
 from foretell.server.json_logs import JsonFormatter
 from foretell.server.registry import registered
-from foretell.server.service import Service
+from foretell.server.service import Service, key_tenant
 from foretell.server.startup import Startup, announce
 from foretell.utils.system import gc_paused, trim_memory
 
@@ -79,7 +80,7 @@ def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCon
     builtin = BUILTINS.get(engine.model)
     if builtin is not None and engine.chat_template is None:
         engine = replace(engine, chat_template=builtin.chat_template)
-    assembly = build_engine(engine, speculation, progress=progress)
+    assembly = build_engine(engine, with_corpus_tenants(speculation, config.api_key), progress=progress)
     if builtin is not None and engine.generation_config == "auto":
         assembly = replace(assembly, sampling_defaults={**builtin.sampling, **assembly.sampling_defaults})
     assembly.grammars.prepare()
@@ -88,6 +89,20 @@ def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCon
     for notice in service.preprocessor.notices():
         progress(notice)
     return service
+
+
+def with_corpus_tenants(speculation: SpeculationConfig, api_keys: Sequence[str]) -> SpeculationConfig:
+    """Return the config with the tenants of API keys instead of their numbers before the paths of a draft corpus."""
+    if not speculation.draft_corpus:
+        return speculation
+    from foretell.build.draft_corpus import for_tenants, is_shared
+
+    if len(api_keys) > 1 and is_shared(speculation.draft_corpus):
+        LOG.warning(
+            "clients of every API key draft from the draft corpus, so response times can reveal what text it has; "
+            "--draft-corpus N=FOLDER limits a folder to the Nth key"
+        )
+    return replace(speculation, draft_corpus=for_tenants(speculation.draft_corpus, list(map(key_tenant, api_keys))))
 
 
 def bind(host: str, port: int) -> socket.socket:

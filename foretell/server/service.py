@@ -171,8 +171,14 @@ class Service:
 
 
 def tenant(api_key: str, cache_salt: str | None) -> str:
-    """Return a digest of API key and cache salt. Requests share the prefix cache only within one tenant."""
-    if not api_key and not cache_salt:
-        return ""
-    key_digest = hashlib.sha256(api_key.encode())
-    return hashlib.sha256(key_digest.digest() + (cache_salt or "").encode()).hexdigest()
+    """Return the tenant of a request, whose prefix cache it may share: digests of its API key and of its cache salt."""
+    return key_tenant(api_key) + (f":{_digest(cache_salt)}" if cache_salt else "")
+
+
+def key_tenant(api_key: str) -> str:
+    """Return the part of a tenant that stands for the API key; "" without one."""
+    return _digest(api_key) if api_key else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "tensor_parallel": BASE | {"hub", "kernels", "models", "runner"},
     "verify": BASE | {"sampling"},
     "control": BASE,
-    "draft": BASE | {"runner", "models", "sampling", "kv"},
+    "draft": BASE | {"runner", "models", "sampling", "kv", "hub"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
     "build": BASE
     | {"hub", "kernels", "kv", "sampling", "models", "runner", "draft", "verify", "control", "engine"}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ CONTEXT_BYTES = MAX_MATCH * TOKEN_BYTES
 Int32 = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ContextArrays:
     """The arrays of an index, which can be stored."""
 
@@ -58,13 +57,11 @@ def _sort_contexts(tokens: Int32) -> Int32:
 
     A rank by the last k tokens, paired with the rank k positions earlier, gives the rank by the last 2k tokens.
     """
-    rank = tokens.astype(np.int64)
-    order = np.argsort(rank, kind="stable")
-    length = 1
+    rank, length = tokens.astype(np.int64), 1
+    order = np.zeros(0, dtype=np.int64)
     while length < MAX_MATCH and len(tokens):
-        earlier = np.zeros_like(rank)  # nothing before the text is less than every token
-        earlier[length:] = rank[:-length] + 1
-        key = (rank << 32) + earlier
+        key = rank << 32
+        key[length:] += rank[:-length] + 1  # 0 is before the text
         order = np.argsort(key, kind="stable")
         in_order = key[order]
         rank[order] = np.concatenate(([0], np.cumsum(in_order[1:] != in_order[:-1])))
@@ -72,29 +69,17 @@ def _sort_contexts(tokens: Int32) -> Int32:
     return (order + 1).astype(np.int32)
 
 
-@dataclass(frozen=True)
 class ContextIndex:
     """Finds what followed the end of a sequence in a set of texts; the interface of `NGramIndex`, read-only."""
 
-    arrays: ContextArrays
-    starts: tuple[int, ...] = ()  # of each text
-    stale: frozenset[int] = frozenset()  # texts that are no longer valid; their positions are passed over
-    tokens: memoryview = field(init=False, repr=False, compare=False)
-    _contexts: memoryview = field(init=False, repr=False, compare=False)
-    _order: memoryview = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name, array in (
-            ("tokens", self.arrays.tokens), ("_contexts", self.arrays.contexts), ("_order", self.arrays.order)
-        ):  # fmt: skip
-            object.__setattr__(self, name, memoryview(array))
-
-    def without(self, stale: Iterable[int]) -> ContextIndex:
-        """Return the index without these texts."""
-        return replace(self, stale=frozenset(stale))
+    def __init__(self, arrays: ContextArrays, starts: Sequence[int], stale: frozenset[int] = frozenset()) -> None:
+        """`starts` is where each text begins; positions of the texts `stale`, by number, are passed over."""
+        self.tokens = arrays.tokens.data  # a memoryview: reading one element of it is faster than of an array
+        self._contexts, self._order = arrays.contexts.data, arrays.order.data
+        self._starts, self._stale = starts, stale
 
     def __len__(self) -> int:
-        return len(self.arrays.tokens)
+        return len(self.tokens)
 
     def matches(self, tail: list[int], end: int) -> list[Match]:
         """Return the positions with the longest match of the end of tail[:end], longest first."""
@@ -119,7 +104,7 @@ class ContextIndex:
                 length, position = after, order[right]
                 right += 1
                 after = self._common(right, number, most) if right < size else 0
-            if self.stale and bisect_right(self.starts, position - 1) - 1 in self.stale:
+            if self._stale and bisect_right(self._starts, position - 1) - 1 in self._stale:
                 passed += 1
             else:
                 found.append((length, position))
@@ -127,12 +112,8 @@ class ContextIndex:
 
     def _context(self, position: int) -> bytes:
         """Return the tokens before a position, last one first."""
-        begin = self._end - position * TOKEN_BYTES
+        begin = (len(self._order) - position) * TOKEN_BYTES
         return self._contexts[begin : begin + CONTEXT_BYTES].tobytes()
-
-    @cached_property
-    def _end(self) -> int:
-        return len(self._contexts)
 
     def _common(self, index: int, number: int, most: int) -> int:
         """Return how many tokens a context shares with the one that `number` encodes, `most` at most."""
