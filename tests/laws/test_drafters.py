@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from foretell.draft.base import Drafter
+from foretell.draft.corpus.drafter import CorpusDrafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -15,12 +16,15 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, DrafterTraits, Sequence, StepResult
+from tests.draft.corpora import FixedCorpus, random_texts
 from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
+FILES = [*PROMPTS, *random_texts(seed=0)]
 LEARNERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NGramDrafter(1, 3),
     "suffix": lambda: SuffixDrafter(offset=2, store_tokens=80),
+    "corpus": lambda: CorpusDrafter(FixedCorpus(FILES)),
     "mix": lambda: Rotated([NGramDrafter(1, 3), SuffixDrafter(offset=2, store_tokens=80), model_drafter(seed=5)]),
     "model": lambda: model_drafter(seed=5),
     "recycle": TokenRecyclingDrafter,
@@ -85,6 +89,15 @@ def test_a_draft_depends_on_the_tokens_and_what_was_observed(make: Callable[[], 
 
     assert generate(compared, World(), disturb, temperature=0.5) == truth
     assert compared.compared > 0, "there was something to compare"
+
+
+def test_a_draft_depends_on_the_tokens_and_on_the_files_as_they_are_now() -> None:
+    """Files that change between two steps: a drafter that has seen other versions drafts as a fresh one."""
+    truth = generate(temperature=0.5)
+    files = FixedCorpus(FILES, random_texts(seed=1), [*truth, *PROMPTS])
+    compared = Compared(lambda: CorpusDrafter(files), truth)
+    assert generate(compared, World(), lambda engine: files.advance(), temperature=0.5) == truth
+    assert compared.compared > 0
 
 
 @pytest.mark.parametrize("make", LEARNERS.values(), ids=LEARNERS)

@@ -12,12 +12,14 @@ import pytest
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
+from foretell.draft.corpus.drafter import CorpusDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.sequence_state import SequenceState
+from tests.draft.corpora import FixedCorpus, random_texts
 from tests.fake_async import DeviceDraftDrafter, FakeAsyncExecutor, RandomController
 from tests.tiny import VOCAB, World, add, check_pages, model_drafter, random_tree, run
 
@@ -42,6 +44,7 @@ WORLDS = (
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
+    "corpus": lambda: CorpusDrafter(FixedCorpus(random_texts(seed=0))),
     "recycle": TokenRecyclingDrafter,
     "device": lambda: DeviceDraftDrafter(NGramDrafter()),
     "model": lambda: model_drafter(seed=5),

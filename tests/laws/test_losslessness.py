@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from foretell.draft.base import Drafter
+from foretell.draft.corpus.context_index import ContextIndex
+from foretell.draft.corpus.drafter import CorpusDrafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -18,6 +20,7 @@ from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
+from tests.draft.corpora import FixedCorpus
 from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import (
     CONFIG,
@@ -41,6 +44,14 @@ def oracle(truth: Truth, error_rate: float) -> OracleDrafter:
     return OracleDrafter({tuple(p): t for p, t in zip(PROMPTS, truth, strict=True)}, VOCAB, error_rate)
 
 
+class ChangingCorpus(FixedCorpus):
+    """Files that change with every draft."""
+
+    def indices(self, tenant: str) -> tuple[ContextIndex, ...]:
+        self.advance()
+        return super().indices(tenant)
+
+
 # One row per drafter, made from the correct outputs, which oracles need.
 DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "the same model": lambda truth: model_drafter(),
@@ -48,6 +59,8 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "another model, few pages": lambda truth: model_drafter(seed=5, pages=14),
     "ngram": lambda truth: NGramDrafter(1, 3),
     "suffix": lambda truth: SuffixDrafter(offset=2),
+    "corpus": lambda truth: CorpusDrafter(FixedCorpus([*truth, *PROMPTS])),
+    "corpus that changes": lambda truth: CorpusDrafter(ChangingCorpus(truth, [text[::-1] for text in truth], PROMPTS)),
     "early exit": lambda truth: early_exit(),
     "self int8": lambda truth: quantized_self(8),
     "self int4": lambda truth: quantized_self(4),

@@ -127,7 +127,8 @@ class BlockStore:
             tensors = {name: torch.from_numpy(np.require(array, requirements="W")) for name, array in arrays.items()}
             write_mapped(self.path, self._about(), tensors)
         except OSError as error:
-            LOG.warning("%s cannot be written, so the next start indexes the draft corpus again: %s", self.path, error)
+            reason = error.strerror or error
+            LOG.warning("%s cannot be written, so the next start indexes the draft corpus again: %s", self.path, reason)
         remove_stale_files(corpus_folder())
 
 

@@ -21,7 +21,7 @@ from .files import MAX_FILES, FileState, find_files, read_file
 
 REBUILD_SHARE = 8  # the main index is built anew when 1 token in 8 has changed,
 REBUILD_TOKENS = 65_536  # and not for fewer than these
-FULL_SHARE = 1 / 64  # of the limit; no further file is read when less is left
+FULL_SHARE = 1 / 16  # of the limit; no further file is read when less is left
 NO_FILES = Block.build((), ())
 
 
