@@ -22,7 +22,7 @@ PLAN = MemoryPlan(weights=3 * GIB, drafter=GIB, page_bytes=GIB // 4, pages=8)
 
 def assembly(device: str = "cpu") -> Any:
     runner = SimpleNamespace(model=World().engine().runner.model, device=torch.device(device))
-    return SimpleNamespace(memory=PLAN, engine=SimpleNamespace(runner=runner))
+    return SimpleNamespace(memory=PLAN, engine=SimpleNamespace(runner=runner), corpus=None)
 
 
 def status(folder: Path, now: int, peak: int) -> Path:
@@ -43,6 +43,14 @@ def test_the_total_is_resident_memory_and_future_memory(tmp_path: Path) -> None:
 def test_the_total_is_no_less_than_the_peak_while_loading(tmp_path: Path) -> None:
     found = MemoryReport.measure(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
     assert found.total == 9 * GIB
+
+
+def test_what_a_draft_corpus_may_grow_by_is_announced(tmp_path: Path) -> None:
+    plain = MemoryReport.measure(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
+    with_corpus = assembly()
+    with_corpus.corpus = SimpleNamespace(max_growth=GIB)
+    found = MemoryReport.measure(with_corpus, EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
+    assert found.total == plain.total + GIB
 
 
 def test_on_a_device_the_program_is_not_in_the_same_memory(tmp_path: Path) -> None:
