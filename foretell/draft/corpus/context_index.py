@@ -18,7 +18,7 @@ import numpy.typing as npt
 from foretell.draft.ngram import MAX_MATCH, SEPARATOR, Match
 
 INDEX_BYTES = 12  # per token: the token, its copy in the reversed text, and a position
-MAX_CANDIDATES = 8  # positions considered, those with the longest match first
+MAX_CANDIDATES = 4  # positions considered, those with the longest match first
 MAX_STALE = 64  # positions of stale files passed over on either side
 MIN_MATCH = 2  # tokens
 TOKEN_BYTES = 4
