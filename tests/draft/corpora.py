@@ -1,4 +1,4 @@
-"""Corpora for tests: fixed texts, and files with a tokenizer of one token per character."""
+"""Corpora for tests: fixed documents, and files with a tokenizer of one token per character."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 
 
-def index_of(texts: Values[Values[int]], stale: frozenset[int] = frozenset()) -> ContextIndex:
-    """Return the index of texts given as tokens."""
+def index_of(documents: Values[Values[int]], stale: frozenset[int] = frozenset()) -> ContextIndex:
+    """Return the index of documents given as tokens."""
     starts = [0]
-    for text in texts:
-        starts.append(starts[-1] + len(text) + 1)
-    return ContextIndex(ContextArrays.build([np.array(text, dtype=np.int32) for text in texts]), starts[:-1], stale)
+    for each in documents:
+        starts.append(starts[-1] + len(each) + 1)
+    return ContextIndex(ContextArrays.build([np.array(text, dtype=np.int32) for text in documents]), starts[:-1], stale)
 
 
-def random_texts(seed: int, vocab: int = 32) -> list[list[int]]:
-    """Return texts of which some have any pair of tokens."""
+def random_documents(seed: int, vocab: int = 32) -> list[list[int]]:
+    """Return documents of which some have any pair of tokens."""
     rng = random.Random(seed)
     return [[rng.randrange(vocab) for _ in range(400)] for _ in range(10)]
 
@@ -34,7 +34,7 @@ class FixedCorpus:
     """Texts of which one version after the other is current; `advance` goes on to the next."""
 
     def __init__(self, *versions: Values[Values[int]]) -> None:
-        self.versions = [(index_of(texts),) for texts in versions]
+        self.versions = [(index_of(documents),) for documents in versions]
         self.current = 0
 
     def indices(self, tenant: str) -> tuple[ContextIndex, ...]:
@@ -45,7 +45,7 @@ class FixedCorpus:
 
 
 class CharTokenizer:
-    """One token for each character; counts the texts it encodes."""
+    """One token for each character; counts the documents it encodes."""
 
     def __init__(self, name: str = "chars") -> None:
         self.name = name

@@ -22,12 +22,12 @@ def common(text: list[int], position: int, tail: list[int]) -> int:
 def test_the_positions_with_the_longest_matches_are_found(letters: int) -> None:
     rng = random.Random(letters)
     for _ in range(20):
-        texts = [[rng.randrange(letters) for _ in range(rng.randrange(80))] for _ in range(rng.randrange(1, 8))]
-        index = index_of(texts)
+        documents = [[rng.randrange(letters) for _ in range(rng.randrange(80))] for _ in range(rng.randrange(1, 8))]
+        index = index_of(documents)
         text = list(index.tokens)
-        assert text == [token for each in texts for token in (*each, SEPARATOR)]
+        assert text == [token for each in documents for token in (*each, SEPARATOR)]
         for _ in range(20):
-            source = rng.choice(texts)
+            source = rng.choice(documents)
             begin = rng.randrange(len(source) + 1)
             tail = [rng.randrange(letters), *source[begin : begin + rng.randrange(60)]]
             found = index.matches(tail, len(tail))
@@ -38,8 +38,8 @@ def test_the_positions_with_the_longest_matches_are_found(letters: int) -> None:
 
 
 def test_positions_of_stale_texts_are_passed_over() -> None:
-    texts = [[1, 2, 3, number] for number in range(10, 17)]
-    index = index_of(texts, stale=frozenset({0, 3, 6}))
+    documents = [[1, 2, 3, number] for number in range(10, 17)]
+    index = index_of(documents, stale=frozenset({0, 3, 6}))
     found = [index.tokens[position] for _, position in index.matches([1, 2, 3], 3)]
     assert sorted(found) == [11, 12, 14, 15]
     many = index_of([[1, 2, 3]] * (3 * MAX_STALE) + [[1, 2, 4]], stale=frozenset(range(3 * MAX_STALE)))
@@ -47,8 +47,8 @@ def test_positions_of_stale_texts_are_passed_over() -> None:
 
 
 def test_an_empty_index_and_short_sequences_have_no_match() -> None:
-    for texts in ([], [[]], [[1]], [[1, 2, 3]]):
-        index = index_of(texts)
+    for documents in ([], [[]], [[1]], [[1, 2, 3]]):
+        index = index_of(documents)
         assert index.matches([], 0) == index.matches([7], 1) == index.matches([1], 1) == []
 
 
@@ -87,7 +87,7 @@ def test_a_longer_match_drafts_further_and_ends_with_its_text() -> None:
     assert draft_of(corpus, [102, 103]).tokens == (104, 105, 106)
     assert draft_of(corpus, list(range(100, 110)), 16).tokens == tuple(range(110, 121))
     assert draft_of(corpus, [128, 129]).tokens == draft_of(corpus, [2, 3]).tokens == ()
-    assert draft_of(corpus, [129, 1]).tokens == (), "texts do not run together"
+    assert draft_of(corpus, [129, 1]).tokens == (), "documents do not run together"
     assert draft_of(FixedCorpus([[1, 2], [5, 1, 2], [1, 2, 3]]), [1, 2]).tokens == (), "more often nothing follows"
     assert draft_of(corpus, [102, 103], 0).tokens == ()
     draft = draft_of(corpus, [102, 103], 1)

@@ -1,4 +1,4 @@
-"""A draft corpus: what is drafted from files, what a change indexes anew, its copy on disk, its limits, its tenants."""
+"""A draft corpus: what is drafted from files, what a change encodes, its copy on disk, its limits, its tenants."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ class Waiting(Background):
 
 
 class Watched:
-    """A corpus that is watched, with a manual clock; a look takes `seconds`."""
+    """A corpus that is watched, with a manual clock; a scan takes `seconds`."""
 
     def __init__(self, root: Path) -> None:
         self.now, self.seconds, self.background = 0.0, 0.0, Waiting()
@@ -344,10 +344,10 @@ def test_changes_are_found_at_intervals(root: Path) -> None:
     assert draft_text(watched.corpus, "quite a n") == "ew file,"
     watched.seconds = 3.0
     watched.expire()
-    assert watched.expire() == 3.0 * POLL_SHARE, "a look that takes long is rare"
+    assert watched.expire() == 3.0 * POLL_SHARE, "a scan that takes long is rare"
 
 
-def test_a_failed_look_leaves_the_index_as_it_is(
+def test_a_failed_scan_leaves_the_index_as_it_is(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched = Watched(root)

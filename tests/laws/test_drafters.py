@@ -16,11 +16,11 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, DrafterTraits, Sequence, StepResult
-from tests.draft.corpora import FixedCorpus, random_texts
+from tests.draft.corpora import FixedCorpus, random_documents
 from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
-FILES = [*PROMPTS, *random_texts(seed=0)]
+FILES = [*PROMPTS, *random_documents(seed=0)]
 LEARNERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NGramDrafter(1, 3),
     "suffix": lambda: SuffixDrafter(offset=2, store_tokens=80),
@@ -94,7 +94,7 @@ def test_a_draft_depends_on_the_tokens_and_what_was_observed(make: Callable[[], 
 def test_a_draft_depends_on_the_tokens_and_on_the_files_as_they_are_now() -> None:
     """Files that change between two steps: a drafter that has seen other versions drafts as a fresh one."""
     truth = generate(temperature=0.5)
-    files = FixedCorpus(FILES, random_texts(seed=1), [*truth, *PROMPTS])
+    files = FixedCorpus(FILES, random_documents(seed=1), [*truth, *PROMPTS])
     compared = Compared(lambda: CorpusDrafter(files), truth)
     assert generate(compared, World(), lambda engine: files.advance(), temperature=0.5) == truth
     assert compared.compared > 0

@@ -19,7 +19,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.sequence_state import SequenceState
-from tests.draft.corpora import FixedCorpus, random_texts
+from tests.draft.corpora import FixedCorpus, random_documents
 from tests.fake_async import DeviceDraftDrafter, FakeAsyncExecutor, RandomController
 from tests.tiny import VOCAB, World, add, check_pages, model_drafter, random_tree, run
 
@@ -44,7 +44,7 @@ WORLDS = (
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
-    "corpus": lambda: CorpusDrafter(FixedCorpus(random_texts(seed=0))),
+    "corpus": lambda: CorpusDrafter(FixedCorpus(random_documents(seed=0))),
     "recycle": TokenRecyclingDrafter,
     "device": lambda: DeviceDraftDrafter(NGramDrafter()),
     "model": lambda: model_drafter(seed=5),

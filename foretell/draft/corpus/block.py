@@ -54,13 +54,14 @@ class Block:
     arrays: ContextArrays
 
     @classmethod
-    def build(cls, files: Iterable[tuple[str, int, int, str]], texts: Sequence[Int32]) -> Block:
+    def build(cls, files: Iterable[tuple[str, int, int, str]], documents: Sequence[Int32]) -> Block:
         """Index the tokens of files, given with path, size, modification time and digest."""
-        starts = np.cumsum([0, *(len(text) + 1 for text in texts)])  # a separator follows each
+        starts = np.cumsum([0, *(len(tokens) + 1 for tokens in documents)])  # a separator follows each
         indexed = [
-            IndexedFile(*file, int(start), len(text)) for file, start, text in zip(files, starts, texts, strict=False)
+            IndexedFile(*file, int(start), len(tokens))
+            for file, start, tokens in zip(files, starts, documents, strict=False)
         ]
-        return cls(tuple(indexed), ContextArrays.build(texts))
+        return cls(tuple(indexed), ContextArrays.build(documents))
 
     @cached_property
     def digests(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""An index of a large text: its positions, sorted by the tokens before them, last token first.
+"""An index of many documents: its positions, sorted by the tokens before them, last token first.
 
 This is a suffix array of the reversed text. Positions with the longest common context are next to each other, so one
 binary search finds the longest match of a sequence's end. It takes 12 bytes per token, an `NGramIndex` about 150, and
@@ -31,15 +31,15 @@ Int32 = npt.NDArray[np.int32]
 class ContextArrays:
     """The arrays of an index, which can be stored."""
 
-    tokens: Int32  # all texts, each followed by a separator
+    tokens: Int32  # all documents, each followed by a separator
     contexts: npt.NDArray[np.uint8]  # the tokens in reverse order as big-endian bytes, which compare as the tokens do
     order: Int32  # positions 1 to n, sorted by the tokens before them
 
     @classmethod
-    def build(cls, texts: Sequence[Int32]) -> ContextArrays:
-        """Sort the contexts of these texts."""
+    def build(cls, documents: Sequence[Int32]) -> ContextArrays:
+        """Sort the contexts of these documents."""
         separator = np.array([SEPARATOR], dtype=np.int32)
-        tokens = np.concatenate([part for text in texts for part in (text, separator)] or [separator[:0]])
+        tokens = np.concatenate([part for each in documents for part in (each, separator)] or [separator[:0]])
         contexts = tokens[::-1].astype(">u4").view(np.uint8)
         return cls(tokens, contexts, _sort_contexts(tokens))
 
@@ -61,7 +61,7 @@ def _sort_contexts(tokens: Int32) -> Int32:
     order = np.zeros(0, dtype=np.int64)
     while length < MAX_MATCH and len(tokens):
         key = rank << 32
-        key[length:] += rank[:-length] + 1  # 0 is before the text
+        key[length:] += rank[:-length] + 1  # 0 is before the first token
         order = np.argsort(key, kind="stable")
         in_order = key[order]
         rank[order] = np.concatenate(([0], np.cumsum(in_order[1:] != in_order[:-1])))
@@ -70,10 +70,10 @@ def _sort_contexts(tokens: Int32) -> Int32:
 
 
 class ContextIndex:
-    """Finds what followed the end of a sequence in a set of texts; the interface of `NGramIndex`, read-only."""
+    """Finds what followed the end of a sequence in a set of documents; the interface of `NGramIndex`, read-only."""
 
     def __init__(self, arrays: ContextArrays, starts: Sequence[int], stale: frozenset[int] = frozenset()) -> None:
-        """`starts` is where each text begins; positions of the texts `stale`, by number, are passed over."""
+        """`starts` is where each document begins; positions of the documents `stale`, by number, are passed over."""
         self.tokens = arrays.tokens.data  # a memoryview: reading one element of it is faster than of an array
         self._contexts, self._order = arrays.contexts.data, arrays.order.data
         self._starts, self._stale = starts, stale

@@ -26,8 +26,8 @@ from .indexed_files import CorpusStats, IndexedFiles
 
 LOG = logging.getLogger("foretell")
 
-POLL_SECONDS = 5.0  # between two looks for changed files,
-POLL_SHARE = 100  # and this many times as long as a look takes
+POLL_SECONDS = 5.0  # between two scans for changed files,
+POLL_SHARE = 100  # and this many times as long as a scan takes
 BUILD_FACTOR = 5  # memory while an index is built, in sizes of the index
 
 
@@ -79,7 +79,7 @@ class DraftCorpus:
         return max(0, (len(self._parts) + BUILD_FACTOR) * self.max_bytes - used)
 
     def refresh(self) -> bool:
-        """Look for changed files and index them; return whether there were any. A running draft keeps its version."""
+        """Scan for changed files and index them; return whether there were any. A running draft keeps its version."""
         with self._lock:
             changed = [part.refresh() for part in self._parts.values()]
             for part in self._parts.values():
@@ -121,7 +121,7 @@ class DraftCorpus:
         try:
             if self.refresh():
                 LOG.info("draft corpus has changed: %s", self.stats)
-        except Exception as error:  # the next look may work
+        except Exception as error:  # the next scan may work
             if ((), repr(error)) not in self._warned:
                 self._warned.add(((), repr(error)))
                 LOG.warning("the draft corpus cannot be refreshed and stays as it is", exc_info=error)

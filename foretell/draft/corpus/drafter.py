@@ -14,7 +14,7 @@ from .context_index import ContextIndex
 
 
 class Corpus(Protocol):
-    """Indexed texts."""
+    """Indexed documents."""
 
     def indices(self, tenant: str) -> Values[ContextIndex]:
         """Return the indices of what this tenant may draft from, as they are now."""

@@ -1,4 +1,4 @@
-"""The text files below some folders, indexed: which ones, and what is indexed anew when they change."""
+"""The text files below some folders, indexed: which ones, and what is indexed again when they change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .block import Block, BlockStore
 from .context_index import ContextIndex, Int32
 from .files import MAX_FILES, FileState, find_files, read_file
 
-REBUILD_SHARE = 8  # the main index is built anew when 1 token in 8 has changed,
+REBUILD_SHARE = 8  # the main index is built again when 1 token in 8 has changed,
 REBUILD_TOKENS = 65_536  # and not for fewer than these
 FULL_SHARE = 1 / 16  # of the limit; no further file is read when less is left
 NO_FILES = Block.build((), ())
@@ -123,7 +123,7 @@ class IndexedFiles:
                 over_limit += 1
                 continue
             try:
-                seen = self._look(root, state, room)
+                seen = self._read_if_changed(root, state, room)
             except FileNotFoundError:
                 continue
             except OSError:
@@ -151,7 +151,7 @@ class IndexedFiles:
             found = {state.path: (root, state) for state in files[:MAX_FILES]} | found
         return _Found(found, unread, crowded)
 
-    def _look(self, root: Path, state: FileState, room: int) -> _Seen:
+    def _read_if_changed(self, root: Path, state: FileState, room: int) -> _Seen:
         """Return a file as it is now. It is read if its size or time changed, or if its tokens fit and are nowhere."""
         seen = self._seen.get(state.path)
         if seen is not None and seen.state == state and (not 0 < seen.num_tokens < room or self._has_tokens(seen)):
@@ -191,6 +191,6 @@ class IndexedFiles:
         return None
 
     def _build(self, files: Sequence[_Seen]) -> Block:
-        texts = [tokens for seen in files if (tokens := self._find_tokens(seen)) is not None]
-        assert len(texts) == len(files), "every chosen file was read"
-        return Block.build([seen.row for seen in files], texts)
+        documents = [tokens for seen in files if (tokens := self._find_tokens(seen)) is not None]
+        assert len(documents) == len(files), "every chosen file was read"
+        return Block.build([seen.row for seen in files], documents)
