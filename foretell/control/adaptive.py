@@ -31,7 +31,7 @@ from .decision_log import (
     explain_switch,
 )  # fmt: skip
 from .draft_latency import DraftLatency, HostGap
-from .latency_model import INITIAL_STEPS, StepCosts
+from .latency_model import StepCosts
 from .options import OptionBuilder
 from .overhead import Exploration, PollLimiter
 from .settings import AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
@@ -236,8 +236,7 @@ class AdaptiveController(Controller):
         """Turn the step into a baseline step or add probes, if due; then record the decisions."""
         compared: set[int] = set()
         speedup = max([choice.speedup for choice in choices])
-        is_known = self.costs.steps >= INITIAL_STEPS + 5
-        if budgets and not self._behind_slo and not in_flight and self.exploration.wants_baseline(speedup, is_known):
+        if budgets and not self._behind_slo and not in_flight and self.exploration.wants_baseline(speedup):
             compared = set(budgets)
             budgets.clear()
         probed = self._probe(view, budgets, in_flight) if self._timed and not compared else ()
