@@ -65,14 +65,17 @@ class Team {
             const F& f;
         };
         const Job job{divide(items), threads_, f};
-        const auto work = [](const void* shared, int64_t, int thread) {
+        const auto work = [](const void* shared, int64_t chunk, int thread) {
             const Job& job = *static_cast<const Job*>(shared);
-            ItemRange& own = job.ranges[thread];
-            for (int64_t item = own.take(); item >= 0; item = own.take()) job.f(item);
+            const auto take_all = [&job](ItemRange& range) {
+                for (int64_t item = range.take(); item >= 0; item = range.take()) job.f(item);
+            };
+            take_all(job.ranges[thread]);
             for (int i = 1; i < job.threads; ++i) {
                 ItemRange& other = job.ranges[(thread + i) % job.threads];
                 for (int64_t item = other.take_for_other(); item >= 0; item = other.take_for_other()) job.f(item);
             }
+            take_all(job.ranges[chunk]);  // its owner may never come
         };
         run(threads_, work, &job);
     }
