@@ -118,6 +118,11 @@ class ClassRates:
             )
         return min(MAX_RATE, self.rate(at - 1) * self.growth[depth]) if depth else self.prior
 
+    @property
+    def is_familiar(self) -> bool:
+        """Return whether the rate of first tokens has enough trials to need no optimism."""
+        return self.trials[FIRST_TOKEN] >= self.tuning.familiar
+
     def bonus(self, rate: float, depth: int) -> float:
         """Return the optimism bonus of a rate. It fades with the trials of its depth."""
         trials, tuning = self.trials[FIRST_TOKEN + (depth if depth < DEPTHS else DEPTHS) - 1], self.tuning

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
@@ -31,7 +31,7 @@ from .decision_log import (
     explain_switch,
 )  # fmt: skip
 from .draft_latency import DraftLatency, HostGap
-from .latency_model import INITIAL_STEPS, StepCosts
+from .latency_model import StepCosts
 from .options import OptionBuilder
 from .overhead import Exploration, PollLimiter
 from .settings import AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
@@ -39,6 +39,16 @@ from .slo import SloTracker
 
 NO_BUDGET = Budget()
 NO_DRAFTS: Mapping[str, Draft] = {}
+
+
+@dataclass
+class HeldChoice:
+    """A choice that stands for some steps: rates and costs change slowly, and choosing takes host time."""
+
+    key: tuple[tuple[int, bool], ...] = ()  # sequences that may draft, and whether each was polled
+    num_decoding: int = 0
+    budgets: dict[int, Budget] = field(default_factory=dict)
+    steps_left: int = 0
 
 
 class AdaptiveController(Controller):
@@ -68,9 +78,11 @@ class AdaptiveController(Controller):
         self._skip_reasons: dict[int, str] = {}  # by sequence, of this step
         self._considered: list[Sequence] = []  # sequences that may draft in this step
         self._behind_slo: frozenset[int] = frozenset()  # of these, by id
-        self._waits: dict[int, int] = {}  # by sequence: earliest step in which its timed drafters are considered
+        # By sequence: earliest step in which its timed drafters are considered, and how many steps it waited for that.
+        self._waits: dict[int, tuple[int, int]] = {}
         self._saved_seconds = 0.0  # time that the drafts of this step should save
         self._poll_length = float(tuning.new_drafter_tokens)  # tokens that free drafters are asked for
+        self._held = HeldChoice()
 
     # What is asked before a step.
 
@@ -109,7 +121,8 @@ class AdaptiveController(Controller):
 
     def _waits_no_longer(self, seq: Sequence) -> bool:
         """Return whether the timed drafters of a sequence that is not polled are considered in this step."""
-        return self._waits.get(seq.id, 0) <= self.poll_limiter.step and not self._free.issuperset(seq.request.drafters)
+        step, _ = self._waits.get(seq.id, (0, 0))
+        return step <= self.poll_limiter.step and not self._free.issuperset(seq.request.drafters)
 
     def _record_unpolled(self, seqs: list[Sequence], decoding: list[Sequence]) -> None:
         considered = {seq.id for seq in self._considered}
@@ -128,7 +141,8 @@ class AdaptiveController(Controller):
                 seq.id: self._fixed_budget(seq, free_drafts.get(seq.id, NO_DRAFTS), length) for seq in considered
             }
         elif self.costs.is_known:
-            budgets = self._adapt(seqs, free_drafts)
+            held = self._reuse(seqs, free_drafts)
+            budgets = self._adapt(seqs, free_drafts) if held is None else held
         else:  # the first step is plain and measures the cost of one
             budgets = {}
             for seq in considered:
@@ -140,6 +154,31 @@ class AdaptiveController(Controller):
         if len(seqs) == 1:
             return [budgets.get(seqs[0].id, NO_BUDGET)]
         return [budgets.get(seq.id, NO_BUDGET) for seq in seqs]
+
+    def _reuse(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> dict[int, Budget] | None:
+        """Return the budgets of the last choice, if it still stands: the same sequences, none with a free draft."""
+        held, limiter = self._held, self.poll_limiter
+        if held.steps_left <= 0 or held.num_decoding != len(seqs) or self._behind_slo or self.loader.unavailable:
+            return None
+        if held.key != tuple([(seq.id, limiter.was_polled(seq.id)) for seq in self._considered]):
+            return None
+        if any(map(any, free_drafts.values())) or any(seq.pending != 1 for seq in seqs):
+            return None
+        held.steps_left -= 1
+        budgets: dict[int, Budget] = {}
+        for seq in self._considered:
+            budget = held.budgets.get(seq.id)
+            if budget is not None and budget.depth > self.settings.max_length(seq):
+                return None
+            if limiter.was_polled(seq.id):
+                limiter.record_payoff(seq.id, 0.0)
+            if budget is not None:
+                budgets[seq.id] = budget
+            drafter = "" if budget is None else budget.drafter
+            self._record_decision(seq, NO_DRAFTS, drafter, PAYS)
+        self.exploration.record_step(bool(budgets))
+        self.decisions.record_step(bool(budgets), lambda: self._explain(self.options.view(seqs), self._considered))
+        return budgets
 
     def _adapt(self, seqs: list[Sequence], free_drafts: FreeDrafts, in_flight: bool = False) -> dict[int, Budget]:
         """Return the budgets that maximise expected tokens per second. `in_flight`: the step is already in flight."""
@@ -166,7 +205,12 @@ class AdaptiveController(Controller):
         self._poll_length = max(0.95 * self._poll_length, self.tuning.new_drafter_tokens, *lengths)
         self._record_payoffs(view, choices, timed_options, in_flight)
         self.host_gap.observe_savings(self._saved_seconds)
+        held = dict(budgets)
         self._explore(view, choices, budgets, free_drafts, in_flight)
+        known = all(request.rates[name].group.is_familiar for name in self._timed if name in request.rates)
+        hold = self.tuning.hold_steps if known and budgets == held and not in_flight else 0
+        key = tuple([(seq.id, self.poll_limiter.was_polled(seq.id)) for seq in considered])
+        self._held = HeldChoice(key, len(seqs), held, hold)
         return budgets
 
     def _can_catch_up(self, view: StepCostView, seq: Sequence, options: list[DrafterOption]) -> bool:
@@ -195,8 +239,9 @@ class AdaptiveController(Controller):
         self._saved_seconds, least = 0.0, max(1, self.settings.min_draft_tokens)
         for seq, choice in zip(self._considered, choices, strict=True):
             if choice.nodes < least:
-                self._waits[seq.id] = self.poll_limiter.step + 8
+                self._wait(seq)
                 continue
+            self._waits.pop(seq.id, None)
             self._saved_seconds += (choice.speedup - 1) * view.plain_share
             if choice.prices is None:
                 budgets[seq.id] = Budget(choice.nodes, choice.drafter)
@@ -205,6 +250,13 @@ class AdaptiveController(Controller):
             threshold = min_probability(view, choice, is_single_graph, self.tuning)
             budgets[seq.id] = Budget(choice.nodes, choice.drafter, threshold, max_depth=choice.levels)
         return budgets
+
+    def _wait(self, seq: Sequence) -> None:
+        """Consider a sequence's timed drafters less and less often while they do not pay (exponential backoff)."""
+        step, (until, waited) = self.poll_limiter.step, self._waits.get(seq.id, (0, 0))
+        if until <= step:
+            waited = min(max(8, 2 * waited), self.tuning.probe_interval)
+            self._waits[seq.id] = step + waited, waited
 
     def _record_payoffs(
         self, view: StepCostView, choices: list[Choice], timed: list[list[DrafterOption]], in_flight: bool
@@ -236,8 +288,7 @@ class AdaptiveController(Controller):
         """Turn the step into a baseline step or add probes, if due; then record the decisions."""
         compared: set[int] = set()
         speedup = max([choice.speedup for choice in choices])
-        is_known = self.costs.steps >= INITIAL_STEPS + 5
-        if budgets and not self._behind_slo and not in_flight and self.exploration.wants_baseline(speedup, is_known):
+        if budgets and not self._behind_slo and not in_flight and self.exploration.wants_baseline(speedup):
             compared = set(budgets)
             budgets.clear()
         probed = self._probe(view, budgets, in_flight) if self._timed and not compared else ()
@@ -276,6 +327,7 @@ class AdaptiveController(Controller):
             ):
                 if in_flight:
                     budgets.setdefault(seq.id, Budget(nodes, drafter, is_exploration=True))
+                    self._waits.pop(seq.id, None)  # the next step makes the probe
                 continue
             if unloaded:
                 self._request_load(drafter)

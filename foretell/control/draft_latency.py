@@ -49,7 +49,7 @@ class DraftCosts:
             return self._like.prices(plain_seconds)
         tuning, one_token = self.tuning, max(self.cost_share * plain_seconds, 1e-9)
         start, node = tuning.draft_start_share * one_token, tuning.draft_node_share * one_token
-        return DraftPrices(start, one_token - start - node, node, tuning.draft_prefill_share * one_token)
+        return DraftPrices(start, one_token - start - node, node, tuning.draft_node_share * one_token)
 
     def seconds(self, depth: int, nodes: int, prefill: int, plain_seconds: float) -> float:
         """Return the expected seconds of a draft."""
@@ -178,7 +178,7 @@ class HostGap:
         self._medians[device_drafts][size] = median_low(samples)
 
     def observe_step(self, count: int, has_drafts: bool, now: float, times: StepTimes | None) -> None:
-        """Learn the host time between two steps, drafts and target aside; with drafts there is more to do.
+        """Learn the host time between two steps, drafts, decisions and target aside; with drafts there is more to do.
 
         `times` is None unless all sequences were decoding. With async scheduling it overlaps with the device, and the
         host gap is measured instead.
@@ -187,8 +187,7 @@ class HostGap:
         self._observed_at = (0.0, 0) if times is None or times.host_gap is not None else (now, count)
         if times is None or times.is_outlier or sequences != count or self._observed_at[1] != count:
             return
-        draft_seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
-        host = self._observed_at[0] - before - times.target_seconds - draft_seconds
+        host = self._observed_at[0] - before - times.target_seconds - times.draft_seconds
         known = self._host_seconds.get(has_drafts, host)
         if 0 < host < times.target_seconds:  # else the engine was idle in between
             self._host_seconds[has_drafts] = known + 0.05 * (min(host, 3 * known) - known)

@@ -10,18 +10,13 @@ from foretell.types import Sequence
 
 from .settings import ControllerTuning
 
-CATCH_UP_TOKENS = 100  # a poll costs as much as catching up on so many tokens
-
 
 @dataclass(slots=True)
 class _PollState:
     """Poll budget of one sequence and when it was last polled."""
 
-    credit: float = 0.0  # seconds
-    next_step: int = 0  # earliest step of the next poll
+    credit: float  # seconds
     last_step: int = 0
-    length: int = 0  # tokens at the last poll
-    batch_size: int = 0  # decoding sequences at the last poll
 
 
 class PollLimiter:
@@ -29,8 +24,8 @@ class PollLimiter:
 
     A poll asks free drafters (n-gram, suffix) for a draft before the step is scheduled. It costs host time and earns
     the time that its draft saves beyond what other drafters would save; both are booked per sequence. A new sequence
-    has a small share of its decode time on credit. One without credit shares a token bucket that refills with a small
-    share of step time. Drafters catch up on the tokens generated since their last poll, so the cost grows with them.
+    has a small share of its decode time on credit. Without credit it is polled at the interval at which the polls of
+    all sequences would take a small share of step time.
     """
 
     def __init__(
@@ -38,70 +33,40 @@ class PollLimiter:
     ) -> None:
         self.clock, self.tuning = clock, tuning
         self.step = 0
+        self.poll_seconds = 1e-4  # measured time of one poll, and the host work that follows
         self._states: dict[int, _PollState] = {}
-        self._token_seconds = 1e-6  # measured cost of catching up on one token
-        self._bucket = self._refill = 0.0  # seconds, and seconds per step
-        self._plain_seconds = 0.0  # expected time of a step without drafts
         self._mean_payoff = 1.0  # net earning of a poll, in polls, over all sequences
-        self._batch_size = 0
-        self._cost = self._bucket_cost = 0.0  # of this step's polls in tokens, and the part that the bucket pays
+        self._num_polls = 0  # in this step
         self._began = 0.0  # when the polls of this step began
-        self._revived = False  # whether this step polls a sequence again because the batch has shrunk
-
-    @property
-    def poll_seconds(self) -> float:
-        """Return the expected cost of one poll."""
-        return self._token_seconds * CATCH_UP_TOKENS
 
     def select(self, seqs: list[Sequence], plain_seconds: float) -> list[Sequence]:
         """Start a step and return the sequences to poll. `plain_seconds` is the expected time without drafts."""
         self.step += 1
-        self._cost = self._bucket_cost = 0.0
+        self._num_polls = 0
         if not seqs:
             return seqs
-        self._plain_seconds, self._batch_size = plain_seconds, len(seqs)
-        limit = self.tuning.poll_refill_seconds * (1 + 0.1 * len(seqs))
-        self._refill = min(self.tuning.poll_refill_share * plain_seconds, limit)
-        self._bucket = min(self._bucket + self._refill, 2 * plain_seconds)
-        self._began, self._revived = self.clock(), False
-        step, shrunk, states, selected = self.step, 2 * len(seqs), self._states, []
+        self._began, tuning, count, states = self.clock(), self.tuning, len(seqs), self._states
+        refill = min(tuning.poll_refill_share * plain_seconds, tuning.poll_refill_seconds * (1 + 0.1 * count))
+        due, selected = self.step - count * self.poll_seconds / max(refill, 1e-9), []
         for seq in seqs:
             state = states.get(seq.id)
             if state is None:
-                state = states[seq.id] = _PollState(self._initial_credit(seq))
-            elif state.next_step > step and state.batch_size < shrunk:  # the usual case while speculation is off
-                continue
-            if self._may_poll(state, len(seq.tokens)):
+                state = states[seq.id] = _PollState(self._initial_credit(seq, plain_seconds / count))
+            if state.credit > 0 or state.last_step < due:
+                state.last_step = self.step
                 selected.append(seq)
+        self._num_polls = len(selected)
         return selected
 
-    def _initial_credit(self, seq: Sequence) -> float:
+    def _initial_credit(self, seq: Sequence, token_seconds: float) -> float:
         """Return the seconds of polls that a new sequence gets on credit: three polls if others did not pay."""
-        decode_seconds = seq.remaining_tokens * self._plain_seconds / self._batch_size
-        share = self.tuning.poll_start_share * decode_seconds if self._mean_payoff > 0 else 0.0
+        share = self.tuning.poll_start_share * seq.remaining_tokens * token_seconds if self._mean_payoff > 0 else 0.0
         return max(share, 3 * self.poll_seconds)
-
-    def _may_poll(self, state: _PollState, length: int) -> bool:
-        cost = CATCH_UP_TOKENS + length - state.length
-        if state.credit <= 0:
-            if state.batch_size >= 2 * self._batch_size:
-                if self._revived:  # one per step, since they may have many tokens to catch up on
-                    return False
-                state.credit, self._revived = 3 * self.poll_seconds, True
-            elif (missing := self._token_seconds * (self._bucket_cost + cost) - self._bucket) > 0:
-                state.next_step = self.step + 1 + min(16, int(missing / max(self._refill, 1e-9)))
-                return False
-            else:
-                self._bucket_cost += cost
-        self._cost += cost
-        state.last_step, state.length, state.batch_size = self.step, length, self._batch_size
-        return True
 
     def force(self, seq: Sequence) -> None:
         """Poll a sequence in this step whatever its credit."""
-        state = self._states.setdefault(seq.id, _PollState())
-        state.credit = max(state.credit, 3 * self.poll_seconds)
-        state.last_step, state.length, state.batch_size = self.step, len(seq.tokens), max(1, self._batch_size)
+        state = self._states.setdefault(seq.id, _PollState(0.0))
+        state.credit, state.last_step = max(state.credit, 3 * self.poll_seconds), self.step
 
     def record_payoff(self, seq_id: int, saved_seconds: float, late: bool = False) -> None:
         """Credit a poll with the time that its draft is expected to save.
@@ -113,19 +78,16 @@ class PollLimiter:
         state.credit = min(max(state.credit, 0.0) + net * one, most * one)
         if not late:
             self._mean_payoff += 0.02 * (net - self._mean_payoff)
-        state.next_step = self.step + 1 if state.credit > 0 else self.step + 2
 
     def poll_next_step(self, seq_id: int) -> None:
         """Poll a sequence again in the next step, because this step was in flight before its draft was found."""
-        state = self._states[seq_id]
-        state.credit, state.next_step = max(state.credit, self.poll_seconds), self.step + 1
+        self._states[seq_id].credit = max(self._states[seq_id].credit, self.poll_seconds)
 
     def finish_polls(self) -> None:
-        """Measure what this step's polls cost and charge the bucket."""
-        if self._cost:
-            seconds = self.tuning.poll_host_factor * (self.clock() - self._began) / self._cost
-            self._token_seconds += 0.1 * (seconds - self._token_seconds)
-            self._bucket -= seconds * self._bucket_cost
+        """Measure what this step's polls cost."""
+        if self._num_polls:
+            seconds = self.tuning.poll_host_factor * (self.clock() - self._began) / self._num_polls
+            self.poll_seconds += 0.1 * (seconds - self.poll_seconds)
 
     def was_polled(self, seq_id: int) -> bool:
         """Return whether a sequence was polled in this step."""
@@ -145,7 +107,7 @@ class PollLimiter:
 
 
 class Exploration:
-    """Schedules probes of unused drafters and plain baseline steps, both with exponential backoff.
+    """Schedules probes of unused drafters, with exponential backoff, and plain baseline steps.
 
     Without a baseline step the cost of plain decoding would never be measured again while drafts seem to pay.
     """
@@ -155,7 +117,6 @@ class Exploration:
         self._last: dict[str, int] = {}  # by drafter: step of its last use or probe
         self._backoff: dict[str, int] = {}  # by drafter: steps to wait since then
         self._speculative = 0  # steps since the last plain one
-        self._baseline = tuning.baseline_interval // 8  # of these until a plain one
 
     def is_idle(self, drafter: str, used: bool, step: int) -> bool:
         """Return whether a drafter was unused for long enough for a probe, its cost aside."""
@@ -177,15 +138,9 @@ class Exploration:
         """Start the backoff again, because a draft token of the drafter was accepted."""
         self._backoff.pop(drafter, None)
 
-    def wants_baseline(self, speedup: float, is_known: bool) -> bool:
-        """Return whether this step should be plain. The larger the expected `speedup`, the less that would change.
-
-        `is_known`: costs were measured at start or in enough steps, so there is no hurry.
-        """
-        if self._speculative < max(self._baseline, self.tuning.baseline_interval if is_known else 0) * speedup:
-            return False
-        self._baseline = min(2 * self._baseline, 4 * self.tuning.baseline_interval)
-        return True
+    def wants_baseline(self, speedup: float) -> bool:
+        """Return whether this step should be plain. The larger the expected `speedup`, the less that would change."""
+        return self._speculative >= self.tuning.baseline_interval * speedup
 
     def record_step(self, speculative: bool) -> None:
         """Count a step."""

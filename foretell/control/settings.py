@@ -78,19 +78,19 @@ class ControllerTuning:
     subsample: int = 32  # then 1 step in 32 of about the same rows, since an update costs host time
     draft_subsample: int = 8  # the same for drafts, which have fewer shapes
     draft_start_share: float = 0.2  # prior share of a one-token draft's time that does not depend on its length
-    draft_node_share: float = 0.05  # prior share that grows with tokens instead of levels
-    draft_prefill_share: float = 0.05  # prior time of prefilling one token, over a one-token draft
+    draft_node_share: float = 0.05  # prior share of a token in a draft or a prefill
     prefill_horizon: int = 64  # output tokens over which a drafter's prefill must pay for itself
     new_drafter_tokens: int = 4  # draft length, and trials, until a drafter counts as known
     # Choice.
     chain_cutoff: float = 0.8  # a longer draft is not considered once it is worth this share of the best shorter one
     min_probability_factor: float = 0.7  # a branch is drafted on if its probability exceeds this share of break-even
     max_prompt_rows: int = 64  # prompt rows of a step that are priced: with more of them drafts hardly matter
+    hold_steps: int = 4  # steps for which a choice stands while no free drafter has a draft
     # Exploration, in steps.
     probe_tokens: int = 2  # draft tokens of a probe of an unused drafter
     probe_time_share: float = 0.01  # upper bound on probes, as a share of step time
-    probe_interval: int = 32  # least interval between two probes, doubled up to 32 times while they fail
-    baseline_interval: int = 64  # speculative steps per plain one, which keeps the price of plain steps known
+    probe_interval: int = 32  # least interval of probes, doubled up to 32 times; most of choices that do not pay
+    baseline_interval: int = 256  # speculative steps per plain one, which keeps the price of plain steps known
     # Overhead of polling.
     poll_start_share: float = 0.015  # of a sequence's decode time: what its polls may cost before they have paid
     poll_max_credit: int = 64  # polls that a sequence can have in the bank: drafts are rare and save much

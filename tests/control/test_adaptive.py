@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count, pairwise
+from typing import Any
 
 import pytest
 
@@ -142,11 +143,12 @@ class Clock:
         return budgets
 
     def _result(self, seq: Sequence, budget: Budget, free_drafts: dict[str, Draft], accepted: int) -> StepResult:
-        draft = free_drafts[budget.drafter].truncate(budget.nodes) if budget.nodes else Draft()
+        made = free_drafts.get(budget.drafter) or Draft.chain([5] * 8, budget.drafter)
+        draft = made.truncate(budget.nodes) if budget.nodes else Draft()
         scheduled = ScheduledSequence.of(seq, 1, budget)
         path = tuple(range(min(accepted, len(draft))))
         new_tokens = (*draft.tokens[: len(path)], 7)
-        if accepted and not path:
+        if accepted and not path and free_drafts:
             new_tokens = next(iter(free_drafts.values())).tokens[:1]
         seq.tokens += new_tokens
         seq.num_computed_tokens = len(seq.tokens) - 1
@@ -154,6 +156,7 @@ class Clock:
 
 
 FREE = {"free": DrafterTraits(is_free=True)}
+HEAD = {"head": DrafterTraits(relative_cost=0.05)}
 DRAFTS = {"free": Draft.chain([5, 5, 5, 5], "free")}
 
 
@@ -175,15 +178,51 @@ def test_the_first_step_is_plain_because_its_cost_is_unknown() -> None:
     assert clock.step([clock.sequence()], DRAFTS, 0.0, accepted=4)[0].nodes == 0
 
 
-def test_baseline_steps_are_plain() -> None:
+def test_baseline_steps_are_plain_and_rare() -> None:
     clock = Clock(FREE)
     seq = clock.sequence(100_000)
     nodes = [clock.step([seq], DRAFTS, 0.001, accepted=4)[0].nodes for _ in range(4000)]
-    plain = [i for i, count in enumerate(nodes) if not count]
-    assert plain[1] < 400
-    assert len(plain) > 4
-    assert all(b - a > 64 for a, b in pairwise(plain[3:])), "rare once step costs are known"
-    assert (("free", "skipped", "compared") in clock.controller.decision_counts) and clock.controller.decisions.on
+    plain = [i for i, count in enumerate(nodes) if not count][1:]  # the first step has no costs to compare
+    assert len(plain) >= 2
+    assert all(b - a >= 256 for a, b in pairwise(plain))
+    assert ("free", "skipped", "compared") in clock.controller.decision_counts and clock.controller.decisions.on
+
+
+def test_a_choice_stands_for_some_steps_while_no_free_drafter_has_a_draft() -> None:
+    clock = Clock({**FREE, **HEAD})
+    seq, searched = clock.sequence(100_000), 0
+    adapt = clock.controller._adapt
+
+    def counted(*arguments: Any, **options: Any) -> dict[int, Budget]:
+        nonlocal searched
+        searched += 1
+        return adapt(*arguments, **options)
+
+    clock.controller._adapt = counted  # type: ignore[method-assign]
+    for _ in range(600):
+        clock.step([seq], {}, 0.001, accepted=2)
+    before, searched = searched, 0
+    budgets = [clock.step([seq], {}, 0.001, accepted=2)[0] for _ in range(100)]
+    assert before and searched <= 40
+    assert sum(budget.drafter == "head" and budget.nodes > 0 for budget in budgets) >= 95, "baseline steps aside"
+    searched, fresh = 0, clock.sequence(100_000)
+    for _ in range(10):
+        clock.step([fresh], DRAFTS, 0.001, accepted=4)
+    assert searched == 10, "a free draft is compared at once"
+
+
+def test_timed_drafters_that_do_not_pay_are_considered_less_and_less_often() -> None:
+    clock = Clock(HEAD)
+    seq, adapt, searched = clock.sequence(100_000), clock.controller._adapt, list[int]()
+
+    def counted(*arguments: Any, **options: Any) -> dict[int, Budget]:
+        searched.append(clock.controller.poll_limiter.step)
+        return adapt(*arguments, **options)
+
+    clock.controller._adapt = counted  # type: ignore[method-assign]
+    for _ in range(1500):
+        clock.step([seq], {}, 0.004, accepted=0)
+    assert len([step for step in searched if step > 1000]) < 500 / 8
 
 
 @pytest.mark.parametrize(

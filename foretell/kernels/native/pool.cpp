@@ -148,7 +148,8 @@ void Team::run(int64_t chunks, Task task, const void* job) {
 ItemRange* Team::divide(int64_t items) {
     ItemRange* const ranges = pool_->ranges();
     for (int64_t i = 0; i < threads_; ++i) {
-        ranges[i].next.store(items * i / threads_, std::memory_order_relaxed);
+        ranges[i].first = items * i / threads_;
+        ranges[i].next.store(ranges[i].first, std::memory_order_relaxed);
         ranges[i].stop = items * (i + 1) / threads_;
     }
     return ranges;

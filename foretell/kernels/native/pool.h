@@ -10,15 +10,24 @@ namespace foretell {
 // Runs one chunk of a job on thread `thread` of the team; the caller is thread 0.
 using Task = void (*)(const void* job, int64_t chunk, int thread);
 
+constexpr int64_t kLeastToShare = 4;  // items that must be left of a range in work for another thread to take one
+
 // The range of items of one thread, from which other threads may take, too. On a cache line of its own.
 struct alignas(64) ItemRange {
     std::atomic<int64_t> next{0};
-    int64_t stop = 0;
+    int64_t first = 0, stop = 0;
 
     // Return the next item, or -1 if none is left.
     int64_t take() {
         const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
         return item < stop ? item : -1;
+    }
+
+    // Return an item for another thread, or -1 if none is left, or few that their owner is about to take: it has
+    // prefetched them and ends as soon.
+    int64_t take_for_other() {
+        const int64_t item = next.load(std::memory_order_relaxed);
+        return item > first && stop - item < kLeastToShare ? -1 : take();
     }
 };
 
@@ -56,12 +65,17 @@ class Team {
             const F& f;
         };
         const Job job{divide(items), threads_, f};
-        const auto work = [](const void* shared, int64_t, int thread) {
+        const auto work = [](const void* shared, int64_t chunk, int thread) {
             const Job& job = *static_cast<const Job*>(shared);
-            for (int i = 0; i < job.threads; ++i) {
-                ItemRange& range = job.ranges[(thread + i) % job.threads];
+            const auto take_all = [&job](ItemRange& range) {
                 for (int64_t item = range.take(); item >= 0; item = range.take()) job.f(item);
+            };
+            take_all(job.ranges[thread]);
+            for (int i = 1; i < job.threads; ++i) {
+                ItemRange& other = job.ranges[(thread + i) % job.threads];
+                for (int64_t item = other.take_for_other(); item >= 0; item = other.take_for_other()) job.f(item);
             }
+            take_all(job.ranges[chunk]);  // its owner may never come
         };
         run(threads_, work, &job);
     }
