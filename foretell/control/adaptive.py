@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 
 from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
@@ -28,27 +28,16 @@ from .decision_log import (
     SLO,
     Decision,
     DecisionLog,
-    explain_switch,
 )  # fmt: skip
 from .draft_latency import DraftLatency, HostGap
 from .latency_model import StepCosts
 from .options import OptionBuilder
-from .overhead import Exploration, PollLimiter
+from .overhead import Exploration, HeldChoice, PollLimiter
 from .settings import AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
 from .slo import SloTracker
 
 NO_BUDGET = Budget()
 NO_DRAFTS: Mapping[str, Draft] = {}
-
-
-@dataclass
-class HeldChoice:
-    """A choice that stands for some steps: rates and costs change slowly, and choosing takes host time."""
-
-    key: tuple[tuple[int, bool], ...] = ()  # sequences that may draft, and whether each was polled
-    num_decoding: int = 0
-    budgets: dict[int, Budget] = field(default_factory=dict)
-    steps_left: int = 0
 
 
 class AdaptiveController(Controller):
@@ -156,29 +145,23 @@ class AdaptiveController(Controller):
         return [budgets.get(seq.id, NO_BUDGET) for seq in seqs]
 
     def _reuse(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> dict[int, Budget] | None:
-        """Return the budgets of the last choice, if it still stands: the same sequences, none with a free draft."""
-        held, limiter = self._held, self.poll_limiter
-        if held.steps_left <= 0 or held.num_decoding != len(seqs) or self._behind_slo or self.loader.unavailable:
+        """Return the budgets of the last choice if it still stands, or None."""
+        if self._behind_slo or self.loader.unavailable or any(map(any, free_drafts.values())):
             return None
-        if held.key != tuple([(seq.id, limiter.was_polled(seq.id)) for seq in self._considered]):
+        budgets = self._held.reuse(seqs, self._poll_key(), self.settings.max_length)
+        if budgets is None:
             return None
-        if any(map(any, free_drafts.values())) or any(seq.pending != 1 for seq in seqs):
-            return None
-        held.steps_left -= 1
-        budgets: dict[int, Budget] = {}
         for seq in self._considered:
-            budget = held.budgets.get(seq.id)
-            if budget is not None and budget.depth > self.settings.max_length(seq):
-                return None
-            if limiter.was_polled(seq.id):
-                limiter.record_payoff(seq.id, 0.0)
-            if budget is not None:
-                budgets[seq.id] = budget
-            drafter = "" if budget is None else budget.drafter
-            self._record_decision(seq, NO_DRAFTS, drafter, PAYS)
+            if self.poll_limiter.was_polled(seq.id):
+                self.poll_limiter.record_payoff(seq.id, 0.0)
+            self._record_decision(seq, NO_DRAFTS, budgets.get(seq.id, NO_BUDGET).drafter, PAYS)
         self.exploration.record_step(bool(budgets))
         self.decisions.record_step(bool(budgets), lambda: self._explain(self.options.view(seqs), self._considered))
         return budgets
+
+    def _poll_key(self) -> tuple[tuple[int, bool], ...]:
+        """Return the sequences that may draft, and whether each was polled."""
+        return tuple([(seq.id, self.poll_limiter.was_polled(seq.id)) for seq in self._considered])
 
     def _adapt(self, seqs: list[Sequence], free_drafts: FreeDrafts, in_flight: bool = False) -> dict[int, Budget]:
         """Return the budgets that maximise expected tokens per second. `in_flight`: the step is already in flight."""
@@ -209,8 +192,7 @@ class AdaptiveController(Controller):
         self._explore(view, choices, budgets, free_drafts, in_flight)
         known = all(request.rates[name].group.is_familiar for name in self._timed if name in request.rates)
         hold = self.tuning.hold_steps if known and budgets == held and not in_flight else 0
-        key = tuple([(seq.id, self.poll_limiter.was_polled(seq.id)) for seq in considered])
-        self._held = HeldChoice(key, len(seqs), held, hold)
+        self._held = HeldChoice(self._poll_key(), len(seqs), held, hold)
         return budgets
 
     def _can_catch_up(self, view: StepCostView, seq: Sequence, options: list[DrafterOption]) -> bool:
@@ -463,23 +445,14 @@ class AdaptiveController(Controller):
 
     def _explain(self, view: StepCostView, seqs: list[Sequence]) -> str:
         """Return why speculation is on or off, for the log."""
-        drafters = sorted({drafter for seq in seqs for drafter in seq.request.drafters})
         ((request_class, _),) = Counter(map(request_class_of, seqs)).most_common(1)
         rates = {}
-        for drafter in drafters:
+        for drafter in sorted({drafter for seq in seqs for drafter in seq.request.drafters}):
             prices = None if drafter in self._free else self.draft_costs[drafter].prices(view.plain_seconds)
-            rates[drafter] = (
-                self.acceptance.class_rates(drafter, request_class).rate(FIRST_TOKEN),
-                view.break_even(prices),
-            )
-        remedies = {
-            "a more accurate drafter": True,
-            "shorter drafts": self.settings.min_draft_tokens > 1,
-            "a smaller batch": view.num_decoding > 1,
-            "a lower temperature": any(seq.request.params.temperature > 0 for seq in seqs),
-        }
-        on, rare = self.decisions.on, self.decisions.rarely_drafts(drafters)
-        return explain_switch(rates, view.num_decoding, on, rare, [name for name, use in remedies.items() if use])
+            rate = self.acceptance.class_rates(drafter, request_class).rate(FIRST_TOKEN)
+            rates[drafter] = rate, view.break_even(prices)
+        is_sampled = any(seq.request.params.temperature > 0 for seq in seqs)
+        return self.decisions.explain(rates, view.num_decoding, self.settings.min_draft_tokens, is_sampled)
 
     def skip_reason(self, seq: Sequence) -> str:
         return self._skip_reasons.get(seq.id, NOT_POLLED if self.poll_limiter.was_skipped(seq.id) else "")

@@ -104,19 +104,25 @@ class DecisionLog:
                 without += count * (reason == NO_DRAFT)
         return 2 * without > polled
 
-
-def explain_switch(
-    rates: dict[str, tuple[float, float]], batch: int, on: bool, rarely_drafts: bool, remedies: Collection[str]
-) -> str:
-    """Return the log message of a switch. `rates` has acceptance and break-even acceptance by drafter."""
-    compared = [
-        f"{drafter} acceptance {have:.2f} {'>=' if have >= need else '<'} break-even {need:.2f}"
-        for drafter, (have, need) in rates.items()
-    ]
-    message = f"{', '.join(compared)} at batch {batch}"
-    if on:
-        return message
-    if any(have >= need for have, need in rates.values()):
-        cause = "drafts are rare" if rarely_drafts else "polling drafters takes longer than their drafts save"
-        return f"{message}, but {cause}; try a drafter that drafts more often"
-    return f"{message}; try {', '.join(remedies)}"
+    def explain(
+        self, rates: dict[str, tuple[float, float]], batch: int, min_draft_tokens: int, is_sampled: bool
+    ) -> str:
+        """Return the log message of a switch. `rates` has acceptance and break-even acceptance by drafter."""
+        compared = [
+            f"{drafter} acceptance {have:.2f} {'>=' if have >= need else '<'} break-even {need:.2f}"
+            for drafter, (have, need) in rates.items()
+        ]
+        message = f"{', '.join(compared)} at batch {batch}"
+        if self.on:
+            return message
+        if any(have >= need for have, need in rates.values()):
+            is_rare = self.rarely_drafts(rates)
+            cause = "drafts are rare" if is_rare else "polling drafters takes longer than their drafts save"
+            return f"{message}, but {cause}; try a drafter that drafts more often"
+        remedies = {
+            "a more accurate drafter": True,
+            "shorter drafts": min_draft_tokens > 1,
+            "a smaller batch": batch > 1,
+            "a lower temperature": is_sampled,
+        }
+        return f"{message}; try {', '.join(name for name, applies in remedies.items() if applies)}"

@@ -1,12 +1,12 @@
-"""Limits on what looking costs: polls of free drafters, probes of unused ones, plain baseline steps."""
+"""Limits on what deciding costs: polls of free drafters, choices that stand, probes, plain baseline steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
-from foretell.types import Sequence
+from foretell.types import Budget, Sequence
 
 from .settings import ControllerTuning
 
@@ -104,6 +104,29 @@ class PollLimiter:
 
     def __len__(self) -> int:
         return len(self._states)
+
+
+@dataclass
+class HeldChoice:
+    """A choice that stands for some steps: rates and costs change slowly, and choosing takes host time."""
+
+    key: tuple[tuple[int, bool], ...] = ()  # sequences that may draft, and whether each was polled
+    num_running: int = 0
+    budgets: dict[int, Budget] = field(default_factory=dict)  # by sequence
+    steps_left: int = 0
+
+    def reuse(
+        self, seqs: list[Sequence], key: tuple[tuple[int, bool], ...], max_length: Callable[[Sequence], int]
+    ) -> dict[int, Budget] | None:
+        """Return the budgets for one more step, or None if sequences changed or one is too near its end."""
+        if self.steps_left <= 0 or self.num_running != len(seqs) or self.key != key:
+            return None
+        for seq in seqs:
+            budget = self.budgets.get(seq.id)
+            if seq.pending != 1 or (budget is not None and budget.depth > max_length(seq)):
+                return None
+        self.steps_left -= 1
+        return dict(self.budgets)
 
 
 class Exploration:

@@ -13,7 +13,6 @@ from foretell.control.decision_log import (
     PAYS,
     SKIPPED,
     DecisionLog,
-    explain_switch,
 )
 from foretell.control.settings import ControllerSettings
 from foretell.draft.scripted import ScriptedDrafter
@@ -21,18 +20,32 @@ from foretell.types import Draft
 from tests.control.test_adaptive import adaptive_engine, generate_all
 
 
+def switched(on: bool = False, without_drafts: int = 0) -> DecisionLog:
+    """Return a log that has just switched, after polls of which some found no draft."""
+    decisions = DecisionLog()
+    decisions.on = on
+    decisions.record("ngram", SKIPPED, LOW_ACCEPT)
+    for _ in range(without_drafts):
+        decisions.record("ngram", SKIPPED, NO_DRAFT)
+    return decisions
+
+
 def test_the_message_of_a_switch_off_gives_the_reason_and_what_to_try() -> None:
-    remedies = ["a more accurate drafter", "a smaller batch"]
-    assert explain_switch({"ngram": (0.21, 0.44)}, 12, False, False, remedies) == (
+    assert switched().explain({"ngram": (0.21, 0.44)}, 12, 0, False) == (
         "ngram acceptance 0.21 < break-even 0.44 at batch 12; try a more accurate drafter, a smaller batch"
+    )
+    assert (
+        switched()
+        .explain({"ngram": (0.21, 0.44)}, 1, 2, True)
+        .endswith("try a more accurate drafter, shorter drafts, a lower temperature")
     )
 
 
 def test_a_switch_off_despite_high_acceptance_has_another_cause() -> None:
     rates = {"ngram": (0.5, 0.03), "model": (0.1, 0.4)}
-    assert "but drafts are rare;" in explain_switch(rates, 1, False, True, [])
-    assert "but polling drafters takes longer than their drafts save;" in explain_switch(rates, 1, False, False, [])
-    assert explain_switch(rates, 2, True, False, []).endswith("break-even 0.40 at batch 2")
+    assert "but drafts are rare;" in switched(without_drafts=2).explain(rates, 1, 0, False)
+    assert "but polling drafters takes longer than their drafts save;" in switched().explain(rates, 1, 0, False)
+    assert switched(on=True).explain(rates, 2, 0, False).endswith("break-even 0.40 at batch 2")
 
 
 def test_rare_drafts_are_counted_for_the_given_drafters() -> None:
