@@ -78,15 +78,15 @@ def run(args: argparse.Namespace) -> int:
     extent = extent_of(args)
     target = open_target(args)
     known = QUICK_CELLS if args.quick else all_cells(list(KINDS), target.config.layers)
-    scenes = select_cells(known, args.tasks, args.drafters, args.batches)
+    cells = select_cells(known, args.tasks, args.drafters, args.batches)
     items = load("own")
-    by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
-    llm = load_llm_for(variants_to_load(scenes), **given_options(args, EngineConfig))
+    by_task = {cell.task: [item for item in items if item.task == cell.task] for cell in cells}
+    llm = load_llm_for(variants_to_load(cells), **given_options(args, EngineConfig))
     if not llm.assembly.profiler.is_complete:
         llm.measure()
     # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
     stage = EngineBatchBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=extent.max_tokens, schemas=False))
-    found = never_slower.run(stage, scenes, by_task, extent, ProgressBar(), conditions(llm, scenes, extent))
+    found = never_slower.run(stage, cells, by_task, extent, ProgressBar(), conditions(llm, cells, extent))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -162,7 +162,7 @@ def exit_code(found: NeverSlowerResult) -> int:
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
 
 
-def conditions(llm: LLM, scenes: list[GridCell], extent: CellPlan) -> dict[str, Any]:
+def conditions(llm: LLM, cells: list[GridCell], extent: CellPlan) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
@@ -172,7 +172,7 @@ def conditions(llm: LLM, scenes: list[GridCell], extent: CellPlan) -> dict[str, 
         "lengths": [0, *extent.lengths],
         "max_tokens": extent.max_tokens,
         "rounds": [extent.rounds, extent.max_rounds],
-        "drafters": list(dict.fromkeys(scene.drafter for scene in scenes)),
+        "drafters": list(dict.fromkeys(cell.drafter for cell in cells)),
         "machine": describe(llm),
     }
 

@@ -209,7 +209,7 @@ class RequestPreprocessor:
     def fim_prompt(
         self, field: str, before: str | list[int], after: str, files: Sequence[tuple[str, str]] = (), room: int = 0
     ) -> list[int]:
-        """Return the prompt of a gap. Of the other files the first are left out if they do not fit beside `room`."""
+        """Return the prompt of a gap. The first other files are dropped if they and `room` exceed the context."""
         fim, encode = self.fim_tokens(field), partial(self.tokenizer.encode, add_special=False)
         bos = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_id]
         start = encode(before) if isinstance(before, str) else before

@@ -94,7 +94,7 @@ def test_offline_compares_one_drafter_with_none(
     assert result["bench"] == "offline" and result["temperatures"] == [None]
 
 
-def test_a_text_that_differs_ends_with_one(
+def test_a_different_output_exits_with_one(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = EngineBackend.generate
@@ -217,7 +217,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         assert err.count("\n") == 1, "one line"
 
 
-def test_arms_by_name_and_length() -> None:
+def test_variants_by_drafter_and_draft_length() -> None:
     base = SpeculationConfig(rule="block")
     names = [
         (variant.name, variant.speculation.drafter, variant.speculation.num_speculative_tokens)
