@@ -14,7 +14,9 @@ from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
 
-from .common import add_output_arguments, check_output_path, output_result, write_atomic
+from .command_table import BENCHES
+from .common import Command, add_output_arguments, check_output_path, output_result, write_atomic
+from .interrupts import sigterm_as_interrupt
 from .outputs import check_writable
 from .tables import open_console, print_blocks
 
@@ -23,6 +25,19 @@ if TYPE_CHECKING:
     from foretell.utils.report_table import ReportTable
 
 AUTO = "auto"
+
+
+def bench_command(
+    name: str, add_arguments: Callable[[argparse.ArgumentParser], None], run: Callable[[argparse.Namespace], int]
+) -> Command:
+    """Return the command of a benchmark: output files are checked first, and SIGTERM stops it as Ctrl-C does."""
+
+    def checked(args: argparse.Namespace) -> int:
+        check_output_paths(args)
+        with sigterm_as_interrupt():
+            return run(args)
+
+    return Command(BENCHES[name].summary, add_arguments, checked)
 
 
 def open_target(args: argparse.Namespace) -> ModelSource:

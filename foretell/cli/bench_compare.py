@@ -16,8 +16,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 
-from .bench_common import add_result_arguments, add_workload_arguments, open_target, print_report
-from .common import Command
+from .bench_common import add_result_arguments, add_workload_arguments, bench_command, open_target, print_report
 
 if TYPE_CHECKING:
     from foretell.bench.compare import CompareResult
@@ -169,4 +168,4 @@ def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -
     }
 
 
-COMPARE = Command("compare transformers and any OpenAI-compatible server on the same prompts", add_arguments, run)
+COMPARE = bench_command("bench compare", add_arguments, run)

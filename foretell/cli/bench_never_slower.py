@@ -24,8 +24,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, integers, name_list, open_target, print_report
-from .common import Command
+from .bench_common import add_result_arguments, bench_command, integers, name_list, open_target, print_report
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import NeverSlowerResult
@@ -177,4 +176,4 @@ def conditions(llm: LLM, cells: list[GridCell], extent: CellPlan) -> dict[str, A
     }
 
 
-NEVER_SLOWER = Command("test that adaptive drafts are never slower than plain decoding", add_arguments, run)
+NEVER_SLOWER = bench_command("bench never-slower", add_arguments, run)

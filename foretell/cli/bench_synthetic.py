@@ -13,8 +13,7 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, integers, numbers, open_target, print_report, weights
-from .common import Command
+from .bench_common import add_result_arguments, bench_command, integers, numbers, open_target, print_report, weights
 
 if TYPE_CHECKING:
     from foretell.bench.synthetic import SyntheticResult
@@ -99,4 +98,4 @@ def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, 
     }
 
 
-SYNTHETIC = Command("measure the engine with a synthetic drafter of a given acceptance rate", add_arguments, run)
+SYNTHETIC = bench_command("bench synthetic", add_arguments, run)

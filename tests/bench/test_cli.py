@@ -210,7 +210,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (["offline", "--num-speculative-tokens", "few"], "such as auto,4,8"),
         (["offline", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")], "there is no"),
         (["synthetic", "--acceptance", "2"], "acceptance: must be between 0 and 1"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "'fly' is not known; known: check, compare"),
     ]:
         code, _, err = bench(capsys, *words)
         assert code == 2 and message in err, words

@@ -59,7 +59,7 @@ def test_without_ray_the_error_says_what_to_install(
         ("replicas: many", "replicas"),
         ("replicas: 2\nautoscaling: {max_replicas: 3}", "give one"),
         ("- replicas", "must have lines such as"),
-        ("routing: nearest", "invalid choice"),
+        ("routing: nearest", "'nearest' is not known; known: "),
         ("", "is empty; give at least a model"),
         ("# model: smollm2-135m\nmodel:\n", "is empty"),
     ],

@@ -181,7 +181,8 @@ def test_a_chat_without_a_limit_is_streamed_or_bounded(assembly: Assembly) -> No
         request = preprocessor.preprocess_chat(body, ClientContext("a", "")).requests[0]
         return request.max_tokens - (preprocessor.max_model_len - len(request.prompt))
 
-    rest = preprocessor.max_model_len - len(preprocessor.tokenizer.encode(prompt_of(assembly, HELLO), add_special=False))
+    prompt = preprocessor.tokenizer.encode(prompt_of(assembly, HELLO), add_special=False)
+    rest = preprocessor.max_model_len - len(prompt)
     assert limit(stream=True) == 0, "the rest of the context"
     assert limit() == 8 - rest and limit(max_tokens=20) == 20 - rest and limit(max_tokens=100_000) == 0
     with pytest.raises(RequestError, match="maximum|more than"):
