@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     endpoint = Endpoint.parse(args.url, args.api_key)
     endpoint.connect()

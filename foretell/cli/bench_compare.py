@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from foretell.bench.compare import run_compare
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     plan, items = plan_of(args), items_of(args)
     baseline = args.baseline or name_of(args.peers[0])

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     if args.url is not None and args.base_url is not None:
         raise RequestError("base_url", "names a second server to load; give one URL")

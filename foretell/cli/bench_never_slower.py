@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from foretell.bench.batch_backend import EngineBatchBackend
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.plan import BenchPlan
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
     from foretell.draft.registry import KINDS
 
     extent = extent_of(args)
@@ -97,9 +97,9 @@ def run_unseen(args: argparse.Namespace) -> int:
     from foretell.bench import unseen
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.measure import Variant
-    from foretell.bench.page.unseen import page
+    from foretell.bench.page.never_slower import unseen_page
     from foretell.bench.plan import BenchPlan
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     if args.unseen < 1:
         raise RequestError("unseen", f"must be 1 or more, not {args.unseen}")
@@ -119,7 +119,7 @@ def run_unseen(args: argparse.Namespace) -> int:
     cells = [(drafter, temperature) for drafter in drafters for temperature in unseen.TEMPERATURES]
     measured = unseen.UnseenBench(llm, DrafterSlots(llm, target), plan).run(cells, items, ProgressBar())
     found = unseen.UnseenResult(unseen_conditions(llm, plan), measured)
-    print_report(args, unseen.report_table(found), unseen.remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, unseen.report_table(found), unseen.remarks(found), found.as_json(), lambda: unseen_page(found))
     if found.verdict == "slower" or not all(cell.same_text for cell in found.cells):
         return BELOW
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0

@@ -154,8 +154,8 @@ def measure(
     """Run and report; an interruption is raised again after the report."""
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.engine_backend import EngineBackend
-    from foretell.bench.progress import ProgressBar
     from foretell.bench.run import BenchJob, run
+    from foretell.cli.bench_common import ProgressBar
 
     llm = load_llm_for(arms, **given_options(args, EngineConfig))
     if not llm.assembly.profiler.is_complete:

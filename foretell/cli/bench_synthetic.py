@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from foretell.bench.batch_backend import SyntheticBackend
     from foretell.bench.drafter_slots import DrafterSlots
     from foretell.bench.plan import BenchPlan
-    from foretell.bench.progress import ProgressBar
     from foretell.bench.synthetic import run_synthetic
+    from foretell.cli.bench_common import ProgressBar
     from foretell.llm import LLM
 
     plan = plan_of(args)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.version import VERSION
 
-from .json_logs import JsonFormatter
 from .memory_report import GIB, MemoryReport
+from .request_log import JsonFormatter
 
 if TYPE_CHECKING:
     import socket

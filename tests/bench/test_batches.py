@@ -25,13 +25,13 @@ from foretell.bench.measure import (
 )
 from foretell.bench.metrics import CURVE_POINTS, AcceptanceByDepth, Latency, token_times
 from foretell.bench.plan import BenchPlan
-from foretell.bench.progress import WIDTH, ProgressBar, bar
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.report import brief, report_table
 from foretell.bench.results import BenchResult, read_result, result_from_json
 from foretell.bench.run import BenchJob, run
 from foretell.bench.transcripts import transcripts_of
 from foretell.build.model_source import no_progress, open_model
+from foretell.cli.bench_common import WIDTH, ProgressBar, bar
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams

@@ -8,9 +8,9 @@ import pytest
 
 from foretell.bench.measure import PLAIN, Sample, TimedOutput, measure, rotated
 from foretell.bench.plan import BenchPlan
-from foretell.bench.progress import LINE_SECONDS, ProgressBar
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.run import BenchJob, run
+from foretell.cli.bench_common import LINE_SECONDS, ProgressBar
 from foretell.errors import RequestError
 
 from .fakes import TEXT, FakeBackend, ignore_progress, items, variants

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli.common import write_atomic
+from foretell.cli.common import check_writable, write_atomic
 from foretell.cli.main import main
-from foretell.cli.outputs import check_writable
 from foretell.errors import RequestError
 
 

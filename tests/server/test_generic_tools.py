@@ -11,12 +11,11 @@ import pytest
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
 from foretell.hub.catalog import BUILTINS
-from foretell.server.chat_template import apply_chat_template
+from foretell.server.chat_template import apply_chat_template, call_arguments
 from foretell.server.config import ServerConfig
 from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from foretell.server.service import Service
-from foretell.server.tool_history import call_arguments
 from foretell.tokenizer.chat import ChatTemplates
 from tests.server.in_process import run_app
 
