@@ -43,7 +43,7 @@ Progress = Callable[[str], None]  # called with lines for the user
 
 
 def no_progress(_: str) -> None:
-    """Ignore progress messages."""
+    """Ignore a progress message; for callers that print none."""
 
 
 def print_progress(line: str) -> None:

@@ -60,7 +60,6 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the workload flags."""
     # SpeculationConfig has a `workload` too, so this one has another attribute name.
     known = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=known)
@@ -107,7 +106,7 @@ def nonempty(text: str) -> tuple[str, ...]:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Parse comma-separated numbers."""
+    """Parse a comma-separated list of numbers such as 0,1."""
     try:
         return tuple(float(word) for word in nonempty(text))
     except ValueError:
@@ -115,7 +114,7 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Parse comma-separated integers."""
+    """Parse a comma-separated list of integers such as 2,4,8."""
     try:
         return tuple(int(word) for word in nonempty(text))
     except ValueError:

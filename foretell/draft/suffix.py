@@ -50,12 +50,12 @@ class OutputStore:
 
     @property
     def memory(self) -> int:
-        """Bytes of all indices."""
+        """Return the size of all indices in bytes."""
         return sum(index.memory for generations in self._generations.values() for index in generations)
 
 
 class _Path(NamedTuple):
-    """A candidate draft."""
+    """A candidate draft: a continuation of a suffix match."""
 
     tokens: list[int]
     confidence: list[float]  # of each token, given those before it

@@ -1,4 +1,4 @@
-"""What passes between the engine's thread and the callers on the event loop that wait for its output."""
+"""Values and calls that pass from the engine's thread to the callers on the event loop."""
 
 from __future__ import annotations
 

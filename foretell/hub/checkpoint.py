@@ -60,7 +60,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_text(file: Path) -> str:
-    """Read a UTF-8 file."""
+    """Read a UTF-8 file, or raise ModelError with the reason."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -31,7 +31,7 @@ class RequestLog:
         self._lost = 0  # consecutive records that could not be written
 
     def write(self, request_id: str, model: str, body: BaseModel, choices: list[ChoiceState]) -> None:
-        """Log a finished request."""
+        """Queue a finished request for the thread that writes the file."""
         if self._file is not None:
             self._worker.submit(self._append, _record(request_id, model, body, choices))
 

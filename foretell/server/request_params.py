@@ -1,4 +1,4 @@
-"""What the fields of a request mean to the engine: sampling parameters, speculation settings, and the grammar."""
+"""Translates the fields of a request for the engine: sampling parameters, speculation settings, and the grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server prints when it is ready: a banner in a terminal, one line elsewhere, one object in JSON logs."""
+"""Announces that the server is ready: a banner in a terminal, one line elsewhere, one object in JSON logs."""
 
 from __future__ import annotations
 

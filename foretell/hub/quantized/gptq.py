@@ -40,7 +40,7 @@ def dequantize_gptq(
 
 @dataclass(frozen=True)
 class GptqSettings:
-    """What the config states and shapes do not show."""
+    """Settings of the config that shapes do not show."""
 
     group_size: int  # inputs; -1: all
     zero_offset: int = 1  # added to stored zero points
