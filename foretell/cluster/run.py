@@ -77,7 +77,7 @@ def remove_app(config: ClusterConfig) -> int:
 
 @dataclass(frozen=True)
 class RunningApp:
-    """A deployed application."""
+    """An application of replicas that was deployed on Ray."""
 
     handle: Any  # Ray's, of the gateway
     url: str
@@ -85,7 +85,7 @@ class RunningApp:
 
 
 def _start_app(config: ClusterConfig, spec: ReplicaSpec, ray: RayConnection) -> RunningApp:
-    """Deploy the application."""
+    """Deploy the application on the resources that Ray has, and describe it."""
     resources = plan_resources(config, spec, ray.resources)
     port = open_port(spec.server.host, spec.server.port, spec.server.keep_alive)
     handle = deploy(config, spec, resources)
