@@ -30,8 +30,7 @@ class NativeDistribution(Distribution):
         if "bdist_wheel" not in self.commands or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
             return None
         sys.path.insert(0, str(ROOT))
-        from foretell.kernels.native.build import BuildError
-        from foretell.kernels.native.prebuilt import compile_prebuilt
+        from foretell.kernels.native.build import BuildError, compile_prebuilt
 
         try:
             return compile_prebuilt(Path(self.get_command_obj("build").build_base, "native"))

@@ -1,4 +1,4 @@
-"""Step time by context and rows, and prefill, beside a plain read of the same bytes: python bench/context.py [--quick].
+"""Step time by context and rows, prefill, and a plain read of the same bytes: python bench/context.py [--quick].
 
 Times are the shortest of the rounds, of steps and reads alike.
 """

@@ -21,7 +21,7 @@ from typing import Any
 
 from gpu_peers_cells import AT_ONCE, LONGEST_PROMPT, Cells, prompts_of
 from gpu_peers_report import OURS, VLLM, Report
-from gpu_peers_run import HERE, Limits, Peer, Places, Run
+from gpu_peers_run import HERE, Folders, Limits, Peer, Run
 
 GIB = 1 << 30
 LONGEST = 4096  # tokens of a text, prompt included
@@ -154,7 +154,7 @@ def main(words: list[str] | None = None) -> None:
         prompts = prompts_of(given.folder, AT_ONCE, longest)
         cells, report = Cells(prompts, given.texts, given.tokens, given.longest), Report(given.out)
         limits = Limits(given.seconds, given.loading, given.rounds)
-        going = Run(cells, limits, Places(given.vllm_path, logs, Path(scratch) / "caches"), report)
+        going = Run(cells, limits, Folders(given.vllm_path, logs, Path(scratch) / "caches"), report)
         wanted = peers(given)
         try:
             going.all(wanted, free_gib(given.device) - SPARE)

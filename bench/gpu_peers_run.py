@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Places:
+class Folders:
     """Folders: vLLM's own, where it is not installed, logs, and what is compiled."""
 
     vllm: Path | None
@@ -64,8 +64,8 @@ class Places:
 class Run:
     """Running engines, the time left, and the report."""
 
-    def __init__(self, cells: Cells, limits: Limits, places: Places, report: Report) -> None:
-        self.cells, self.limits, self.places, self.report = cells, limits, places, report
+    def __init__(self, cells: Cells, limits: Limits, folders: Folders, report: Report) -> None:
+        self.cells, self.limits, self.folders, self.report = cells, limits, folders, report
         self.until = monotonic() + limits.seconds
         self.children: dict[str, Child] = {}
         self.loading = 0.0  # seconds until the last of them was ready
@@ -121,7 +121,7 @@ class Run:
     def start(self, peers: list[Peer]) -> None:
         """Start all engines. Those not ready in time are stopped, so that no engine computes during another's turn."""
         for peer in peers:
-            log = self.places.logs / f"{peer.file}.log"
+            log = self.folders.logs / f"{peer.file}.log"
             self.children[peer.name] = Child(peer.name, peer.command, self.environment(peer), log)
         until = monotonic() + min(self.limits.loading, self.left)
         for peer in peers:
@@ -136,11 +136,11 @@ class Run:
 
     def environment(self, peer: Peer) -> dict[str, str]:
         """Return an environment without network and with a compile cache of its own."""
-        caches = self.places.caches / peer.file
+        caches = self.folders.caches / peer.file
         found = os.environ | {"HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": str(caches / "triton")}
         if not peer.is_vllm:
             return found
-        paths = [str(self.places.vllm)] if self.places.vllm else []
+        paths = [str(self.folders.vllm)] if self.folders.vllm else []
         paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
         return found | {
             "PYTHONPATH": os.pathsep.join(paths),

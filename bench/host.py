@@ -179,7 +179,7 @@ def controller_of(drafter: MixDrafter, tree: int) -> AdaptiveController:
 class Bench:
     """An engine with running sequences whose parts are timed."""
 
-    def __init__(self, batch: int, heat: float, mixed: bool = False) -> None:
+    def __init__(self, batch: int, temperature: float, mixed: bool = False) -> None:
         """`mixed` adds two free drafters to the head."""
         self.watch, (runner, head) = Watch(), runner_and_head()
         drafter: Drafter = MixDrafter([head, SuffixDrafter(), TokenRecyclingDrafter(VOCAB)]) if mixed else head
@@ -191,7 +191,8 @@ class Bench:
         replays = head._graph.graphs, head._graph_prefill.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
         maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, self.engine.drafter)
-        params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
+        params = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=temperature, seed=0)
+        rng = random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])
 
@@ -257,9 +258,9 @@ def rounds(run: Run) -> dict[str, dict[str, float]]:
     """By drafts."""
     found = {}
     for batch, nodes, levels in ((1, 3, 0), (1, 16, 4), (1, 64, 6), (32, 3, 0)):
-        for heat in (0.0, 1.0):
+        for temperature in (0.0, 1.0):
             kind = f"tree of {nodes}" if levels else f"chain of {nodes}"
-            found[f"batch {batch}, {kind}, T={heat:g}"] = Bench(batch, heat).measured(nodes, levels, run)
+            found[f"batch {batch}, {kind}, T={temperature:g}"] = Bench(batch, temperature).measured(nodes, levels, run)
     return found
 
 

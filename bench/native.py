@@ -130,7 +130,7 @@ def text_of(runner: ModelRunner) -> Sequence:
 
 
 def steps(runners: dict[str, ModelRunner], rounds: int) -> Times:
-    """Whole steps: the last token and a chain that hangs on it. All rows get logits."""
+    """Whole steps: the last token and a chain after it. All rows get logits."""
     seq = text_of(runners["float32"])
 
     def call(runner: ModelRunner, rows: int) -> Callable[[], Any]:

@@ -71,7 +71,7 @@ def tree_around(prompts: TokenLists, truth: TokenLists) -> ScriptedDrafter:
 
 @contextmanager
 def disturbed(llm: LLM, prompts: TokenLists) -> Iterator[list[int]]:
-    """While this runs, every other step a text makes way, and another comes and is given up."""
+    """Preempt a sequence in every other step, and add and abort a request in every step, while this runs."""
     steps, step, engine = [0], llm.engine.step, llm.engine
 
     def restless() -> Any:

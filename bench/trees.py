@@ -91,7 +91,7 @@ class Bench:
         model = inflate(base, args.inflate, dtype=dtype) if args.inflate else base
         if args.inflate:
             head = inflate_head(head, model, args.inflate, CONTEXT)
-        model = rounded(model, args)
+        model = quantized(model, args)
         runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, head_layer_shapes(head.config))
         pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
@@ -168,7 +168,7 @@ class Bench:
         return {"step": median(found["tree"]), "masks": beyond, "move": median(found["move"])}
 
 
-def rounded(model: Decoder, args: argparse.Namespace) -> Decoder:
+def quantized(model: Decoder, args: argparse.Namespace) -> Decoder:
     if args.quantization == "none":
         return model
     if args.device == "cuda":

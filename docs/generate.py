@@ -24,6 +24,7 @@ from typing import Any
 
 import foretell
 from foretell import program
+from foretell.cli.command_table import COMMANDS
 from foretell.cli.main import build_parser
 from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
@@ -136,6 +137,8 @@ def command(name: str, parser: argparse.ArgumentParser, level: int) -> list[str]
     lines += arguments(parser)
     described: dict[tuple[str, ...], str] = {}
     for word, inner in subcommands(parser).items():
+        if f"{name} {word}".removeprefix("foretell ") in COMMANDS:  # has a section of its own
+            continue
         same = described.setdefault(tuple(arguments(inner)), f"{name} {word}")
         if same == f"{name} {word}":
             lines += ["", *command(same, inner, level + 1)]

@@ -56,9 +56,9 @@ INDEX_COLOURS = """async (png) => {
   const bytes = Uint8Array.from(atob(png), (c) => c.charCodeAt(0));
   const image = await createImageBitmap(new Blob([bytes]));
   const canvas = new OffscreenCanvas(image.width, image.height);
-  const drawn = canvas.getContext("2d");
-  drawn.drawImage(image, 0, 0);
-  const pixels = new Uint32Array(drawn.getImageData(0, 0, image.width, image.height).data.buffer);
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const pixels = new Uint32Array(context.getImageData(0, 0, image.width, image.height).data.buffer);
   const counts = new Map();
   for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
   const palette = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 256).map(([colour]) => colour);
@@ -248,7 +248,7 @@ def run_in_terminal(command: list[str]) -> str:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "COLORTERM": "truecolor"}
     environment.pop("NO_COLOR", None)
-    with tempfile.TemporaryFile() as errors:  # a pipe that nobody reads would fill up
+    with tempfile.TemporaryFile() as errors:  # a pipe without a reader blocks the server once it is full
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=follower, stderr=errors, env=environment)
         os.close(follower)
         found = b"".join(iter(lambda: read(leader), b""))

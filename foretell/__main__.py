@@ -1,4 +1,4 @@
-"""`python -m foretell`."""
+"""Entry point of `python -m foretell`."""
 
 from foretell.cli.main import main
 

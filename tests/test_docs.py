@@ -72,7 +72,8 @@ def test_the_readme_fits_its_limits() -> None:
 
 
 def test_lines_of_prose_are_short() -> None:
-    for page in DOCS:
+    others = [ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("foretell/heads_data/**/README.md")]
+    for page in [*DOCS, *others]:
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
         long = [line for line in prose.splitlines() if len(line) > PROSE_WIDTH and not line.startswith("|")]
         assert not long, page
@@ -229,10 +230,7 @@ def test_the_servers_of_the_docs_answer_and_stop(command: str) -> None:
         messages = [{"role": "user", "content": "Name three primary colours."}]
         body = {"messages": messages, "max_tokens": 8}
         reply = client.post("/v1/chat/completions", json=body, headers=headers)
-        if "gemma3" in command:  # a base model without a chat template
-            assert reply.status_code == 400 and "chat template" in reply.text
-        else:
-            assert reply.status_code == 200 and reply.json()["choices"][0]["message"]["content"], reply.text
+        assert reply.status_code == 200 and reply.json()["choices"][0]["message"]["content"], reply.text
 
 
 @pytest.mark.weights

@@ -206,7 +206,7 @@ class _CellRecord:
 def measure_cell(
     backend: BatchBackend, grid_cell: GridCell, items: Sequence[BenchPrompt], plan: CellPlan
 ) -> tuple[NeverSlowerCell, CellTimes]:
-    """Measure one cell."""
+    """Measure one cell round by round, until an interim look decides or the last one is reached."""
     record = _begin(backend, grid_cell, items, plan)
     record.fill(backend)
     return record.found()

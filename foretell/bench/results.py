@@ -324,7 +324,7 @@ def read_result(path: Path) -> BenchResult:
 
 
 def result_from_json(value: Mapping[str, Any]) -> BenchResult:
-    """Invert `BenchResult.as_json`."""
+    """Read back a result that `BenchResult.as_json` returned."""
     return BenchResult(
         bench=value["bench"],
         conditions={name: each for name, each in value.items() if name not in NOT_CONDITIONS},

@@ -106,7 +106,7 @@ class UnseenBench:
         return tuple(found)
 
     def cell(self, drafter: str, temperature: float, items: Sequence[BenchPrompt]) -> UnseenCell:
-        """Measure one drafter at one temperature. In each round its controller and drafters start anew."""
+        """Measure one drafter at one temperature. In each round its controller and drafters start fresh."""
         variant = Variant(drafter, SpeculationConfig(drafter=drafter))
         kept = [with_min_tokens(item, self._plan) for item in items if self._backend.fits(item, self._plan)]
         if not kept:

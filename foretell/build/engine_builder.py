@@ -1,8 +1,7 @@
-"""Builds an engine in four phases: resolve the models, plan memory, load the weights, assemble the engine."""
+"""Builds an engine in four phases: resolve the models (`resolve.py`), plan memory, load the weights, assemble."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -10,39 +9,24 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from foretell import draft
 from foretell.build.controller_factory import build_controller, costs_file, default_choice
-from foretell.build.draft_compat import check_draft_compat
-from foretell.build.draft_corpus import open_corpus, read_corpus_config
-from foretell.build.draft_heads import DraftHeadSet, open_distilled, with_shipped_heads
-from foretell.build.generation_config import default_sampling
-from foretell.build.model_source import (
-    CacheSize,
-    ModelSource,
-    choose_device,
-    describe_executor,
-    describe_quantization,
-    no_progress,
-    open_model,
-)
+from foretell.build.draft_corpus import open_corpus
+from foretell.build.model_source import CacheSize, ModelSource, Progress, no_progress
+from foretell.build.resolve import ResolvedModels, default_sampling, resolve_models
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
-from foretell.draft.corpus.corpus import DraftCorpus, DraftCorpusConfig
-from foretell.draft.cross_tokenizer.vocab_map import VocabMap
+from foretell.draft.corpus.corpus import DraftCorpus
 from foretell.draft.heads.tree import MAX_WIDTH
 from foretell.draft.heads.warmup import DummyHeads
 from foretell.draft.mix import MixDrafter
 from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import RequestBuilder, RequestLimits, check_rule
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.warmup import Warmup, warmup_tasks
-from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
-from foretell.models.config import ModelConfig
 from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import eos_token_ids
 from foretell.models.quantize import quantized_copy
@@ -60,7 +44,6 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import GrammarCompiler
 from foretell.tensor_parallel import (
     TensorParallelGroup,
-    check_ranks,
     describe_ranks,
     head_bytes,
     launch_workers,
@@ -68,11 +51,8 @@ from foretell.tensor_parallel import (
     weight_bytes,
 )
 from foretell.tokenizer import Tokenizer
-from foretell.utils.system import usable_cores
 
 MAX_WARMUP_DRAFT = 16  # draft tokens; longer drafts are rarely chosen even where they are allowed
-
-Progress = Callable[[str], None]  # called with lines for the user
 
 
 @dataclass(frozen=True)
@@ -108,30 +88,12 @@ def build_engine(
 ) -> Assembly:
     """Build an engine. `drafter` overrides the config's."""
     with ExitStack() as on_failure:
-        models = _resolve(config, speculation, drafter, progress)
+        models = resolve_models(config, speculation, drafter, progress)
         models, memory = _plan_memory(models)
         loaded = _load(models, memory, progress, on_failure)
         assembly = _assemble(models, memory, loaded)
         on_failure.pop_all()
     return assembly
-
-
-@dataclass(frozen=True)
-class _Models:
-    """The models of an engine, resolved and not loaded."""
-
-    config: EngineConfig
-    speculation: SpeculationConfig
-    target: ModelSource
-    draft_models: dict[str, ModelSource]  # by name
-    vocab_maps: dict[str, VocabMap | None]  # of the draft models with another tokenizer
-    heads: DraftHeadSet
-    context: int  # tokens
-    corpus: DraftCorpusConfig | None = None
-    custom_drafter: Drafter | None = None  # overrides all of the config's
-
-    def cache_size(self, memory: MemoryPlan) -> CacheSize:
-        return CacheSize(memory.pages, self.config.page_size, self.context)
 
 
 @dataclass(frozen=True)
@@ -144,88 +106,10 @@ class _Loaded:
     corpus: DraftCorpus | None = None
 
 
-# Phase 1: resolve.
-
-
-def _resolve(
-    config: EngineConfig, speculation: SpeculationConfig, drafter: Drafter | None, progress: Progress
-) -> _Models:
-    """Find all models and check that they work together, so that wrong settings fail before a long load."""
-    set_threads(config.threads, config.tensor_parallel_size)
-    speculation = with_shipped_heads(speculation, config.model)
-    check_rule(speculation.rule)
-    if drafter is not None and not drafter.name:
-        raise RequestError("drafter", f"{type(drafter).__name__} has no name; set its attribute `name`")
-    if drafter is not None and speculation.draft_corpus:
-        raise RequestError("draft_corpus", "has no effect with a Drafter object; name the drafters instead")
-    corpus = read_corpus_config(speculation)
-    draft_names = () if drafter is not None else draft.models_wanted(speculation)
-    target = open_model(config.model, config, progress, config.tensor_parallel_size)
-    default_sampling(config, target.checkpoint)  # to refuse a wrong generation config now
-    notices = (
-        describe_quantization(config, target),
-        describe_executor(config, target, _max_context(config, target.config)),
-    )
-    for line in filter(None, notices):
-        progress(line)
-    check_ranks(target.config, target.device, speculation, config.tensor_parallel_size)
-    if drafter is not None:
-        context = _max_context(config, target.config)
-        return _Models(config, speculation, target, {}, {}, DraftHeadSet(target, {}), context, custom_drafter=drafter)
-    if target.cpu_quantization in draft.copies_wanted(speculation):
-        progress(f"self:{target.cpu_quantization} is the target itself here; with quantization none it is a copy")
-    draft_models = _open_draft_models(draft_names, config, speculation, target, progress)
-    for name, model in draft_models.items():
-        if model.checkpoint.quantization is not None:
-            progress(describe_quantization(replace(config, model=name), model))
-    heads = DraftHeadSet.opened(draft.heads_wanted(speculation), target, config.model)
-    vocab_maps = {name: _vocab_map(target, model, f"model:{name}", progress) for name, model in draft_models.items()}
-    context = _max_context(config, target.config)
-    return _Models(config, speculation, target, draft_models, vocab_maps, heads, context, corpus)
-
-
-def _open_draft_models(
-    names: tuple[str, ...],
-    config: EngineConfig,
-    speculation: SpeculationConfig,
-    target: ModelSource,
-    progress: Progress,
-) -> dict[str, ModelSource]:
-    """Return the draft models by name, on their device and with their tensor-parallel size."""
-    own_config = replace(config, revision=speculation.draft_revision, chat_template=None, rope_scaling=None)
-    if speculation.draft_device is not None:
-        device = choose_device(speculation.draft_device, "draft_device")
-        own_config = replace(own_config, device=str(device))
-    ranks = speculation.draft_tensor_parallel_size
-    like = target if ranks > 1 else replace(target, shard=None)
-    return {
-        name: open_distilled(name, like, config.model) or open_model(name, own_config, progress, ranks)
-        for name in names
-    }
-
-
-def _vocab_map(target: ModelSource, draft_model: ModelSource, name: str, progress: Progress) -> VocabMap | None:
-    """Return how the tokens of a draft model are translated, None if they need not be; raise if they cannot be."""
-    compat = check_draft_compat(target, draft_model)
-    if not compat.works:
-        raise RequestError("drafter", f"{name} will not work: {compat.message}")
-    if compat.kind != "same":
-        progress(f"{name}: {compat.message}")
-    return compat.vocab_map
-
-
-def _max_context(config: EngineConfig, model: ModelConfig) -> int:
-    wanted = config.max_model_len
-    if wanted is not None and wanted > model.context:
-        hint = "; extend it with --rope-scaling yarn:FACTOR" if config.rope_scaling is None else ""
-        raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}{hint}")
-    return model.context if wanted is None else wanted
-
-
 # Phase 2: plan memory.
 
 
-def _plan_memory(models: _Models) -> tuple[_Models, MemoryPlan]:
+def _plan_memory(models: ResolvedModels) -> tuple[ResolvedModels, MemoryPlan]:
     """Plan the memory, and drop drafters of the config that leave too little for the KV cache."""
     if models.custom_drafter is None:
         speculation = draft.fit_to_memory(models.speculation, partial(_memory_for, models))
@@ -234,7 +118,7 @@ def _plan_memory(models: _Models) -> tuple[_Models, MemoryPlan]:
     return models, _memory_for(models, models.speculation)
 
 
-def _memory_for(models: _Models, speculation: SpeculationConfig) -> MemoryPlan:
+def _memory_for(models: ResolvedModels, speculation: SpeculationConfig) -> MemoryPlan:
     """Plan the memory of an engine with the drafters of `speculation`."""
     config, target, context = models.config, models.target, models.context
     if models.custom_drafter is not None:
@@ -292,7 +176,7 @@ def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: i
 # Phase 3: load.
 
 
-def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: ExitStack) -> _Loaded:
+def _load(models: ResolvedModels, memory: MemoryPlan, progress: Progress, on_failure: ExitStack) -> _Loaded:
     """Start the worker processes and load the target, its heads and its drafter. `on_failure` ends the processes."""
     workers = _start_workers(models, memory, on_failure)
     copies = () if models.custom_drafter is not None else draft.copies_wanted(models.speculation)
@@ -331,7 +215,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
     return _Loaded(runner, drafter, workers, corpus)
 
 
-def _start_workers(models: _Models, memory: MemoryPlan, on_failure: ExitStack) -> TensorParallelGroup | None:
+def _start_workers(models: ResolvedModels, memory: MemoryPlan, on_failure: ExitStack) -> TensorParallelGroup | None:
     """Start the worker processes of a tensor-parallel model, which load their shards alongside this process."""
     ranks = models.config.tensor_parallel_size
     if ranks == 1:
@@ -344,11 +228,11 @@ def _start_workers(models: _Models, memory: MemoryPlan, on_failure: ExitStack) -
     return workers
 
 
-def _sharded_draft_models(models: _Models) -> list[str]:
+def _sharded_draft_models(models: ResolvedModels) -> list[str]:
     return [name for name, model in models.draft_models.items() if model.shard is not None]
 
 
-def _background_warmup(models: _Models, memory: MemoryPlan) -> AbstractContextManager[object]:
+def _background_warmup(models: ResolvedModels, memory: MemoryPlan) -> AbstractContextManager[object]:
     """Compile kernels while the weights are loaded, with dummy heads in the memory that is free until then."""
     target, heads = models.target, models.heads
     spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading_bytes)
@@ -359,7 +243,7 @@ def _background_warmup(models: _Models, memory: MemoryPlan) -> AbstractContextMa
 
 
 def _run_draft_model(
-    models: _Models, cache_size: CacheSize, workers: TensorParallelGroup | None, name: str
+    models: ResolvedModels, cache_size: CacheSize, workers: TensorParallelGroup | None, name: str
 ) -> ModelRunner:
     """Load a draft model and return its runner."""
     source = models.draft_models[name]
@@ -373,7 +257,7 @@ def _run_draft_model(
 # Phase 4: assemble.
 
 
-def _assemble(models: _Models, memory: MemoryPlan, loaded: _Loaded) -> Assembly:
+def _assemble(models: ResolvedModels, memory: MemoryPlan, loaded: _Loaded) -> Assembly:
     """Build the engine around the loaded target and drafter, and run the start-up part of its warm-up."""
     config, speculation, target = models.config, models.speculation, models.target
     runner, drafter, workers = loaded.runner, loaded.drafter, loaded.workers
@@ -419,12 +303,3 @@ def _warmup_tasks(speculation: SpeculationConfig, is_sharded: bool, warmup: Warm
         return ()
     names = draft.drafter_names(speculation)  # a custom drafter gets no dummy sequences
     return warmup_tasks(warmup, names, min(speculation.budget, MAX_WARMUP_DRAFT), speculation.tree)
-
-
-def set_threads(wanted: int | None, ranks: int = 1) -> None:
-    """Set torch's CPU threads: `wanted`, or one for each physical core. Ranks share them."""
-    if wanted is None and "OMP_NUM_THREADS" not in os.environ:
-        wanted = usable_cores() if ranks > 1 else min(torch.get_num_threads(), usable_cores())
-    each = max(1, (wanted or torch.get_num_threads()) // ranks)
-    if each != torch.get_num_threads():
-        torch.set_num_threads(each)

@@ -39,9 +39,11 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import ModelShardSpec, TensorParallelGroup
 from foretell.tokenizer import Tokenizer
 
+Progress = Callable[[str], None]  # called with lines for the user
+
 
 def no_progress(_: str) -> None:
-    """Ignore progress messages."""
+    """Ignore a progress message; for callers that print none."""
 
 
 def print_progress(line: str) -> None:
@@ -210,7 +212,7 @@ class CacheSize:
     context: int  # tokens
 
 
-def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> ModelSource:
+def open_model(name: str, config: EngineConfig, say: Progress, ranks: int = 1) -> ModelSource:
     """Resolve a model and read its config; with several ranks, for the first of them."""
     template = read_chat_template(config.chat_template)
     checkpoint = open_checkpoint(resolve(name, say, config.revision))

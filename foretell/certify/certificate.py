@@ -89,7 +89,7 @@ class CertifyJob:
 
 @dataclass
 class Certificate:
-    """Results of all parts."""
+    """The results of all parts of a certification, and its verdict."""
 
     job: CertifyJob
     exact: list[ExactResult] = field(default_factory=list)

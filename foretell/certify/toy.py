@@ -195,7 +195,7 @@ def mean_accepted(language: ToyLanguage, make: ToyDrafter, rule: Rule) -> float:
 
 @dataclass
 class ToyDraftBuilder:
-    """A draft under construction."""
+    """A draft of the toy language under construction, as tokens and parents."""
 
     language: ToyLanguage
     root: Context

@@ -11,8 +11,7 @@ from foretell.bench.check import MAX_TOKENS, TASKS, run_check
 from foretell.bench.peers import Endpoint
 from foretell.bench.workloads import load, select
 
-from .bench_common import add_result_arguments, print_report
-from .common import Command
+from .bench_common import add_result_arguments, bench_command, print_report
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckResult
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     endpoint = Endpoint.parse(args.url, args.api_key)
     endpoint.connect()
@@ -70,4 +69,4 @@ def conditions(endpoint: Endpoint) -> dict[str, object]:
     }
 
 
-CHECK = Command("send a dozen short requests to a server and report whether speculation pays", add_arguments, run)
+CHECK = bench_command("bench check", add_arguments, run)

@@ -1,4 +1,4 @@
-"""Shared by benchmarks: list-valued flags, output of results, and the target before it is loaded."""
+"""Shared by benchmarks: list-valued flags, progress, output of results, and the target before it is loaded."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TextIO
 
 from foretell.bench.report import brief
 from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
 
-from .common import add_output_arguments, check_output_path, output_result, write_atomic
-from .outputs import check_writable
+from .command_table import BENCHES
+from .common import Command, add_output_arguments, check_output_path, check_writable, output_result, write_atomic
+from .interrupts import sigterm_as_interrupt
 from .tables import open_console, print_blocks
 
 if TYPE_CHECKING:
@@ -23,6 +25,19 @@ if TYPE_CHECKING:
     from foretell.utils.report_table import ReportTable
 
 AUTO = "auto"
+
+
+def bench_command(
+    name: str, add_arguments: Callable[[argparse.ArgumentParser], None], run: Callable[[argparse.Namespace], int]
+) -> Command:
+    """Return the command of a benchmark: output files are checked first, and SIGTERM stops it as Ctrl-C does."""
+
+    def checked(args: argparse.Namespace) -> int:
+        check_output_paths(args)
+        with sigterm_as_interrupt():
+            return run(args)
+
+    return Command(BENCHES[name].summary, add_arguments, checked)
 
 
 def open_target(args: argparse.Namespace) -> ModelSource:
@@ -45,7 +60,6 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the workload flags."""
     # SpeculationConfig has a `workload` too, so this one has another attribute name.
     known = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=known)
@@ -92,7 +106,7 @@ def nonempty(text: str) -> tuple[str, ...]:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Parse comma-separated numbers."""
+    """Parse a comma-separated list of numbers such as 0,1."""
     try:
         return tuple(float(word) for word in nonempty(text))
     except ValueError:
@@ -100,7 +114,7 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Parse comma-separated integers."""
+    """Parse a comma-separated list of integers such as 2,4,8."""
     try:
         return tuple(int(word) for word in nonempty(text))
     except ValueError:
@@ -113,3 +127,41 @@ def draft_lengths(text: str) -> tuple[int | None, ...]:
         return tuple(None if word == AUTO else int(word) for word in nonempty(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as auto,4,8") from None
+
+
+LINE_SECONDS = 10.0  # seconds between two lines without a terminal
+WIDTH = 24  # characters of the bar
+EIGHTHS = ("", *"▏▎▍▌▋▊▉")
+
+
+class ProgressBar:
+    """A progress bar that is overwritten on a terminal; elsewhere a new line every `LINE_SECONDS`."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = monotonic) -> None:
+        self.stream, self.clock = stream or sys.stderr, clock
+        self.began = clock()
+        self.last_line: float | None = None
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        now, last = self.clock(), done == total
+        line = f"[{done}/{total}] {what}{self._left(now - self.began, done, total)}"
+        if self.stream.isatty():
+            # The cursor waits at the start of the line, where the report of a stopped run begins.
+            print(f"\x1b[K{bar(done, total)} {line}", end="\n" if last else "\r", file=self.stream, flush=True)
+        elif last or self.last_line is None or now - self.last_line >= LINE_SECONDS:
+            self.last_line = now
+            print(line, file=self.stream, flush=True)
+
+    @staticmethod
+    def _left(seconds: float, done: int, total: int) -> str:
+        if not done or done == total:
+            return ""
+        left = seconds / done * (total - done)
+        return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"
+
+
+def bar(done: int, total: int) -> str:
+    """Draw the finished part in eighths of a character."""
+    eighths = round(8 * WIDTH * done / total) if total else 8 * WIDTH
+    full, rest = divmod(eighths, 8)
+    return str(("█" * full + EIGHTHS[rest]).ljust(WIDTH, "░"))

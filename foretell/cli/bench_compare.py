@@ -16,8 +16,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 
-from .bench_common import add_result_arguments, add_workload_arguments, open_target, print_report
-from .common import Command
+from .bench_common import add_result_arguments, add_workload_arguments, bench_command, open_target, print_report
 
 if TYPE_CHECKING:
     from foretell.bench.compare import CompareResult
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from foretell.bench.compare import run_compare
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     plan, items = plan_of(args), items_of(args)
     baseline = args.baseline or name_of(args.peers[0])
@@ -169,4 +168,4 @@ def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -
     }
 
 
-COMPARE = Command("compare transformers and any OpenAI-compatible server on the same prompts", add_arguments, run)
+COMPARE = bench_command("bench compare", add_arguments, run)

@@ -17,8 +17,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, add_workload_arguments, integers, numbers, print_report
-from .common import Command
+from .bench_common import add_result_arguments, add_workload_arguments, bench_command, integers, numbers, print_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     if args.url is not None and args.base_url is not None:
         raise RequestError("base_url", "names a second server to load; give one URL")
@@ -191,4 +190,4 @@ def conditions(
     }
 
 
-LOAD = Command("load-test a server with and without speculation", add_arguments, run)
+LOAD = bench_command("bench load", add_arguments, run)

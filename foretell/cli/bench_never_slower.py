@@ -24,8 +24,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, integers, name_list, open_target, print_report
-from .common import Command
+from .bench_common import add_result_arguments, bench_command, integers, name_list, open_target, print_report
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import NeverSlowerResult
@@ -72,21 +71,21 @@ def run(args: argparse.Namespace) -> int:
     from foretell.bench.batch_backend import EngineBatchBackend
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.plan import BenchPlan
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
     from foretell.draft.registry import KINDS
 
     extent = extent_of(args)
     target = open_target(args)
     known = QUICK_CELLS if args.quick else all_cells(list(KINDS), target.config.layers)
-    scenes = select_cells(known, args.tasks, args.drafters, args.batches)
+    cells = select_cells(known, args.tasks, args.drafters, args.batches)
     items = load("own")
-    by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
-    llm = load_llm_for(variants_to_load(scenes), **given_options(args, EngineConfig))
+    by_task = {cell.task: [item for item in items if item.task == cell.task] for cell in cells}
+    llm = load_llm_for(variants_to_load(cells), **given_options(args, EngineConfig))
     if not llm.assembly.profiler.is_complete:
         llm.measure()
     # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
     stage = EngineBatchBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=extent.max_tokens, schemas=False))
-    found = never_slower.run(stage, scenes, by_task, extent, ProgressBar(), conditions(llm, scenes, extent))
+    found = never_slower.run(stage, cells, by_task, extent, ProgressBar(), conditions(llm, cells, extent))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -98,9 +97,9 @@ def run_unseen(args: argparse.Namespace) -> int:
     from foretell.bench import unseen
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.measure import Variant
-    from foretell.bench.page.unseen import page
+    from foretell.bench.page.never_slower import unseen_page
     from foretell.bench.plan import BenchPlan
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
 
     if args.unseen < 1:
         raise RequestError("unseen", f"must be 1 or more, not {args.unseen}")
@@ -120,7 +119,7 @@ def run_unseen(args: argparse.Namespace) -> int:
     cells = [(drafter, temperature) for drafter in drafters for temperature in unseen.TEMPERATURES]
     measured = unseen.UnseenBench(llm, DrafterSlots(llm, target), plan).run(cells, items, ProgressBar())
     found = unseen.UnseenResult(unseen_conditions(llm, plan), measured)
-    print_report(args, unseen.report_table(found), unseen.remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, unseen.report_table(found), unseen.remarks(found), found.as_json(), lambda: unseen_page(found))
     if found.verdict == "slower" or not all(cell.same_text for cell in found.cells):
         return BELOW
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
@@ -162,7 +161,7 @@ def exit_code(found: NeverSlowerResult) -> int:
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
 
 
-def conditions(llm: LLM, scenes: list[GridCell], extent: CellPlan) -> dict[str, Any]:
+def conditions(llm: LLM, cells: list[GridCell], extent: CellPlan) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
@@ -172,9 +171,9 @@ def conditions(llm: LLM, scenes: list[GridCell], extent: CellPlan) -> dict[str, 
         "lengths": [0, *extent.lengths],
         "max_tokens": extent.max_tokens,
         "rounds": [extent.rounds, extent.max_rounds],
-        "drafters": list(dict.fromkeys(scene.drafter for scene in scenes)),
+        "drafters": list(dict.fromkeys(cell.drafter for cell in cells)),
         "machine": describe(llm),
     }
 
 
-NEVER_SLOWER = Command("test that adaptive drafts are never slower than plain decoding", add_arguments, run)
+NEVER_SLOWER = bench_command("bench never-slower", add_arguments, run)

@@ -15,6 +15,7 @@ from foretell.options import add_options, given_options
 from .bench_common import (
     add_result_arguments,
     add_workload_arguments,
+    bench_command,
     draft_lengths,
     integers,
     name_list,
@@ -23,7 +24,6 @@ from .bench_common import (
     print_report,
     weights,
 )
-from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
@@ -52,6 +52,7 @@ def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="draft tokens per step, one or several; auto is always adaptive (default: 4)",
     )
+    parser.set_defaults(bench="drafters")
     add_common_arguments(parser, DRAFTERS, QUICK_DRAFTERS, without=LISTS | {"num_speculative_tokens_per_batch_size"})
 
 
@@ -86,6 +87,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="draft tokens per step, one or several; auto is adaptive (default: auto)",
     )
+    parser.set_defaults(bench="offline")
     add_common_arguments(parser, OFFLINE, QUICK_OFFLINE, without=LISTS)
 
 
@@ -152,8 +154,8 @@ def measure(
     """Run and report; an interruption is raised again after the report."""
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.engine_backend import EngineBackend
-    from foretell.bench.progress import ProgressBar
     from foretell.bench.run import BenchJob, run
+    from foretell.cli.bench_common import ProgressBar
 
     llm = load_llm_for(arms, **given_options(args, EngineConfig))
     if not llm.assembly.profiler.is_complete:
@@ -196,5 +198,5 @@ def conditions(
     }
 
 
-DRAFTERS_BENCH = Command("compare drafters by task", add_drafters_arguments, run_drafters)
-OFFLINE_BENCH = Command("compare speculation with plain decoding over a workload", add_offline_arguments, run_offline)
+DRAFTERS_BENCH = bench_command("bench drafters", add_drafters_arguments, run_drafters)
+OFFLINE_BENCH = bench_command("bench offline", add_offline_arguments, run_offline)

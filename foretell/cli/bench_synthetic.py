@@ -13,8 +13,7 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, integers, numbers, open_target, print_report, weights
-from .common import Command
+from .bench_common import add_result_arguments, bench_command, integers, numbers, open_target, print_report, weights
 
 if TYPE_CHECKING:
     from foretell.bench.synthetic import SyntheticResult
@@ -46,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from foretell.bench.batch_backend import SyntheticBackend
     from foretell.bench.drafter_slots import DrafterSlots
     from foretell.bench.plan import BenchPlan
-    from foretell.bench.progress import ProgressBar
     from foretell.bench.synthetic import run_synthetic
+    from foretell.cli.bench_common import ProgressBar
     from foretell.llm import LLM
 
     plan = plan_of(args)
@@ -99,4 +98,4 @@ def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, 
     }
 
 
-SYNTHETIC = Command("measure the engine with a synthetic drafter of a given acceptance rate", add_arguments, run)
+SYNTHETIC = bench_command("bench synthetic", add_arguments, run)

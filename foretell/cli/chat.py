@@ -22,11 +22,11 @@ from .common import (
     add_model_argument,
     add_sampling_arguments,
     check_sampling,
+    check_writable,
     load_llm,
     log,
     write_atomic,
 )
-from .outputs import check_writable
 
 API_KEY = "FORETELL_API_KEY"
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""What answers in a chat: a model in this process, or a server with OpenAI's API."""
+"""Backends of a chat: a model in this process, or a server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ChatBackend(Protocol):
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Return the name of the model that answers."""
 
     def banner(self, sampling: Mapping[str, Any]) -> str:
         """Return one line about the model and how it samples."""

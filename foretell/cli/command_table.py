@@ -45,7 +45,26 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "export": Entry("train", "EXPORT", "export a trained head for vLLM or SGLang"),
     },
 }
+# `foretell bench` lists these.
+BENCHES = {
+    "bench offline": Entry("bench_offline", "OFFLINE_BENCH", "compare speculation with plain decoding over a workload"),
+    "bench drafters": Entry("bench_offline", "DRAFTERS_BENCH", "compare drafters by task"),
+    "bench synthetic": Entry(
+        "bench_synthetic", "SYNTHETIC", "measure the engine with a synthetic drafter of a given acceptance rate"
+    ),
+    "bench never-slower": Entry(
+        "bench_never_slower", "NEVER_SLOWER", "test that adaptive drafts are never slower than plain decoding"
+    ),
+    "bench load": Entry("bench_load", "LOAD", "load-test a server with and without speculation"),
+    "bench compare": Entry(
+        "bench_compare", "COMPARE", "compare transformers and any OpenAI-compatible server on the same prompts"
+    ),
+    "bench check": Entry(
+        "bench_check", "CHECK", "send a dozen short requests to a server and report whether speculation pays"
+    ),
+}
 HIDDEN = {
+    **BENCHES,
     "models": Entry("models", "LIST", "same as list"),
     "plan fleet": Entry("plan", "PLAN_FLEET", "simulate how many replicas a demand needs"),
 }

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from foretell.options import is_common
+from foretell.options import is_common, nearest
 
 from .command_table import EXAMPLES, GROUPS
 
@@ -16,6 +16,7 @@ ABOUT = "Lossless speculative decoding for language models; drafts only where it
 USAGE_ERROR = 2  # exit code
 MAX_WIDTH = 100  # columns of a page of help
 HELP_COLUMN = 32
+WANTED: dict[Any, str] = {int: "an integer", float: "a number"}  # by type of an option
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,6 +33,29 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         hint = "" if message.endswith("?") else f"; see '{self.prog} --help'"
         self.exit(USAGE_ERROR, f"{PROGRAM}: {message}{hint}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = nearest(str(value), map(str, action.choices))
+            raise self._refusal(action, f"{value!r} is not known; {hint}")
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError as error:
+            wanted = WANTED.get(action.type)
+            raise self._refusal(action, f"{text!r} is not {wanted}" if wanted else error.message) from None
+
+    def _match_argument(self, action: argparse.Action, pattern: str) -> int:
+        try:
+            return super()._match_argument(action, pattern)
+        except argparse.ArgumentError as error:
+            raise self._refusal(action, error.message) from None
+
+    def _refusal(self, action: argparse.Action, reason: str) -> argparse.ArgumentError:
+        """Return an error that names an option by its first long name, without those of other engines."""
+        names = [name for name in action.option_strings if name.startswith("--")] or action.option_strings
+        return argparse.ArgumentError(None, f"{names[0] if names else action.metavar or action.dest}: {reason}")
 
     def format_usage(self) -> str:
         formatter = Formatter(self.prog)

@@ -135,7 +135,7 @@ def build_parser(names: Iterable[str] = COMMANDS) -> tuple[Parser, dict[str, Par
 
 
 def load_command(name: str) -> Command:
-    """Import a command."""
+    """Import the module of a command and return the command."""
     entry = COMMANDS[name]
     command: Command = getattr(import_module(f"{__package__}.{entry.module}"), entry.attribute)
     return command

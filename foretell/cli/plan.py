@@ -16,8 +16,7 @@ from foretell.plan.page import html, svg
 from foretell.plan.planner import PlanQuery, PlanResult, make_plan, remarks
 from foretell.plan.table import plots, tables, title
 
-from .common import Command, add_output_arguments, output_result, write_atomic
-from .outputs import check_writable
+from .common import Command, add_output_arguments, check_writable, output_result, write_atomic
 from .tables import open_console, print_blocks
 
 FLEET = "fleet"

@@ -20,6 +20,7 @@ from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
 from .common import Command, add_engine_arguments, add_model_argument
+from .help import HelpAction, Parser
 
 Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
 
@@ -97,7 +98,7 @@ def with_file(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(read_file(args.config)), **vars(args), "config": None})
 
 
-class FileParser(argparse.ArgumentParser):
+class FileParser(Parser):
     """Parses the flags of a file; errors are about the file."""
 
     def error(self, message: str) -> NoReturn:
@@ -106,7 +107,7 @@ class FileParser(argparse.ArgumentParser):
 
 def read_file(path: Path) -> argparse.Namespace:
     """Parse a YAML file as if its settings were flags."""
-    parser = FileParser(allow_abbrev=False)
+    parser = FileParser()
     add_arguments(parser)
     words = [word for name, value in _load(path).items() for word in _flags(parser, path, name, value)]
     found = parser.parse_args(words)
@@ -136,7 +137,7 @@ def _flags(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
     """Return one setting as flags."""
     flag = "--" + str(name).replace("_", "-")
     known = parser._option_string_actions
-    if flag not in known or flag in ("--config", "--help"):
+    if flag not in known or flag == "--config" or isinstance(known[flag], HelpAction):
         raise RequestError("config", f"{path} has no setting {name!r}{nearest_flag(flag, parser).replace('--', '')}")
     action = known[flag]
     if value is None:

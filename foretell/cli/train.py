@@ -16,9 +16,8 @@ from foretell.options import add_options, given_options
 from foretell.train.settings import KINDS, TrainConfig
 
 from .certify import EXIT, verdict
-from .common import Command, log
+from .common import Command, check_folder_writable, log
 from .interrupts import deferred_interrupt
-from .outputs import check_folder_writable
 
 if TYPE_CHECKING:
     from foretell.train.run import TrainingRun

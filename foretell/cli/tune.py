@@ -16,9 +16,8 @@ from foretell.options import add_options, given_options
 from foretell.tune.search_space import LENGTHS
 
 from .bench_common import integers, name_list, open_target
-from .common import Command, log, write_atomic
+from .common import Command, check_writable, log, write_atomic
 from .interrupts import sigterm_as_interrupt
-from .outputs import check_writable
 from .tables import open_console, print_blocks
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def search(
 
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.engine_backend import EngineBackend
-    from foretell.bench.progress import ProgressBar
+    from foretell.cli.bench_common import ProgressBar
     from foretell.tune.search_space import interleave_tasks
     from foretell.tune.successive_halving import SuccessiveHalving
 

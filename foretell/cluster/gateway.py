@@ -237,7 +237,7 @@ class Ingress:
         self.wrapped_app = wrap(self.gateway, build_middleware(config, self.gateway.metrics.error_response))
 
     async def drain(self) -> None:
-        """Take no new requests."""
+        """Refuse new requests; running ones continue."""
         self.gateway.draining = True
 
     async def ongoing(self) -> int:

@@ -51,7 +51,7 @@ class Exposition:
                 samples[key] = samples.get(key, 0.0) + value
 
     def text(self) -> bytes:
-        """Return Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         registry = CollectorRegistry()
         registry.register(_ExpositionCollector(self))
         return generate_latest(registry)

@@ -63,7 +63,7 @@ class RunningReplicas:
 
 
 class Replicas(Protocol):
-    """Replicas of one server."""
+    """The replicas of one server, as the gateway calls them."""
 
     def names(self) -> Sequence[str]:
         """Return the replicas known to run; none are known before the first request."""

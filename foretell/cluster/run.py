@@ -7,10 +7,12 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from foretell.errors import ForetellError, RequestError
+from foretell.server.registry import registered
 from foretell.server.run import set_up_logs
 
 from .config import ClusterConfig
@@ -31,10 +33,11 @@ def serve_replicas(config: ClusterConfig, spec: ReplicaSpec, ignored_flags: list
     ray = connect(config.address, config.dashboard, stay=False)
     signals = Signals()
     try:
-        handle, line = _start_app(config, spec, ray)
-        print(line, flush=True)
-        signals.wait()
-        return _drain(handle, config, spec, signals)
+        app = _start_app(config, spec, ray)
+        print(app.line, flush=True)
+        with registered(app.url, spec.names[0], _drafters(spec)):
+            signals.wait()
+            return _drain(app.handle, config, spec, signals)
     finally:
         _disconnect()
 
@@ -45,7 +48,7 @@ def deploy_app(config: ClusterConfig, spec: ReplicaSpec) -> int:
     set_up_logs(spec.server.log_format)
     ray = connect(config.address, config.dashboard, stay=True)
     try:
-        print(_start_app(config, spec, ray)[1], flush=True)
+        print(_start_app(config, spec, ray).line, flush=True)
     finally:
         _disconnect()
     return 0
@@ -72,12 +75,26 @@ def remove_app(config: ClusterConfig) -> int:
     return 0
 
 
-def _start_app(config: ClusterConfig, spec: ReplicaSpec, ray: RayConnection) -> tuple[Any, str]:
-    """Deploy the application; return its handle and the line to print."""
+@dataclass(frozen=True)
+class RunningApp:
+    """An application of replicas that was deployed on Ray."""
+
+    handle: Any  # Ray's, of the gateway
+    url: str
+    line: str  # what is printed at the start
+
+
+def _start_app(config: ClusterConfig, spec: ReplicaSpec, ray: RayConnection) -> RunningApp:
+    """Deploy the application on the resources that Ray has, and describe it."""
     resources = plan_resources(config, spec, ray.resources)
     port = open_port(spec.server.host, spec.server.port, spec.server.keep_alive)
     handle = deploy(config, spec, resources)
-    return handle, startup_line(config, spec, resources, port, ray)
+    return RunningApp(handle, url(spec.server.host, port), startup_line(config, spec, resources, port, ray))
+
+
+def _drafters(spec: ReplicaSpec) -> tuple[str, ...]:
+    """Return the drafters of the settings, for `foretell ps`."""
+    return tuple(name for name in spec.speculation.drafter.split(",") if name != "none")
 
 
 def startup_line(

@@ -1,4 +1,4 @@
-"""Draft chains under construction."""
+"""Draft chains of one step under construction."""
 
 from __future__ import annotations
 

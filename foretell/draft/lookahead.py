@@ -78,7 +78,7 @@ class NGramPool:
 
     @property
     def memory(self) -> int:
-        """Bytes of the pool."""
+        """Return an estimate of the pool's size in bytes."""
         return sum(100 + 80 * len(rests) for rests in self._rests.values())
 
 
@@ -161,7 +161,7 @@ class DraftState(NamedTuple):
 
 @dataclass
 class _SequenceState:
-    """State of one sequence."""
+    """Lookahead state of one sequence: its n-grams, their positions, and its Jacobi window."""
 
     pool: NGramPool
     positions: TokenPositions = field(default_factory=TokenPositions)

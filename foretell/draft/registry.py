@@ -64,7 +64,7 @@ ENTRY_POINTS = "foretell.drafters"  # entry-point group in which other packages 
 
 @dataclass(frozen=True)
 class LoadedDraftModel:
-    """A loaded draft model."""
+    """A loaded draft model, and the map of its tokens if its tokenizer differs."""
 
     runner: ModelRunner
     tokenizer: Tokenizer | None = None
@@ -74,7 +74,7 @@ class LoadedDraftModel:
 
 @dataclass(frozen=True)
 class PlacedHead:
-    """A loaded head."""
+    """A loaded head, and where its KV starts in the target's cache."""
 
     head: DraftHead[Any]
     first: int  # its first KV layer in the target's cache
@@ -108,7 +108,7 @@ Maker = Callable[[DrafterParts, str], Drafter]  # from the parts and the argumen
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """A kind of drafter."""
+    """A row of the registry: how a drafter is named, checked and made."""
 
     name: str
     make: Maker

@@ -46,7 +46,7 @@ class OutputStore:
 
     @property
     def memory(self) -> int:
-        """Bytes of all indices."""
+        """Return the size of all indices in bytes."""
         return sum(index.memory for generations in self._generations.values() for index in generations)
 
 

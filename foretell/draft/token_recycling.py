@@ -40,7 +40,7 @@ class SuccessorTable:
 
     @property
     def memory(self) -> int:
-        """Bytes of the table."""
+        """Return an estimate of the table's size in bytes."""
         return len(self._rows) * ENTRY_BYTES
 
     def find(self, context: NGram) -> tuple[int, NGram]:
@@ -125,7 +125,7 @@ class TenantTables:
 
     @property
     def memory(self) -> int:
-        """Bytes of all tables."""
+        """Return an estimate of the size of all tables in bytes."""
         return sum(table.memory for table in self._tables.values())
 
 
@@ -175,7 +175,7 @@ class TokenRecyclingDrafter(Drafter):
 
     @property
     def memory(self) -> int:
-        """Bytes of all tables."""
+        """Return an estimate of the size of all tables in bytes."""
         return self.tables.memory
 
 

@@ -15,7 +15,17 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.engine.fault_isolation import is_healthy, recover
-from foretell.engine.streams import Load, QueueFull, StepFailed, StepReport, StepTiming, Stream, StreamItem, Unavailable
+from foretell.engine.streams import (
+    Load,
+    LoopCalls,
+    QueueFull,
+    StepFailed,
+    StepReport,
+    StepTiming,
+    Stream,
+    StreamItem,
+    Unavailable,
+)
 from foretell.errors import RankError
 from foretell.types import StepTimes
 
@@ -26,49 +36,11 @@ if TYPE_CHECKING:
     from foretell.types import Delta, Request
 
 LOG = logging.getLogger("foretell")
-MAX_PENDING_CALLS = 32  # calls that are not urgent, after which the event loop is woken nevertheless
 MAX_FAILED_STEPS = 3  # failed steps in a row without progress, after which the engine is shut down
 RECENT_FINISHES = 64  # finished sequences from which their rate is estimated
 MAX_RETRY_AFTER = 60  # seconds; upper bound of Retry-After
 
 T = TypeVar("T")
-
-
-class LoopCalls:
-    """A queue of calls from the engine's thread to the event loop, which makes them in order.
-
-    The loop is woken once for all queued calls. Calls that are not urgent do not wake it; they go with the next urgent
-    one.
-    """
-
-    def __init__(self) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
-        self._woken = False
-
-    def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set the event loop; before the first `put`."""
-        self._loop = loop
-
-    def put(self, call: Callable[[], None], urgent: bool = True) -> None:
-        """Queue a call from the engine's thread; raise RuntimeError if the loop has closed."""
-        self._calls.append(call)
-        if urgent or len(self._calls) >= MAX_PENDING_CALLS:
-            self._wake()
-
-    def deliver(self) -> None:
-        """Make all queued calls, on the loop."""
-        self._woken = False  # first: a call that is queued meanwhile is made now or wakes the loop again
-        try:
-            while self._calls:
-                self._calls.popleft()()
-        finally:
-            if self._calls:  # a call failed; make the others nevertheless
-                self._wake()
-
-    def _wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self.deliver)
 
 
 def _raise(error: Exception) -> None:

@@ -149,7 +149,7 @@ class CostProfiler:
                     self._forget(step.drafter, seqs)
 
     def run(self) -> None:
-        """Take all measurements again."""
+        """Take all measurements now, those that were taken before too."""
         self._steps = self._all_steps()
         while self.run_one():
             pass

@@ -45,7 +45,7 @@ class SpeculationStats:
         self.origins += origins
 
     def count(self, result: StepResult) -> None:
-        """Count one step."""
+        """Add the step of one sequence; prefill steps have no verification and are left out."""
         if result.verify_result is None:
             return
         self.steps += 1

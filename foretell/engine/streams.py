@@ -1,8 +1,9 @@
-"""Values that pass between the engine's thread and the callers that wait for its output."""
+"""Values and calls that pass from the engine's thread to the callers on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 # Items after which a caller without `wants_deltas` is woken: handling all of them at the end would block the loop.
 MAX_BUFFERED_ITEMS = 256
+MAX_PENDING_CALLS = 32  # calls that are not urgent, after which the event loop is woken nevertheless
 
 
 class Unavailable(ForetellError):
@@ -155,3 +157,40 @@ class Stream:
                     yield item
         finally:
             self.close()
+
+
+class LoopCalls:
+    """A queue of calls from the engine's thread to the event loop, which makes them in order.
+
+    The loop is woken once for all queued calls. Calls that are not urgent do not wake it; they go with the next urgent
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._woken = False
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set the event loop; before the first `put`."""
+        self._loop = loop
+
+    def put(self, call: Callable[[], None], urgent: bool = True) -> None:
+        """Queue a call from the engine's thread; raise RuntimeError if the loop has closed."""
+        self._calls.append(call)
+        if urgent or len(self._calls) >= MAX_PENDING_CALLS:
+            self._wake()
+
+    def deliver(self) -> None:
+        """Make all queued calls, on the loop."""
+        self._woken = False  # first: a call that is queued meanwhile is made now or wakes the loop again
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            if self._calls:  # a call failed; make the others nevertheless
+                self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self.deliver)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
-# Older tools keep the quantization config beside config.json: AutoGPTQ, AutoAWQ and NVIDIA ModelOpt.
+# Older tools keep the quantization config next to config.json: AutoGPTQ, AutoAWQ and NVIDIA ModelOpt.
 QUANTIZATION = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -60,7 +60,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_text(file: Path) -> str:
-    """Read a UTF-8 file."""
+    """Read a UTF-8 file, or raise ModelError with the reason."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -76,7 +76,7 @@ def read_generation(folder: Path) -> dict[str, Any]:
 
 
 def with_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with the quantization config of a file beside it, if it has none itself."""
+    """Return the config with the quantization config of a file next to it, if it has none itself."""
     if config.get("quantization_config") or config.get("compression_config"):
         return config
     for name, method in QUANTIZATION.items():

@@ -56,7 +56,7 @@ class GgufFile:
         }
 
     def read(self, info: TensorInfo) -> torch.Tensor:
-        """Read a tensor."""
+        """Read a tensor; quantized ones as float32, others in their own type."""
         import numpy as np
 
         raw = np.frombuffer(self.data, dtype=np.uint8, count=info.size, offset=info.start)
@@ -116,11 +116,9 @@ class Cursor:
         return struct.unpack_from(f"<{count}{code}", self.data, self.skip(size))
 
     def number(self, code: str) -> Any:
-        """Read one number."""
         return self.numbers(code, 1)[0]
 
     def string(self) -> str:
-        """Read one string."""
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
@@ -167,7 +165,7 @@ def read_preamble(path: Path, cursor: Cursor) -> tuple[int, int]:
 
 
 def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
-    """Read the metadata."""
+    """Read `count` key-value pairs; keys are unique."""
     metadata: dict[str, Any] = {}
     for _ in range(count):
         key, kind = cursor.string(), cursor.number("I")

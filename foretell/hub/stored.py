@@ -1,4 +1,4 @@
-"""What models take on disk: their files, and the packed weights that were made from them."""
+"""Disk usage of models: their files, and the packed weights that were made from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StoredFiles:
     size: int  # bytes
 
     def remove(self) -> None:
-        """Delete it."""
+        """Delete the file or the folder."""
         if self.path.is_dir():
             shutil.rmtree(self.path)
         else:

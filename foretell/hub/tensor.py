@@ -1,4 +1,4 @@
-"""Lazily loaded tensors."""
+"""Tensors of a checkpoint that are loaded when they are used."""
 
 from __future__ import annotations
 

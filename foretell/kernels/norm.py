@@ -1,4 +1,4 @@
-"""Root-mean-square norm (RMSNorm)."""
+"""Root-mean-square norm (RMSNorm), the torch reference."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class PagePool:
         self._cached[page] = True
 
     def unmark_cached(self, page: int) -> None:
-        """Undo `mark_cached`."""
+        """Undo `mark_cached`; an idle page is free again."""
         self._cached[page] = False
         if page in self._idle:
             del self._idle[page]

@@ -23,7 +23,7 @@ DEFAULT_MOST = 16
 @strict
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """Models, devices and acceptance."""
+    """Options of `foretell plan`: models, devices and acceptance."""
 
     target: str | None = option(
         None, "target model: a known name, a config.json, its folder, or a .gguf file", common=True

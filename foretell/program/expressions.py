@@ -13,14 +13,14 @@ from .settings import GenSettings
 
 @dataclass(frozen=True)
 class TextPart:
-    """Literal text."""
+    """Literal text of an expression."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class GenPart:
-    """Text the model generates."""
+    """A part that the model generates, with its settings."""
 
     name: str | None
     settings: GenSettings
@@ -109,12 +109,12 @@ def select(name: str | None = None, choices: Sequence[str] = (), temperature: fl
 
 
 def system(content: str | Expression) -> Expression:
-    """Append a system turn."""
+    """Return an expression that appends a system turn."""
     return _turn("system", content)
 
 
 def user(content: str | Expression) -> Expression:
-    """Append a user turn."""
+    """Return an expression that appends a user turn."""
     return _turn("user", content)
 
 

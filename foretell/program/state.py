@@ -190,7 +190,7 @@ class ProgramState:
         return self._branch.failure
 
     def cancel(self) -> None:
-        """Cancel the whole run."""
+        """Cancel the run with all its branches."""
         self._run.cancel()
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:

@@ -69,7 +69,7 @@ class StatsLogger:
         self._last = Totals()
 
     async def run(self) -> None:
-        """Log until cancelled."""
+        """Log a line every `log_interval` seconds until cancelled."""
         interval = self.service.config.log_interval
 
         async def log_once() -> None:

@@ -1,7 +1,9 @@
-"""Applies the model's chat template to the messages and tools of a request."""
+"""Applies the model's chat template to the messages, tool calls and tools of a request."""
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +24,8 @@ from foretell.server.openai.chat_requests import (
     Tool,
     ToolCall,
 )
-from foretell.server.tool_history import call_arguments
-from foretell.tokenizer.chat import as_text
+from foretell.server.parsers.tools.base import BracketTracker
+from foretell.tokenizer.chat import MAX_DEPTH, as_text
 
 if TYPE_CHECKING:
     from foretell.tokenizer import Tokenizer
@@ -139,3 +141,56 @@ def forced_functions(body: ChatCompletionRequest, tools: Sequence[Tool]) -> list
         known = ", ".join(function.name for function in functions)
         raise RequestError("tool_choice", f"there is no tool {name!r}; the tools are {known}")
     return matching
+
+
+CLOSERS = {"{": "}", "[": "]"}
+MAX_CUTS = 4  # places at which a text is cut back: its end, and the last brackets and commas
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object: templates serialize them, or go through them by name.
+
+    max_tokens may have cut the text; it is completed then. Text that is no JSON object is kept under one name.
+    """
+    value = _parsed(text)
+    if value is None:
+        value = _completed(text)
+    return value if isinstance(value, dict) else {"arguments": text}
+
+
+def _completed(text: str) -> Any:
+    """Return the value of a JSON text whose end is missing: what is complete of it, with its brackets closed."""
+    for start in reversed(_cuts(text)):
+        value = _parsed(start)
+        if value is not None:
+            return value
+    return None
+
+
+def _cuts(text: str) -> list[str]:
+    """Return the text with its brackets closed, cut at its end and at the last places between values."""
+    brackets, opened = BracketTracker(), []
+    cuts: deque[tuple[int, str]] = deque(maxlen=MAX_CUTS - 1)  # a length, and what closes the text there
+    for i, char in enumerate(text):
+        depth = brackets.depth
+        brackets.push(char)
+        if brackets.depth > depth:
+            opened.append(CLOSERS[char])
+            if len(opened) > MAX_DEPTH:
+                return []
+            cuts.append((i + 1, "".join(reversed(opened))))
+        elif brackets.depth < depth:
+            opened = opened[:-1]
+        elif char == "," and not brackets.quoted:
+            cuts.append((i, "".join(reversed(opened))))
+    if not opened:  # nothing is missing at its end
+        return []
+    end = ('"' if brackets.quoted else "") + "".join(reversed(opened))
+    return [text[:length] + rest for length, rest in (*cuts, (len(text), end))]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,4 +1,4 @@
-"""How each API reports errors: the shape of an error body, the last event of a failed stream, the names of fields.
+"""Error formats of the APIs: the shape of a body, the last event of a failed stream, the names of fields.
 
 A path decides which API a request belongs to, so that middleware can refuse a request in the shape its client reads.
 """

@@ -44,7 +44,7 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return OpenAI's error body."""
+        """Return the error as the body of OpenAI's API."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 

@@ -1,7 +1,7 @@
 """Finds the text that a request asks to rewrite, to draft from it as from OpenAI's `prediction`.
 
-Editors do not send a prediction; their prompts have known formats. Only these count: elsewhere a wrong guess would take
-the place of better drafts.
+Editors do not send a prediction; their prompts have known formats. Only these count: elsewhere a wrong prediction would
+take the place of better drafts.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Speedup:
     decode_seconds: float = 0.0  # time taken
 
     def observe(self, report: StepReport) -> None:
-        """Count one step."""
+        """Add the time of a decode step, and the estimate of what plain decoding would have taken."""
         step = plain_step_seconds(self.plain_seconds, report.timing)
         if step is not None:
             tokens = sum(len(item.delta.tokens) for item in report.items)
@@ -265,7 +265,7 @@ class Metrics:
         return self._speedup
 
     def observe(self, report: StepReport) -> None:
-        """Record a finished step."""
+        """Queue the report of a finished step; reports are counted in groups."""
         self._pending.append(report)
         if len(self._pending) >= MAX_PENDING_REPORTS:
             self._count_pending()

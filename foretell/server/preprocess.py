@@ -11,23 +11,29 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from foretell.config import MAX_DRAFT
 from foretell.errors import ContextLengthError, RequestError
-from foretell.sampling_params import DECIDING, SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
 from foretell.server.choice_state import ChoiceState, ParsedOutput
-from foretell.server.config import MAX_STOP_CHARS, ServerConfig
+from foretell.server.config import ServerConfig
 from foretell.server.generic_tools import knows_tools
 from foretell.server.inferred_prediction import infer_prediction
 from foretell.server.openai.chat_requests import ChatCompletionRequest, Tool
-from foretell.server.openai.requests import CompletionRequest, GenerationRequest, Prediction, Speculative
+from foretell.server.openai.requests import CompletionRequest, GenerationRequest
 from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_reasoning, has_reasoning_tags
 from foretell.server.parsers.tools import SPECIAL_TOKENS, TOOL_PARSERS, detect_tool_parser
 from foretell.server.parsers.tools.grammar import calls_grammar, forced_call_grammar, strict_call_grammar
 from foretell.server.parsers.tools.harmony import ENDS as HARMONY_ENDS
-from foretell.server.structured import after_reasoning, grammar_spec, or_tool_calls
+from foretell.server.request_params import (
+    after_reasoning,
+    given_once,
+    grammar_spec,
+    or_tool_calls,
+    sampling_params,
+    speculation_choice,
+)
 from foretell.server.usage import PREDICTION
 from foretell.structured_output import GrammarSpec
 from foretell.types import SpeculationChoice
@@ -37,10 +43,6 @@ if TYPE_CHECKING:
     from foretell.tokenizer.fim import FimTokens
     from foretell.types import Request
 
-T = TypeVar("T")
-
-SHARED_PARAMS = (*DECIDING, "n", "skip_special_tokens")  # request fields with the same name in `SamplingParams`
-OPENAI_DEFAULTS = {"temperature": 1.0}  # used if neither the request nor the model's generation config sets it
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
 LONG_TOKEN_CHARS = 8  # characters per token above which a text is unusual; ordinary text has about 4
 COUNT_CHUNK_CHARS = 64 * 1024  # characters encoded at a time when the tokens of a long prompt are counted
@@ -124,7 +126,7 @@ class RequestPreprocessor:
         params: dict[str, Any] = {
             "max_tokens": self._chat_max_tokens(body, prompt),
             "logprobs": _chat_logprobs(body),
-            "thinking_budget": _given_once("thinking_budget", body.thinking_budget, body.thinking_token_budget),
+            "thinking_budget": given_once("thinking_budget", body.thinking_budget, body.thinking_token_budget),
         }
         tool_parser = self.tool_parser if tools or self.tool_parser == "harmony" else None
         if tool_parser in SPECIAL_TOKENS:
@@ -209,7 +211,7 @@ class RequestPreprocessor:
     def fim_prompt(
         self, field: str, before: str | list[int], after: str, files: Sequence[tuple[str, str]] = (), room: int = 0
     ) -> list[int]:
-        """Return the prompt of a gap. Of the other files the first are left out if they do not fit beside `room`."""
+        """Return the prompt of a gap. The first other files are dropped if they and `room` exceed the context."""
         fim, encode = self.fim_tokens(field), partial(self.tokenizer.encode, add_special=False)
         bos = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_id]
         start = encode(before) if isinstance(before, str) else before
@@ -354,82 +356,3 @@ def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
             raise RequestError("top_logprobs", "needs logprobs to be true")
         return None
     return body.top_logprobs or 0
-
-
-def sampling_params(
-    body: GenerationRequest,
-    defaults: Mapping[str, Any],
-    config: ServerConfig,
-    grammar: GrammarSpec | None,
-    **overrides: Any,
-) -> SamplingParams:
-    """Build the sampling parameters from OpenAI's defaults, the model's `defaults`, the request and `overrides`."""
-    given = {name: value for name in SHARED_PARAMS if (value := getattr(body, name)) is not None}
-    params = SamplingParams(**(OPENAI_DEFAULTS | dict(defaults) | given | overrides), structured_outputs=grammar)
-    if params.n > config.max_n:
-        raise RequestError("n", f"must be at most {config.max_n} here, not {params.n}")
-    if len(params.stop) > config.max_stop or any(len(stop) > MAX_STOP_CHARS for stop in params.stop):
-        raise RequestError("stop", f"takes at most {config.max_stop} strings of {MAX_STOP_CHARS} characters")
-    for name in ("logprobs", "prompt_logprobs"):
-        if (getattr(params, name) or 0) > config.max_logprobs:
-            raise RequestError("logprobs", f"must be at most {config.max_logprobs} here, not {getattr(params, name)}")
-    if grammar is not None:
-        config.check_grammar(grammar)
-    return params
-
-
-def speculation_choice(body: GenerationRequest) -> SpeculationChoice:
-    """Build the request's speculation settings, llama.cpp's dotted names included."""
-    given = body.speculative
-    options = given if isinstance(given, Speculative) else Speculative(enabled=given is not False)
-    _check_thresholds(options.n_min, options.p_min)
-    _check_thresholds(body.speculative_n_min, body.speculative_p_min)
-    max_draft = _given_once("speculative.max_draft", options.max_draft, options.n_max, body.speculative_n_max)
-    if max_draft is not None and not 0 <= max_draft <= MAX_DRAFT:
-        raise RequestError("speculative.max_draft", f"must be between 0 and {MAX_DRAFT}, not {max_draft}")
-    return SpeculationChoice(
-        enabled=options.enabled,
-        drafter=_given_once("speculative.drafter", options.drafter, options.method),
-        max_draft=max_draft,
-        deadline=options.deadline,
-        min_tokens_per_second=options.min_tokens_per_second,
-        rule=options.rule,
-        acceptance_threshold=_acceptance_thresholds(options),
-        workload=options.workload,
-        prediction=None if body.prediction is None else _prediction_text(body.prediction),
-        details=bool(body.return_token_details),
-    )
-
-
-def _check_thresholds(n_min: int | None, p_min: float | None) -> None:
-    """Check llama.cpp's draft thresholds. They have no effect: the controller measures which drafts are worth it."""
-    if n_min is not None and not 0 <= n_min <= MAX_DRAFT:
-        raise RequestError("speculative.n_min", f"must be between 0 and {MAX_DRAFT}, not {n_min}")
-    if p_min is not None and not 0 <= p_min <= 1:
-        raise RequestError("speculative.p_min", f"must be between 0 and 1, not {p_min}")
-
-
-def _given_once(name: str, *values: T | None) -> T | None:
-    """Return the value of a field with several names; reject two values that differ."""
-    given = [value for value in values if value is not None]
-    if any(value != given[0] for value in given):
-        raise RequestError(name, "is given twice with different values; give it once")
-    return given[0] if given else None
-
-
-def _acceptance_thresholds(options: Speculative) -> tuple[float, float] | None:
-    upper, lower = options.acceptance_threshold, options.acceptance_threshold_lower
-    if upper is None and lower is None:
-        return None
-    if upper is None or lower is None:
-        raise RequestError("speculative.acceptance_threshold", "and acceptance_threshold_lower go together; give both")
-    return upper, lower
-
-
-def _prediction_text(prediction: Prediction) -> str:
-    if isinstance(prediction.content, str):
-        return prediction.content
-    parts = [part.get("text") for part in prediction.content]
-    if not all(isinstance(part, str) for part in parts):
-        raise RequestError("prediction.content", "must be a string, or parts of type text")
-    return "".join(str(part) for part in parts)

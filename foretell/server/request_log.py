@@ -1,4 +1,4 @@
-"""The request log of --log-requests: requests and responses as JSON lines, which training can read."""
+"""JSON lines: the log itself with --log-format json, and requests of --log-requests, which training can read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RequestLog:
         self._lost = 0  # consecutive records that could not be written
 
     def write(self, request_id: str, model: str, body: BaseModel, choices: list[ChoiceState]) -> None:
-        """Log a finished request."""
+        """Queue a finished request for the thread that writes the file."""
         if self._file is not None:
             self._worker.submit(self._append, _record(request_id, model, body, choices))
 
@@ -86,3 +86,19 @@ def _choice_record(choice: ChoiceState) -> dict[str, Any]:
         "token_ids": choice.tokens,
         "seed": choice.request.seed,
     }
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object per line, with the fields of `extra={"values": {...}}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "values", {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)

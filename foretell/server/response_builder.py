@@ -75,7 +75,7 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def response(self) -> dict[str, Any]:
-        """Return the complete response."""
+        """Return the body of the complete response."""
 
     @abstractmethod
     def events(self, item: StreamItem) -> bytes:

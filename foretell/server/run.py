@@ -21,8 +21,8 @@ from foretell.hub.catalog import BUILTINS
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
 from foretell.server.http_protocol import timeout_protocol
-from foretell.server.json_logs import JsonFormatter
 from foretell.server.registry import registered
+from foretell.server.request_log import JsonFormatter
 from foretell.server.service import Service, key_tenant
 from foretell.server.startup import Startup, announce
 from foretell.utils.system import gc_paused, trim_memory

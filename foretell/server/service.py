@@ -39,7 +39,7 @@ GRAMMAR_THREADS = 2  # grammar compilation, which can take seconds
 
 
 class Service:
-    """One model being served."""
+    """A served model: its engine, preprocessing, metrics and log."""
 
     def __init__(
         self,

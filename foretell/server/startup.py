@@ -1,4 +1,4 @@
-"""What the server prints when it is ready: a banner in a terminal, one line elsewhere, one object in JSON logs."""
+"""Announces that the server is ready: a banner in a terminal, one line elsewhere, one object in JSON logs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.version import VERSION
 
-from .json_logs import JsonFormatter
 from .memory_report import GIB, MemoryReport
+from .request_log import JsonFormatter
 
 if TYPE_CHECKING:
     import socket

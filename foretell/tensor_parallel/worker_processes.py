@@ -53,7 +53,6 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids."""
         return [process.pid for process in self._processes.values()]
 
     def send(self, rank: int, message: object) -> None:

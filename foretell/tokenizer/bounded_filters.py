@@ -111,7 +111,7 @@ def trim(value: Any, chars: str | None = None) -> str:
 
 
 def replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    """Replace a substring."""
+    """Replace a substring within the budget."""
     budget = active()
     text, old, new = (str(bounded_text.as_text(budget, part)) for part in (value, old, new))
     bounded_text.check_replace(budget, text, old, new)
@@ -148,7 +148,7 @@ def center(value: Any, width: int = 80) -> str:
 
 
 def format_percent(value: Any, *args: Any, **kwargs: Any) -> str:
-    """Format as printf does."""
+    """Format as printf does, within the budget."""
     budget = active()
     return bounded_text.percent(budget, bounded_text.as_text(budget, value), kwargs or args)
 
@@ -203,7 +203,7 @@ def as_int(value: Any, default: int = 0, base: int = 10) -> int:
 
 
 def round_number(value: float, precision: int = 0, method: Any = "common") -> float:
-    """Round a number."""
+    """Round to at most MAX_DIGITS digits."""
     if not -MAX_DIGITS <= precision <= MAX_DIGITS:
         raise TemplateLimitError(f"round keeps at most {MAX_DIGITS} digits")
     active().tick()
@@ -237,12 +237,12 @@ def _check_width(width: int) -> None:
 
 
 def concat(values: tuple[Any, ...]) -> str:
-    """The operator `~`."""
+    """Join the operands of `~` within the budget."""
     return bounded_text.join(active(), values)
 
 
 def made(value: Any) -> Any:
-    """Count a literal."""
+    """Charge a literal of the template to the budget."""
     return active().made(value)
 
 

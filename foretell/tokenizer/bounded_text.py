@@ -92,7 +92,7 @@ assert not CHECKS.keys() & {"split", "rsplit", "splitlines"}
 
 
 def percent(budget: RenderBudget, text: str, values: Any) -> str:
-    """Return `text % values`."""
+    """Return `text % values`, or refuse a result that exceeds the budget."""
     budget.admit_items(text.count("%"))
     for width in widths_of(text):
         check_number(width)

@@ -109,7 +109,7 @@ class RenderBudget:
         return self._measure(value, 0)[1]
 
     def _measure(self, value: Any, depth: int) -> tuple[int, int]:
-        """Return bytes and depth."""
+        """Return the bytes and the nesting depth of a value."""
         if isinstance(value, SCALARS):
             return value.__sizeof__(), 0
         if (known := self._sizes.get(id(value))) is not None:

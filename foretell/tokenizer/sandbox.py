@@ -90,7 +90,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return budget.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator."""
+        """Compute an operator after checking the size of its result."""
         budget = active()
         if isinstance(left, str) and operator == "%":
             return bounded_text.percent(budget, left, right)
@@ -128,7 +128,7 @@ def check_nothing(budget: RenderBudget, left: Any, right: Any) -> None:
 
 
 def check_sum(budget: RenderBudget, left: Any, right: Any) -> None:
-    """Refuse a huge concatenation."""
+    """Refuse a concatenation that exceeds the budget."""
     if not isinstance(left, int | float):
         budget.admit(budget.size(left) + budget.size(right))
 
@@ -146,7 +146,7 @@ def check_product(budget: RenderBudget, left: Any, right: Any) -> None:
 
 
 def check_power(budget: RenderBudget, left: Any, right: Any) -> None:
-    """Refuse a huge integer."""
+    """Refuse a power whose integer would have too many bits."""
     if isinstance(left, int) and isinstance(right, int) and abs(left) > 1:
         check_bits(left.bit_length() * abs(right))
 
@@ -172,7 +172,7 @@ class BoundedFields:
     written = 0
 
     def format_field(self, value: Any, spec: str) -> str:
-        """Return one field."""
+        """Format one field and charge it to the budget."""
         bounded_text.check_spec(spec)
         budget = active()
         budget.admit(budget.size(value))
@@ -190,7 +190,7 @@ class BoundedEscapeFormatter(BoundedFields, SandboxedEscapeFormatter): ...
 
 
 def bounded_format(environment: BoundedEnvironment, text: str, args: Any, kwargs: Any) -> str:
-    """Return `text.format(*args, **kwargs)`."""
+    """Return `text.format(*args, **kwargs)` within the budget."""
     if isinstance(text, Markup):
         escaping = BoundedEscapeFormatter(environment, escape=text.escape)
         return Markup(escaping.vformat(text, args, kwargs))

@@ -74,7 +74,7 @@ class Optimizer:
         return found
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned."""
+        """Restore the master weights and moments that `state` returned."""
         with torch.no_grad():
             for i, (master, each) in enumerate(zip(self.masters, self.parameters, strict=True)):
                 if self.has_masters:

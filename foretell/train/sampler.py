@@ -24,7 +24,7 @@ TINY = 1e-20  # keeps the logarithm of the noise finite
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt to answer."""
+    """A prompt for the target to answer, as training data."""
 
     index: int
     prompt: list[int]

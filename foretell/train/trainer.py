@@ -43,7 +43,7 @@ class TrainingState:
 
 
 def save_checkpoint(folder: Path, state: TrainingState, tensors: dict[str, Tensor]) -> None:
-    """Replace the checkpoint atomically."""
+    """Write the checkpoint and replace the previous one atomically."""
     part = folder / f".{CHECKPOINT_FILE}.part"
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(host, part, {"standing": json.dumps(asdict(state))})
@@ -136,7 +136,7 @@ class Trainer:
         return self.fraction_done >= 1.0
 
     def step(self) -> None:
-        """Train on one batch."""
+        """Train on one batch: loss, gradients, update of the weights."""
         state = self.state
         states = self._states.get(state.step)
         generator = torch.Generator(self.batches.device)

@@ -1,4 +1,4 @@
-"""Verification rules by name."""
+"""The table of verification rules, by name."""
 
 from __future__ import annotations
 

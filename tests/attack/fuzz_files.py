@@ -29,7 +29,7 @@ from foretell.errors import ForetellError
 
 MEMORY = 3 << 30  # bytes of address space beyond what the process has at the start
 CPU_SECONDS = 300
-ODD = (0, -1, 1, 2**31, 2**63, 10**30, 1e300, float("nan"), "", "x", None, [], {}, True, [1], {"a": 1})
+INVALID = (0, -1, 1, 2**31, 2**63, 10**30, 1e300, float("nan"), "", "x", None, [], {}, True, [1], {"a": 1})
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
 NAMES |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
 NAMES |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
@@ -90,24 +90,24 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-def odd_json(content: bytes, draw: random.Random) -> bytes:
-    """Put an odd value anywhere into a JSON document, or damage its bytes."""
+def invalid_json(content: bytes, draw: random.Random) -> bytes:
+    """Put an invalid value anywhere into a JSON document, or damage its bytes."""
     if draw.random() < 0.3:
         return damaged(content, draw)
     document = json.loads(content)
     for _ in range(draw.choice((1, 1, 3))):
-        put_odd(document, draw)
+        put_invalid(document, draw)
     return json.dumps(document).encode()
 
 
-def put_odd(value: Any, draw: random.Random) -> None:
+def put_invalid(value: Any, draw: random.Random) -> None:
     while True:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:
             return
         key = draw.choice(keys)
         if not isinstance(value[key], dict | list) or draw.random() < 0.3:
-            value[key] = deepcopy(draw.choice(ODD))  # one list in two places could come to contain itself
+            value[key] = deepcopy(draw.choice(INVALID))  # one list in two places could come to contain itself
             return
         value = value[key]
 
@@ -155,7 +155,7 @@ def attempts(kind: str, folder: Path, seed: int) -> Callable[[int], None]:
     else:
         file, target = path / kind, path
     whole = file.read_bytes()
-    damage = damaged if file.suffix in (".gguf", ".safetensors") else odd_json
+    damage = damaged if file.suffix in (".gguf", ".safetensors") else invalid_json
     use = load_costs if kind == "costs" else load
     use(target)  # undamaged
 

@@ -17,7 +17,7 @@ from safetensors.torch import load, load_file, save
 
 from foretell.hub import open_checkpoint
 from foretell.models.load import load_model
-from tests.attack.fuzz_files import damaged, limit_resources, put_odd, try_all
+from tests.attack.fuzz_files import damaged, limit_resources, put_invalid, try_all
 from tests.hub.packers import FORMATS
 from tests.quantized_folder import write_quantized_folder
 
@@ -33,7 +33,7 @@ def read_all(folder: Path) -> None:
         tensor.load()
 
 
-def odd_tensor(tensors: dict[str, torch.Tensor], draw: random.Random) -> None:
+def damaged_tensor(tensors: dict[str, torch.Tensor], draw: random.Random) -> None:
     """Give one tensor another type, shape, name or content."""
     name = draw.choice(sorted(tensors))
     tensor = tensors.pop(name)
@@ -68,13 +68,13 @@ def main(seed: int, count: int, folder: Path) -> None:
         kind = draw.randrange(3)
         if kind == 0:
             for _ in range(draw.choice((1, 1, 3))):
-                put_odd(config["quantization_config"], draw)
+                put_invalid(config["quantization_config"], draw)
         elif kind == 1:
             content = damaged(content, draw)
         else:
             tensors = load(content)
             for _ in range(draw.choice((1, 1, 3))):
-                odd_tensor(tensors, draw)
+                damaged_tensor(tensors, draw)
             content = save({name: tensor.clone() for name, tensor in tensors.items()})
         (models[name] / "config.json").write_text(json.dumps(config))
         (models[name] / "model.safetensors").write_bytes(content)

@@ -78,16 +78,16 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     return build_engine(EngineConfig(model=str(folder)), SpeculationConfig())
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
+def fields(value: Any) -> list[tuple[Any, Any]]:
     """Return every container of a value with each of its keys."""
     keys: Any = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
+    return [(value, key) for key in keys] + [field for key in keys for field in fields(value[key])]
 
 
 def mutated(body: dict[str, Any], source: random.Random) -> dict[str, Any]:
     """Return the body with one value replaced, removed or repeated."""
     copy: dict[str, Any] = json.loads(json.dumps(body))
-    holder, key = source.choice(places(copy))
+    holder, key = source.choice(fields(copy))
     action = source.random()
     if action < 0.7:
         holder[key] = source.choice(ODD)

@@ -25,13 +25,13 @@ from foretell.bench.measure import (
 )
 from foretell.bench.metrics import CURVE_POINTS, AcceptanceByDepth, Latency, token_times
 from foretell.bench.plan import BenchPlan
-from foretell.bench.progress import WIDTH, ProgressBar, bar
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.report import brief, report_table
 from foretell.bench.results import BenchResult, read_result, result_from_json
 from foretell.bench.run import BenchJob, run
 from foretell.bench.transcripts import transcripts_of
 from foretell.build.model_source import no_progress, open_model
+from foretell.cli.bench_common import WIDTH, ProgressBar, bar
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
@@ -41,7 +41,7 @@ from .fakes import TEXT, FakeBackend, ignore_progress, items, variants
 BOTH = BenchPlan(rounds=2, temperatures=(0.0,), batches=(1, 4))
 
 
-def test_a_pack_has_texts_of_one_task_and_no_two_alike() -> None:
+def test_a_batch_has_different_prompts_of_one_task() -> None:
     params = [
         *(BenchPrompt(f"code-{i}", "code", ({"role": "user", "content": f"{i}"},)) for i in range(5)),
         BenchPrompt("go-on", "text", text="Once"),
@@ -55,7 +55,7 @@ def test_a_pack_has_texts_of_one_task_and_no_two_alike() -> None:
     assert rephrase(params[0], 0) is params[0]
 
 
-def test_turns_stand_beside_turns() -> None:
+def test_equal_turns_of_conversations_are_one_batch() -> None:
     one, two = (
         [MeasureJob(name, "chat", turn, (1,), SamplingParams()) for turn in range(turns)]
         for name, turns in (("a", 2), ("b", 1))
@@ -76,17 +76,17 @@ def test_every_batch_size_is_a_pass_of_its_own() -> None:
     assert list(table.head[:3]) == ["task", "batch", "drafter"] and table.rows[0][:3] == ["code", "1", "a"]
 
 
-def test_the_clock_of_several_texts_knows_how_many_tokens_it_saw() -> None:
+def test_time_per_token_of_a_batch_counts_the_timed_tokens() -> None:
     assert TimedOutput(TEXT, 11, 5.0, 9.0, 0.0, 0.0, timed_tokens=20).seconds_per_token == 0.25
     assert TimedOutput(TEXT, 11, 5.0, 9.0, 0.0, 0.0, timed_tokens=0).seconds_per_token is None
 
 
-def test_places_are_counted_by_how_far_drafts_went() -> None:
-    places = AcceptanceByDepth.counted({(3, 1): 2, (1, 1): 5, (2, 0): 1})
-    assert (places.reached, places.accepted) == ((8, 3, 2), (7,))
-    assert places.rates == (7 / 8, 0.0, 0.0)
+def test_acceptance_is_counted_by_draft_depth() -> None:
+    by_depth = AcceptanceByDepth.counted({(3, 1): 2, (1, 1): 5, (2, 0): 1})
+    assert (by_depth.reached, by_depth.accepted) == ((8, 3, 2), (7,))
+    assert by_depth.rates == (7 / 8, 0.0, 0.0)
     assert (
-        AcceptanceByDepth.total([places, AcceptanceByDepth((1,), (1,))]).reached == (9, 3, 2)
+        AcceptanceByDepth.total([by_depth, AcceptanceByDepth((1,), (1,))]).reached == (9, 3, 2)
         and AcceptanceByDepth().rates == ()
     )
 
@@ -122,7 +122,7 @@ def test_a_grid_has_every_drafter_with_every_length() -> None:
 # Transcripts
 
 
-class Telling(FakeBackend):
+class BackendWithOrigins(FakeBackend):
     def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
         written = super().generate(variant, job)
         tokens = written.tokens * job.batch_size
@@ -131,11 +131,11 @@ class Telling(FakeBackend):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_texts_are_kept_with_who_proposed_what(batch: int) -> None:
+def test_transcripts_keep_the_drafter_of_each_token(batch: int) -> None:
     samples: list[object] = []
     plan = BenchPlan(rounds=2, batches=(batch,), temperatures=(0.0,))
-    measure(Telling(), [PLAIN, *variants("b", "a")], items(code=2), plan, samples, ignore_progress)  # type: ignore[arg-type]
-    found = transcripts_of(samples, Telling().decode)  # type: ignore[arg-type]
+    measure(BackendWithOrigins(), [PLAIN, *variants("b", "a")], items(code=2), plan, samples, ignore_progress)  # type: ignore[arg-type]
+    found = transcripts_of(samples, BackendWithOrigins().decode)  # type: ignore[arg-type]
     assert [record.prompt_id for record in found] == ["code-0", "code-1"]
     for record in found:
         assert [version.variant for version in record.versions] == ["plain", "b", "a"] and record.prompt == "<1>"
@@ -166,7 +166,7 @@ def test_a_stored_run_is_read_back_whole(tmp_path: Path) -> None:
     assert result_from_json(result.as_json()).as_json() == result.as_json()
 
 
-def test_a_file_that_is_no_run_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     for text, words in [
         (None, "there is no"),
         ("{", "is not JSON"),
@@ -229,7 +229,7 @@ def test_a_terminal_has_a_bar() -> None:
 # The engine
 
 
-def test_texts_written_at_once_are_those_written_alone(tiny_folder: Path) -> None:
+def test_outputs_of_a_batch_equal_those_of_single_requests(tiny_folder: Path) -> None:
     (variant,) = variants_of(["ngram"], [4], SpeculationConfig())
     llm = load_llm_for([variant], model=tiny_folder, quiet=True)
     backend = EngineBackend(llm, DrafterSlots(llm, open_model(str(tiny_folder), EngineConfig(), no_progress)))

@@ -129,7 +129,7 @@ def test_twelve_requests_and_what_others_do() -> None:
     assert "7 other requests were running" in remarks(found)[0]
 
 
-def test_a_server_that_refuses_is_said() -> None:
+def test_a_server_that_refuses_is_reported() -> None:
     script = Script("vllm")
     script.last = {"error": {"message": "no such model"}}
     with serving(script) as url, pytest.raises(RequestError, match="does not serve: no such model; start the server"):
@@ -156,7 +156,7 @@ def test_our_own_server(capsys: pytest.CaptureFixture[str], server: ServerProces
     assert "Foretell bench: check" in page.read_text()
 
 
-def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["bench", "check", "http://127.0.0.1:1"]) == 2
     _, err = capsys.readouterr()
     assert "no server at 127.0.0.1:1; start it" in err and err.count("\n") == 1

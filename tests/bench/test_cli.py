@@ -94,7 +94,7 @@ def test_offline_compares_one_drafter_with_none(
     assert result["bench"] == "offline" and result["temperatures"] == [None]
 
 
-def test_a_text_that_differs_ends_with_one(
+def test_a_different_output_exits_with_one(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = EngineBackend.generate
@@ -210,14 +210,14 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (["offline", "--num-speculative-tokens", "few"], "such as auto,4,8"),
         (["offline", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")], "there is no"),
         (["synthetic", "--acceptance", "2"], "acceptance: must be between 0 and 1"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "'fly' is not known; known: check, compare"),
     ]:
         code, _, err = bench(capsys, *words)
         assert code == 2 and message in err, words
         assert err.count("\n") == 1, "one line"
 
 
-def test_arms_by_name_and_length() -> None:
+def test_variants_by_drafter_and_draft_length() -> None:
     base = SpeculationConfig(rule="block")
     names = [
         (variant.name, variant.speculation.drafter, variant.speculation.num_speculative_tokens)

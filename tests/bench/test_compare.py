@@ -48,7 +48,7 @@ def test_a_peer_is_a_name_and_an_address(text: str, name: str, port: int, extra:
     assert (peer.name, peer.address, peer.extra) == (name, Address("127.0.0.1", port, key="key"), extra)
 
 
-def test_llama_cpp_tells_of_guesses_in_its_answer() -> None:
+def test_llama_cpp_reports_draft_tokens_in_its_answer() -> None:
     script = Script("llamacpp", timings={"predicted_n": 8, "draft_n": 10, "draft_n_accepted": 4})
     with serving(script) as url:
         peer = Endpoint.parse(f"llama={url}?seed=3")
@@ -62,14 +62,14 @@ def test_llama_cpp_tells_of_guesses_in_its_answer() -> None:
     assert peer.describe() == {"address": url.removeprefix("http://"), "kind": "llamacpp", "model": "m.gguf", "seed": 3}
 
 
-def test_without_guesses_a_step_is_a_token() -> None:
+def test_without_draft_tokens_a_step_is_a_token() -> None:
     with serving(Script("llamacpp", timings={"predicted_n": 8})) as url:
         peer = Endpoint.parse(url)
         peer.connect()
         assert peer.generate(CHAT, ASKED).steps == 8.0
 
 
-def test_vllm_tells_of_guesses_in_its_metrics() -> None:
+def test_vllm_reports_draft_tokens_in_its_metrics() -> None:
     script = Script("vllm")
     script.metrics = 'vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {accepted}.0\nother 3\n'
     with serving(script) as url:
@@ -81,7 +81,7 @@ def test_vllm_tells_of_guesses_in_its_metrics() -> None:
     assert len(salts) == 2, "no request hits the prefix cache"
 
 
-def test_who_tells_nothing_is_still_timed() -> None:
+def test_a_server_without_speculation_counts_is_still_timed() -> None:
     script = Script("unknown")
     with serving(script) as url:
         peer = Endpoint.parse(url)
@@ -91,7 +91,7 @@ def test_who_tells_nothing_is_still_timed() -> None:
     assert script.params[0]["prompt"] == "Once upon" and "cache_salt" not in script.params[0]
 
 
-def test_a_text_without_a_count_is_a_fault() -> None:
+def test_an_answer_without_a_token_count_is_an_error() -> None:
     script = Script("unknown")
     script.usage = None
     with serving(script) as url:
@@ -105,7 +105,7 @@ def test_metrics_by_any_prefix() -> None:
     assert accepted_draft_tokens(f"{name}_per_pos 5\n") is None
 
 
-def test_who_does_not_answer_is_said_before_anything_is_asked() -> None:
+def test_an_unreachable_server_is_reported_before_any_request() -> None:
     script = Script("vllm")
     for script.status, words in [
         (401, "returns 401; give its key with --api-key"),
@@ -118,7 +118,7 @@ def test_who_does_not_answer_is_said_before_anything_is_asked() -> None:
 
 
 @pytest.mark.parametrize("words", [b"220 mail ready\r\n\r\n", b"x" * 2 * MAX_LINE_BYTES], ids=["greeting", "endless"])
-def test_a_port_without_http_is_said(words: bytes) -> None:
+def test_a_port_without_http_is_reported(words: bytes) -> None:
     with speaking(words) as url:
         peer = Endpoint.parse(url)
         with pytest.raises(RequestError, match="is not an HTTP server; name a server with the OpenAI API"):
@@ -200,7 +200,7 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     assert means in report_table(found).rows
 
 
-def test_errors_are_counted_and_told() -> None:
+def test_errors_are_counted_and_reported() -> None:
     base = FakePeer("base", lambda item: 1.0)
     broken = FakePeer("broken", lambda item: 1.0, error="HTTP 500: no")
     found = run_compare([base, broken], items(code=1), ComparePlan(rounds=2), "base", ignore_progress, {})
@@ -231,7 +231,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
     return code, *capsys.readouterr()
 
 
-def test_our_server_with_and_without_guesses_beside_transformers(
+def test_our_server_with_and_without_drafts_next_to_transformers(
     capsys: pytest.CaptureFixture[str], server: ServerProcess, folder: Path, tmp_path: Path
 ) -> None:
     out, page = tmp_path / "c.json", tmp_path / "c.html"
@@ -262,7 +262,7 @@ def test_our_server_with_and_without_guesses_beside_transformers(
     assert "Foretell bench: compare" in page.read_text()
 
 
-def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_impossible_setting_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words, message in [
         (["compare", "http://127.0.0.1:1"], "no server at 127.0.0.1:1"),
         (["compare", "ftp://host"], "is not an address"),

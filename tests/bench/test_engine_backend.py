@@ -32,7 +32,7 @@ def llm(tiny_folder: Path) -> LLM:
     return load_llm_for(variants_of(["ngram", "exit:1"], [4], SpeculationConfig()), model=tiny_folder, quiet=True)
 
 
-def test_a_seat_is_taken_by_a_drafter_that_has_learnt_nothing(llm: LLM, target: ModelSource) -> None:
+def test_a_drafter_slot_starts_with_a_fresh_drafter(llm: LLM, target: ModelSource) -> None:
     variants = variants_of(["suffix", "ngram"], [4], SpeculationConfig())
     slots = DrafterSlots(llm, target)
     first = slots.make(variants[0].speculation)
@@ -50,7 +50,7 @@ def test_a_seat_is_taken_by_a_drafter_that_has_learnt_nothing(llm: LLM, target: 
     assert first.drafter.seconds > other.drafter.seconds == 0
 
 
-def test_a_model_that_guesses_is_loaded_once(tiny_folder: Path, target: ModelSource) -> None:
+def test_a_draft_model_is_loaded_once(tiny_folder: Path, target: ModelSource) -> None:
     names = [f"model:{tiny_folder}", f"model:{tiny_folder}+suffix", "suffix"]
     alone, both, free = variants_of(names, [4], SpeculationConfig(draft_temperature="entropy"))
     assert [has_weights(name) for name in (names[0], "suffix", "exit:1")] == [True, False, False]
@@ -120,7 +120,9 @@ def test_only_some_rules_promise_the_tokens(llm: LLM, target: ModelSource) -> No
         assert backend.generate(PLAIN, job).must_match is not must_match or temperature == 0.0
 
 
-def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_goes_to_drafters_that_use_it(
+    llm: LLM, target: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variants = [PLAIN, *variants_of(["ngram", "prediction", "auto"], [4], SpeculationConfig())]
     backend = EngineBackend(llm, DrafterSlots(llm, target))
     backend.reset(variants)

@@ -22,8 +22,8 @@ def TokensPrompt(prompt_token_ids): return prompt_token_ids
 def SamplingParams(**params): return types.SimpleNamespace(**params)
 class LLM:
     def __init__(self, **settings):
-        guesses = settings.get("speculative_config") or {}
-        self.tokens = guesses.get("num_speculative_tokens") if guesses.get("method") == "draft_model" else 0
+        speculative = settings.get("speculative_config") or {}
+        self.tokens = speculative.get("num_speculative_tokens") if speculative.get("method") == "draft_model" else 0
         if self.tokens == 3: raise MemoryError("no room for the cache")
         mode = types.SimpleNamespace(cudagraph_mode=types.SimpleNamespace(name="FULL"))
         self.llm_engine = types.SimpleNamespace(vllm_config=types.SimpleNamespace(compilation_config=mode))

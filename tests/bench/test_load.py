@@ -138,7 +138,7 @@ def test_addresses(url: str, address: Address) -> None:
 # When callers come
 
 
-class Desk:
+class CountingServer:
     """Answers after a moment and counts who stands before it."""
 
     def __init__(self, error: str | None = None) -> None:
@@ -168,16 +168,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_a_closed_loop_keeps_so_many_callers() -> None:
-    desk = Desk()
-    answers = asyncio.run(ClosedLoop(5).run(desk, repeat({}), 0.1, ""))
-    assert desk.most == 5 and desk.total == len(answers) > 5 and desk.now == 0
+    server = CountingServer()
+    answers = asyncio.run(ClosedLoop(5).run(server, repeat({}), 0.1, ""))
+    assert server.most == 5 and server.total == len(answers) > 5 and server.now == 0
 
 
 @pytest.mark.usefixtures("clock")
 def test_an_error_is_not_asked_again_at_once() -> None:
-    desk = Desk("no")
-    asyncio.run(ClosedLoop(1).run(desk, repeat({}), 0.1, ""))
-    assert desk.total == 1
+    server = CountingServer("no")
+    asyncio.run(ClosedLoop(1).run(server, repeat({}), 0.1, ""))
+    assert server.total == 1
 
 
 @pytest.mark.usefixtures("clock")
@@ -186,9 +186,9 @@ def test_poisson_callers_come_at_their_rate_whatever_the_answers() -> None:
     times = level.times(50.0, "a")
     assert len(times) == pytest.approx(5000, rel=0.05) and times == sorted(times) == level.times(50.0, "a")
     assert times != level.times(50.0, "b")
-    desk = Desk()
-    answers = asyncio.run(level.run(desk, repeat({}), 0.1, "a"))
-    assert len(answers) == desk.total == len(level.times(0.1, "a")) > 0
+    server = CountingServer()
+    answers = asyncio.run(level.run(server, repeat({}), 0.1, "a"))
+    assert len(answers) == server.total == len(level.times(0.1, "a")) > 0
 
 
 def test_loads_that_cannot_be_are_refused() -> None:
@@ -203,7 +203,7 @@ def test_loads_that_cannot_be_are_refused() -> None:
 # What is asked
 
 
-def test_arms_ask_the_same_and_nobody_finds_it_in_a_cache() -> None:
+def test_variants_send_the_same_requests_and_find_none_cached() -> None:
     off, auto = variants_of(HERE, None)
     plan = LoadPlan((), max_tokens=9, temperature=0.5)
     talk = [BenchPrompt(f"t{i}", "chat", ({"role": "user", "content": str(i)},), max_tokens=i + 8) for i in range(3)]
@@ -248,20 +248,20 @@ def test_a_cell_has_its_times_and_its_ratio() -> None:
     assert cell_of(ClosedLoop(4), "auto", ours, ()).speedup is None
 
 
-def telling(text: str, key: str, accepted: int, rule: str = "match") -> StreamResult:
+def result_of(text: str, key: str, accepted: int, rule: str = "match") -> StreamResult:
     timings = {"predicted_n": 8, "draft_n": 9, "draft_n_accepted": accepted}
     return StreamResult(
         8, 0.1, 0.2, text=text, extra={"timings": timings, "speculation": {"rule": rule}}, request_key=key
     )
 
 
-def test_who_asked_the_same_gets_the_same_text() -> None:
-    plain = [LoadSlice([telling("one", "1", 0), telling("two", "2", 0)], 1.0)]
+def test_equal_requests_get_equal_outputs() -> None:
+    plain = [LoadSlice([result_of("one", "1", 0), result_of("two", "2", 0)], 1.0)]
     for answers, same in [
-        ([telling("one", "1", 4), telling("new", "3", 4)], True),
-        ([telling("one", "1", 4), telling("other", "2", 4)], False),
-        ([telling("other", "2", 4, "rejection")], None),
-        ([telling("new", "3", 4)], None),
+        ([result_of("one", "1", 4), result_of("new", "3", 4)], True),
+        ([result_of("one", "1", 4), result_of("other", "2", 4)], False),
+        ([result_of("other", "2", 4, "rejection")], None),
+        ([result_of("new", "3", 4)], None),
     ]:
         cell = cell_of(ClosedLoop(1), "auto", [LoadSlice(answers, 1.0)], plain)
         assert cell.same_text is same and cell.accepted_per_step == 2.0
@@ -283,7 +283,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, paces: Mapping[str, int], stop_after:
     return log
 
 
-def test_arms_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
     log = faked(monkeypatch, {"off": 100, "auto": 190, "on": 200})
     plan = LoadPlan((ClosedLoop(1), ClosedLoop(4)), seconds=18, turns=3)
     found = run_load(variants_of(HERE, HERE), items(chat=1), plan, ignore_progress, {"model": "m"})
@@ -410,7 +410,7 @@ def test_a_server_that_was_started_is_stopped(server: ServerProcess, monkeypatch
     assert started[0].args[-4:] == ["--port", "0", "--model=m", "--threads=1"]  # type: ignore[index]
 
 
-def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys; sys.exit('foretell: there is no model m')"
     monkeypatch.setattr(serving, "COMMAND", (sys.executable, "-c", code))
     with pytest.raises(ForetellError, match="did not start: there is no model m"), serving.start_server({}):

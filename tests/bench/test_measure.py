@@ -8,9 +8,9 @@ import pytest
 
 from foretell.bench.measure import PLAIN, Sample, TimedOutput, measure, rotated
 from foretell.bench.plan import BenchPlan
-from foretell.bench.progress import LINE_SECONDS, ProgressBar
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.run import BenchJob, run
+from foretell.cli.bench_common import LINE_SECONDS, ProgressBar
 from foretell.errors import RequestError
 
 from .fakes import TEXT, FakeBackend, ignore_progress, items, variants
@@ -18,11 +18,11 @@ from .fakes import TEXT, FakeBackend, ignore_progress, items, variants
 ONCE = BenchPlan(rounds=1, temperatures=(0.0,))
 
 
-def test_arms_rotate() -> None:
+def test_variants_rotate() -> None:
     assert [rotated("ABC", i) for i in range(4)] == [list("ABC"), list("BCA"), list("CAB"), list("ABC")]
 
 
-def test_nobody_is_always_first() -> None:
+def test_no_variant_is_always_first() -> None:
     backend = FakeBackend()
     measure(backend, variants("a", "b", "c"), items(task=3), BenchPlan(rounds=3), [], ignore_progress)
     order = [variant for variant, _ in backend.log]
@@ -32,7 +32,7 @@ def test_nobody_is_always_first() -> None:
     assert all(len(set(each)) == 3 for each in firsts), "each text has each arm once in each place"
 
 
-def test_arms_are_made_anew_for_every_pass_over_the_items() -> None:
+def test_variants_are_reset_for_every_pass_over_the_items() -> None:
     backend = FakeBackend()
     measure(
         backend, variants("a", "b"), items(task=2), BenchPlan(temperatures=(0.0, 1.0), rounds=2), [], ignore_progress
@@ -40,7 +40,7 @@ def test_arms_are_made_anew_for_every_pass_over_the_items() -> None:
     assert backend.refreshed == [0, 4, 8, 12], "a drafter that remembers sequences must not see one again"
 
 
-def test_every_turn_is_written_and_progress_is_told() -> None:
+def test_every_turn_is_generated_and_progress_is_reported() -> None:
     seen: list[tuple[int, int, str]] = []
     samples: list[Sample] = []
     talk = [BenchPrompt("talk", "chat", turns=("and then?",)), BenchPrompt("other", "code")]
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_left_out_and_named() -> None:
         run(BenchJob("bench", variants("a"), items(code=2), ONCE), backend, ignore_progress)
 
 
-def test_plain_decoding_is_always_among_the_arms() -> None:
+def test_plain_decoding_is_always_a_variant() -> None:
     backend = FakeBackend()
     run(BenchJob("bench", variants("a"), items(code=1), ONCE), backend, ignore_progress)
     assert [variant for variant, _ in backend.log] == [PLAIN.name, "a"]

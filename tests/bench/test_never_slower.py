@@ -175,7 +175,7 @@ def test_a_quiet_cell_takes_its_rounds_and_drops_the_first() -> None:
     assert all(len({item for _, item in backend.log[i : i + 3]}) == 1 for i in range(0, len(backend.log), 3))
 
 
-def test_a_noisy_cell_is_written_again_up_to_a_limit() -> None:
+def test_a_noisy_cell_is_measured_again_up_to_a_limit() -> None:
     backend = FakeBatches(noisy)
     cell, _ = measure_cell(backend, SCENE, items(chat=4), EXTENT)
     assert cell.rounds == EXTENT.max_rounds and cell.verdict == "inconclusive"
@@ -188,7 +188,7 @@ def test_noise_that_ends_is_not_waited_for_longer() -> None:
     assert EXTENT.rounds < cell.rounds < 50 and cell.verdict == "held"
 
 
-def test_another_text_is_found_whoever_wrote_it() -> None:
+def test_a_different_output_is_found_in_any_variant() -> None:
     backend = FakeBatches(steady, lambda variant: (1, 3) if variant == "ngram, 4 tokens" else (1, 2))
     found = run(backend, [SCENE], {"chat": items(chat=4)}, EXTENT, ignore_progress, {})
     assert not found.same_text and exit_code(found) == 1
@@ -220,7 +220,7 @@ def test_all_cells_and_what_they_come_to() -> None:
 
 
 def test_a_stop_leaves_the_rounds_that_were_finished() -> None:
-    """Of each round there are three arms and two batches; the first is dropped. A single round behind whole cells
+    """Of each round there are three arms and two batches; the first is dropped. A single round after complete cells
     would say nothing of its own and spoil what they say."""
     params, grid_cells = {"chat": items(chat=4), "code": items(code=4)}, [SCENE, replace(SCENE, task="code")]
     cell = 6 * (1 + EXTENT.rounds)
@@ -262,7 +262,7 @@ def test_every_cell_that_is_promised() -> None:
     assert len(select_cells(grid_cells, ["chat"], ["mix"], [1, 4])) == 2
 
 
-def test_texts_of_a_batch_are_all_different() -> None:
+def test_prompts_of_a_batch_are_all_different() -> None:
     talk = [
         BenchPrompt(str(i), "chat", ({"role": "system", "content": "x"}, {"role": "user", "content": "Hi"}))
         for i in "ab"
@@ -320,7 +320,7 @@ def talks(count: int) -> list[BenchPrompt]:
     return [BenchPrompt(f"talk-{i}", "chat", ({"role": "user", "content": f"Hello {i}"},)) for i in range(count)]
 
 
-def test_batches_are_written_together_with_the_same_text(backend: EngineBatchBackend, llm: LLM) -> None:
+def test_batches_run_together_with_the_same_output(backend: EngineBatchBackend, llm: LLM) -> None:
     ask = talks(2)
     (batch,) = backend.prepare(ask, 1.0, batch=4, batches=1)
     adaptive, fixed = adaptive_variant("ngram"), fixed_variants("oracle", [4])[4]
@@ -338,7 +338,7 @@ def test_batches_are_written_together_with_the_same_text(backend: EngineBatchBac
     assert list(plain.outputs) == alone
 
 
-def test_controllers_stay_and_drafters_are_made_anew(backend: EngineBatchBackend, llm: LLM) -> None:
+def test_controllers_stay_and_drafters_are_reset(backend: EngineBatchBackend, llm: LLM) -> None:
     backend.prepare(talks(1), 0.0, batch=1, batches=1)
     kept = []
     for _ in range(2):
@@ -437,7 +437,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_run_that_is_ended_by_a_timeout_tells_what_it_has(folder: Path) -> None:
+def test_a_run_that_is_ended_by_a_timeout_reports_what_it_has(folder: Path) -> None:
     words = ["bench", "never-slower", "--model", str(folder), "--drafters", "ngram", "--max-tokens", "6", "--json"]
     with subprocess.Popen(
         [sys.executable, "-c", WITHOUT_PROFILE, *words, "--rounds", "1", "--most-rounds", "1"],

@@ -146,7 +146,7 @@ def test_it_shows_what_the_run_found() -> None:
     assert text.count('good">same text</span>') == 6
 
 
-def test_places_that_few_reached_are_left_out() -> None:
+def test_depths_that_few_drafts_reached_are_left_out() -> None:
     assert page(result(code=1)).count('class="column"') == 4
 
 
@@ -157,13 +157,13 @@ def test_what_is_wrong_is_shown_first() -> None:
     assert text.count('role="alert"') == 2 and "must not" in text and '<div class="tile bad"><b>NO</b>' in text
 
 
-def test_many_settings_have_their_tasks_behind_a_click() -> None:
+def test_tasks_of_many_settings_are_folded() -> None:
     few, many = page(result(("a", "b"))), page(result(("a", "b"), (1, 2)))
     assert "Task by task" not in few and "Task by task" in many
     assert "The fastest of 4 settings" in many and "b, batch 2" in many
 
 
-def test_a_text_too_short_to_be_timed_is_no_fault() -> None:
+def test_an_output_too_short_to_be_timed_is_no_error() -> None:
     backend = FakeBackend(tokens=lambda variant, job: (7,), steps=1)
     found = run(
         BenchJob("offline", variants("a"), items(code=1), BenchPlan(rounds=1), {}), backend, ignore_progress

@@ -65,7 +65,7 @@ def test_a_short_table_has_the_extremes_and_the_mean(script: ModuleType, elsewhe
     assert rows[2].endswith("| 10 | 20 | 2.00 (1.50 to 2.50) |")
 
 
-def test_what_is_missing_is_said(script: ModuleType, elsewhere: Path) -> None:
+def test_what_is_missing_is_reported(script: ModuleType, elsewhere: Path) -> None:
     with pytest.raises(SystemExit, match="no page shows other.json"):
         script.main(["other.json"])
     elsewhere.write_text("<!-- run none.json -->\n<!-- end of run -->\n")

@@ -50,7 +50,7 @@ def test_a_drift_of_the_machine_cancels_within_pairs() -> None:
     assert cell.noise == pytest.approx(0.0)
 
 
-def test_noise_is_told() -> None:
+def test_noise_is_reported() -> None:
     def unsteady(variant: str, job: MeasureJob, time: int) -> float:
         return 1.0 if variant == "plain" else 0.5 * (1.0, 1.1, 0.9)[time]
 
@@ -73,7 +73,7 @@ def test_noise_of_a_mean_averages_out_only_where_tasks_do_not_share_it(shared: b
     assert not shared or overall.noise == pytest.approx(least)
 
 
-def test_one_pair_tells_a_ratio_and_no_interval() -> None:
+def test_one_pair_has_a_ratio_and_no_interval() -> None:
     (cell,) = measured(FakeBackend(halved), plan=BenchPlan(rounds=1), chat=1).cells
     assert cell.speedup == pytest.approx(2.0)
     assert cell.speedup_interval is None and cell.noise is None
@@ -97,7 +97,7 @@ def test_each_task_counts_the_same_over_all() -> None:
     assert overall.speedup_interval == pytest.approx((2.0, 2.0))
 
 
-def test_a_text_that_differs_is_found_and_named() -> None:
+def test_a_different_output_is_found_and_named() -> None:
     def changed(variant: str, job: MeasureJob) -> tuple[int, ...]:
         return (*TEXT[:-1], 99) if (variant, job.prompt_id) == ("b", "chat-1") else TEXT
 
@@ -110,12 +110,12 @@ def test_a_text_that_differs_is_found_and_named() -> None:
     assert [row[-1] for row in report_table(result).rows].count("NO") == 2
 
 
-def test_a_text_too_short_to_time_still_counts_its_steps() -> None:
+def test_an_output_too_short_to_time_still_counts_its_steps() -> None:
     (cell,) = measured(FakeBackend(tokens=lambda variant, job: (7,), steps=1), code=1).cells
     assert (cell.speedup, cell.speedup_interval, cell.accepted_per_step) == (None, None, 1.0)
 
 
-def test_arms_stand_in_the_order_they_were_named() -> None:
+def test_variants_keep_the_order_of_their_names() -> None:
     result = measured(FakeBackend(), ("b", "a", "c"), code=2, chat=2)
     assert [(cell.task, cell.variant) for cell in result.cells] == [
         (task, variant) for task in ("code", "chat") for variant in ("b", "a", "c")
@@ -163,7 +163,7 @@ def test_a_run_that_was_stopped_says_so() -> None:
     assert result.as_json()["complete"] is False
 
 
-def test_a_failing_drafter_is_told() -> None:
+def test_a_failing_drafter_is_reported() -> None:
     from dataclasses import replace
 
     result = measured(FakeBackend())

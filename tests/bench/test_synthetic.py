@@ -53,7 +53,7 @@ def num_right(oracle: SetRateOracle, sequences: Sequence[Text], length: int) -> 
 
 
 @pytest.mark.parametrize(("rate", "length"), [(0.5, 2), (0.8, 4), (0.95, 8)])
-def test_guesses_stand_by_the_law_text_by_text(rate: float, length: int) -> None:
+def test_draft_tokens_are_accepted_at_the_given_rate_for_each_sequence(rate: float, length: int) -> None:
     sequences = [sequence(i, (i,)) for i in range(8)]
     oracle = SetRateOracle(
         {text.request.prompt: [7] * 1000 for text in sequences}, 32, SyntheticSetting(rate, length, "sequence"), 8
@@ -63,7 +63,7 @@ def test_guesses_stand_by_the_law_text_by_text(rate: float, length: int) -> None
     assert any(len(set(each)) > 1 for each in counts), "each text has its own luck"
 
 
-def test_in_step_all_keep_what_stands_for_every_text() -> None:
+def test_in_lockstep_all_keep_what_every_sequence_accepts() -> None:
     sequences = [sequence(i, (i,)) for i in range(4)]
     oracle = SetRateOracle(
         {text.request.prompt: [7] * 9000 for text in sequences}, 32, SyntheticSetting(0.8, 4, "batch"), 4
@@ -77,7 +77,7 @@ def step_result(text: Text, length: int, accepted: int) -> StepResult:
     return StepResult(ScheduledSequence.of(text, 1), Draft.chain([7] * length), VerifyResult(tuple(range(accepted)), 7))
 
 
-def test_only_whole_drafts_count_and_in_step_only_those_of_all() -> None:
+def test_only_complete_drafts_count_and_in_lockstep_only_those_of_all() -> None:
     one, two = sequence(1, (1,)), sequence(2, (2,))
     apart, in_step = (SetRateOracle({}, 32, SyntheticSetting(0.8, 4, mode), 2) for mode in ("sequence", "batch"))
     for oracle in (apart, in_step):
@@ -137,7 +137,7 @@ def test_a_cell_has_its_law_and_its_ratio() -> None:
     assert apart["accepted_per_step"] == pytest.approx(1.75) and apart["same_text"] is True
 
 
-def test_what_is_off_the_law_is_said() -> None:
+def test_a_rate_off_its_expected_value_is_reported() -> None:
     found = run_synthetic(FakeSynthetic({2: 1, 0: 1}), items(code=1), ONE, ignore_progress, {})
     assert not found.holds
     assert any("OFF THE EXPECTED VALUE by 14.3%" in line and "per sequence" in line for line in remarks(found))

@@ -31,7 +31,7 @@ def test_a_verdict_needs_both_bars_and_a_quiet_machine(found: UnseenCell, verdic
     assert found.verdict == verdict
 
 
-def test_the_fifth_percentile_is_exceeded_by_95_of_100_texts() -> None:
+def test_the_fifth_percentile_is_exceeded_by_95_of_100_requests() -> None:
     assert fifth_percentile([i / 100 for i in range(101)]) == pytest.approx(0.05)
     assert fifth_percentile([0.9]) == 0.9
 
@@ -45,7 +45,7 @@ def test_prompts_take_tasks_in_turn_and_none_twice() -> None:
     assert len({str(item.messages) for item in found}) == 8 and "edit" not in {item.task for item in found}
 
 
-def test_the_command_measures_unseen_texts(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_measures_new_prompts(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETELL_HOME", str(tmp_path))
     short = [BenchPrompt(str(i), "chat", (), text=f"a b c {i}") for i in range(2)]
     monkeypatch.setattr("foretell.bench.unseen.prompts", lambda items, count: short[:count])

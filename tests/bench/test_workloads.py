@@ -54,7 +54,7 @@ def test_an_item_is_a_conversation_of_a_likely_length(item: BenchPrompt) -> None
     assert 96 <= item.max_tokens <= 384
 
 
-def test_an_edit_foretells_the_file_it_shows() -> None:
+def test_an_edit_predicts_the_file_it_shows() -> None:
     for item in own():
         assert (item.prediction is not None) == (item.task == "edit")
         if item.prediction is not None:
@@ -192,7 +192,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, workload: str, text: str, words: 
     assert caught.value.field == "data"
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "broken.gz").write_bytes(b"no gzip")
     for workload, data, words in [
         ("spec-bench", None, "spec-bench is not shipped; name its question.jsonl with --data"),

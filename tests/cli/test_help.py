@@ -26,12 +26,9 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def pages() -> dict[str, Parser]:
     """Return the parser of every page, subcommands included."""
     _, commands = build_parser()
-    found = dict(commands)
-    for name, parser in commands.items():
-        for action in parser._actions:
-            if action.dest in ("bench", "kind") and isinstance(action.choices, dict):
-                found |= {f"{name} {word}": sub for word, sub in action.choices.items()}
-    return found
+    kinds = next(action for action in commands["train"]._actions if action.dest == "kind").choices
+    assert isinstance(kinds, dict)
+    return commands | {f"train {kind}": parser for kind, parser in kinds.items()}
 
 
 def test_the_program_alone_prints_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +92,12 @@ def test_plan_and_plan_fleet_have_their_own_pages(capsys: pytest.CaptureFixture[
         (["generate", "hi", "--wholly-unknown"], "there is no option --wholly-unknown; see"),
         (["generate", "hi", "--enable-metrix"], "there is no option --enable-metrix; see"),
         (["bench", "load", "http://127.0.0.1:8000", "more"], "unexpected 'more'"),
-        (["bench", "ofline"], "offline"),
+        (["bench", "ofline"], "BENCH: 'ofline' is not known; did you mean 'offline'?"),
+        (["train", "lion"], "KIND: 'lion' is not known; known: block, distill"),
+        (["export", "x", "--format", "eagle2"], "--format: 'eagle2' is not known; did you mean 'eagle3'?"),
+        (["generate", "hi", "--max-tokens", "abc"], "foretell: --max-tokens: 'abc' is not an integer; see"),
+        (["generate", "hi", "--temperature", "warm"], "--temperature: 'warm' is not a number; see"),
+        (["generate", "hi", "--max-tokens"], "foretell: --max-tokens: expected one argument; see"),
         (["sevre"], "did you mean 'serve'?"),
         (["create"], "there is no command 'create'; see"),
         (["cp", "a", "b"], "there is no command 'cp'; see"),

@@ -79,7 +79,7 @@ def test_rm_asks_first(home: Path, capsys: pytest.CaptureFixture[str], monkeypat
     [
         (["rm"], "model: is missing"),
         (["rm", "gemma3-270m", "--yes"], "foretell pull gemma3-270m"),
-        (["rm", "nobody/nothing", "--yes"], "foretell pull nobody/nothing"),
+        (["rm", "no-such-owner/nothing", "--yes"], "foretell pull no-such-owner/nothing"),
         (["show", "nothing"], "there is no model 'nothing' on this machine"),
     ],
 )

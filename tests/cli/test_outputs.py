@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli.common import write_atomic
+from foretell.cli.common import check_writable, write_atomic
 from foretell.cli.main import main
-from foretell.cli.outputs import check_writable
 from foretell.errors import RequestError
 
 
@@ -59,7 +58,7 @@ def test_a_new_file_has_the_permissions_of_the_umask(
     """Where the system tells the mask, it is not changed; elsewhere never to a more open one."""
     changes, set_mask, read_text = list[int](), os.umask, Path.read_text
 
-    def told(path: Path, **options: str) -> str:
+    def recorded(path: Path, **options: str) -> str:
         if path != Path("/proc/self/status"):
             return read_text(path, **options)
         if status is None:
@@ -72,7 +71,7 @@ def test_a_new_file_has_the_permissions_of_the_umask(
 
     before = os.umask(0o027)
     try:
-        monkeypatch.setattr(Path, "read_text", told)
+        monkeypatch.setattr(Path, "read_text", recorded)
         monkeypatch.setattr(os, "umask", noticed)
         write_atomic(tmp_path / "new.json", "{}")
     finally:

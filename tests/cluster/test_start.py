@@ -18,16 +18,18 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.cluster import ray_start
+from foretell.cluster import run as cluster_run
 from foretell.cluster.config import ClusterConfig
 from foretell.cluster.deploy import failure_reason
 from foretell.cluster.ray_start import RayConnection, is_loopback_only, running_here
 from foretell.cluster.replica import ReplicaServer
 from foretell.cluster.replica_spec import ReplicaResources, ReplicaSpec
 from foretell.cluster.replicas import ReplicaCall, RunningReplicas
-from foretell.cluster.run import Signals, startup_line
+from foretell.cluster.run import RunningApp, Signals, serve_replicas, startup_line
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.server.config import ServerConfig
+from foretell.server.registry import RunningServer, running_servers
 
 ROOT = Path(__file__).parents[2]
 SERVED = ReplicaSpec(ServerConfig(served_model_name=("tiny",)), EngineConfig(), SpeculationConfig())
@@ -59,7 +61,7 @@ def test_without_ray_the_error_says_what_to_install(
         ("replicas: many", "replicas"),
         ("replicas: 2\nautoscaling: {max_replicas: 3}", "give one"),
         ("- replicas", "must have lines such as"),
-        ("routing: nearest", "invalid choice"),
+        ("routing: nearest", "'nearest' is not known; known: "),
         ("", "is empty; give at least a model"),
         ("# model: smollm2-135m\nmodel:\n", "is empty"),
     ],
@@ -258,3 +260,23 @@ def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.Monke
     assert RunningReplicas.names == ("a",)
     assert set(router._ongoing) == {"a"}
     assert asyncio.run(router.choose_replicas(replicas, None))
+
+
+def test_a_server_of_replicas_is_listed_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path))
+    app = RunningApp(None, "http://127.0.0.1:8000", "foretell: http://127.0.0.1:8000 serves tiny")
+    listed: list[RunningServer] = []
+
+    class Waiting:
+        def wait(self) -> None:
+            listed.extend(running_servers())
+
+    values = {"check_installed": None, "connect": None, "_start_app": app, "_drain": 0, "_disconnect": None}
+    for name, value in values.items():
+        monkeypatch.setattr(cluster_run, name, lambda *args, value=value, **options: value)
+    monkeypatch.setattr(cluster_run, "Signals", Waiting)
+    assert serve_replicas(ClusterConfig(replicas=2), SERVED, []) == 0
+    assert [(each.url, each.model, each.drafters) for each in listed] == [(app.url, "tiny", ("auto",))]
+    assert running_servers() == [] and app.line in capsys.readouterr().out

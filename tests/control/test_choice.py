@@ -35,7 +35,7 @@ def random_options(rng: random.Random, most: int, rising: bool = False) -> list[
 
 
 def speed_alone(view: StepCostView, option: DrafterOption, nodes: int) -> float:
-    """Return the speedup of one sequence, written down anew from the definition."""
+    """Return the speedup of one sequence, computed directly from the definition."""
     share, count = view.plain_seconds / view.num_decoding, view.num_decoding
     extra = (view.curve[view.rows + nodes * count] - view.curve[view.rows]) / count + nodes * view.row_context_seconds
     start, level, node, _ = option.prices or DraftPrices()

@@ -58,7 +58,7 @@ def test_polls_without_payoff_stay_within_their_share_of_step_time(count: int) -
 
 
 @pytest.mark.parametrize("poll_seconds", [1e-3, 2e-3])
-def test_polls_of_a_short_text_cost_a_bounded_share_of_its_time(poll_seconds: float) -> None:
+def test_polls_of_a_short_output_cost_a_bounded_share_of_its_time(poll_seconds: float) -> None:
     """96 tokens seen first: what looking may cost is the share on credit, plus a few polls until a price is known."""
     clock = Clock()
     limiter, seqs = PollLimiter(clock), sequences(1, tokens=96)

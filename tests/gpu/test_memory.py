@@ -45,7 +45,7 @@ WIDE = World(config=replace(CONFIG, vocab=32768), device="cuda", pages=512, max_
 MANY = [[1 + i % 7, 2 + i % 11, 3 + i % 13] for i in range(24)]
 
 
-def settle() -> None:
+def free_memory() -> None:
     """Free unused memory."""
     gc.collect()
     torch.cuda.synchronize()
@@ -78,10 +78,10 @@ def print_memory(name: str, plan: MemoryPlan, used: int) -> None:
 
 def test_no_more_memory_is_used_than_planned(folders: tuple[Path, Path]) -> None:
     """The first of all tests, so that kernels and libraries count, too."""
-    settle()
+    free_memory()
     before = taken()
     roomy = open_llm(folders).assembly.memory
-    settle()
+    free_memory()
     few = (roomy.total - roomy.cache * 7 // 8) / torch.cuda.mem_get_info()[0]
     llm = open_llm(folders, gpu_memory_utilization=few, swap_space=1.0)
     plan, scheduler, swap = llm.assembly.memory, llm.engine.scheduler, llm.engine.scheduler.swap
@@ -95,7 +95,7 @@ def test_no_more_memory_is_used_than_planned(folders: tuple[Path, Path]) -> None
     assert used <= plan.total
     assert llm.engine.stats.drafter_failures == 0 and llm.engine.oom_backoff.num_ooms == 0
     del llm, scheduler, swap
-    settle()
+    free_memory()
     assert written(open_llm(folders)) == found
 
 
@@ -104,7 +104,7 @@ def written(llm: LLM) -> list[list[int]]:
 
 
 def test_a_model_that_does_not_fit_is_refused_before_loading(folders: tuple[Path, Path]) -> None:
-    settle()
+    free_memory()
     before = taken()
     with pytest.raises(CapacityError, match="raise gpu_memory_utilization"):
         open_llm(folders, gpu_memory_utilization=0.0005)
@@ -114,7 +114,7 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(folders: tuple[Path
     with pytest.raises(CapacityError, match="free some memory"):
         open_llm(folders)
     del ballast
-    settle()
+    free_memory()
     assert taken() <= before + 2 * MIB, "nothing was allocated"
 
 
@@ -147,7 +147,7 @@ def fill(most: int) -> list[torch.Tensor]:
 @contextmanager
 def allowed_no_more() -> Iterator[None]:
     """Leave torch too little memory for large steps."""
-    settle()
+    free_memory()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + SEGMENT - 2 * MIB) / total)
     held = fill(GIB)
@@ -156,13 +156,13 @@ def allowed_no_more() -> Iterator[None]:
     finally:
         held.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
-        settle()
+        free_memory()
 
 
 @contextmanager
 def full_device() -> Iterator[None]:
     """Leave the device itself too little memory."""
-    settle()
+    free_memory()
     free, _ = torch.cuda.mem_get_info()
     held = [torch.empty(free - 2 * SEGMENT + 2 * MIB, dtype=torch.uint8, device="cuda")]
     held += fill(GIB)
@@ -170,7 +170,7 @@ def full_device() -> Iterator[None]:
         yield
     finally:
         held.clear()
-        settle()
+        free_memory()
 
 
 SHORTAGES = {"allowed no more": allowed_no_more, "a full device": full_device}

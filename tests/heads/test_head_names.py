@@ -140,8 +140,8 @@ def test_pickled_weights_raise_an_error_with_the_conversion(tmp_path: Path, tiny
 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
-    write_head(make_head(EagleConfig(LAYER, 77, 32, (1,), target="somebody else's")), tmp_path)
-    with pytest.raises(ForetellError, match="somebody else's and does not fit"):
+    write_head(make_head(EagleConfig(LAYER, 77, 32, (1,), target="another model")), tmp_path)
+    with pytest.raises(ForetellError, match="another model and does not fit"):
         LLM(tiny_folder, drafter=str(tmp_path), quiet=True)
 
 

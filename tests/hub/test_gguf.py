@@ -129,7 +129,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         refusal(path)
 
 
-def test_a_file_cut_in_its_last_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_cut_in_its_last_string_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     text = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, 9) + b"cut short"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text)

@@ -18,7 +18,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
 from tests.heads.test_native import waiting
 from tests.kernels.test_quant import random_weights
-from tests.runner.test_native import PLAIN, desk
+from tests.runner.test_native import PLAIN, harness
 from tests.tiny import HEADS
 
 SCORES = torch.zeros(4, 100)
@@ -61,13 +61,13 @@ def a_draft_past_the_pages() -> None:
 
 
 def a_slot_past_the_cache() -> None:
-    runner = desk(PLAIN).runner
+    runner = harness(PLAIN).runner
     slots = len(runner.cache.keys[0]) * runner.cache.page_size
     runner.executor.forward(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_token_past_the_vocabulary() -> None:
-    desk(PLAIN).runner.executor.forward(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
+    harness(PLAIN).runner.executor.forward(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_head_past_the_pages() -> None:

@@ -23,7 +23,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft
 from tests.heads.test_head_losslessness import remembered
 from tests.heads.test_native import waiting
-from tests.runner.test_native import LARGE, desk, text
+from tests.runner.test_native import LARGE, harness, text
 from tests.tiny import HEADS
 
 from .fault_injection import FaultyLibrary, faulty_library
@@ -60,7 +60,7 @@ def linear(faulty: FaultyLibrary) -> Case:
 
 def step(faulty: FaultyLibrary) -> Case:
     """Prompts, a chain and a tree, in 8 bits: every kind of scratch memory that a step has."""
-    made = desk(LARGE, 8)
+    made = harness(LARGE, 8)
     tree = Draft(tuple(text(5, LARGE.vocab)), (-1, 0, 0, 1, -1))
     parts = [(made.open(text(40, LARGE.vocab, i)), 30, draft) for i, draft in enumerate((Draft(), tree))]
 

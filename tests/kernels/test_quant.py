@@ -50,7 +50,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-def test_groups_of_a_row_are_rounded_to_the_nearest_step_of_their_own_scale() -> None:
+def test_groups_of_a_row_are_quantized_to_the_nearest_step_of_their_scale() -> None:
     x = torch.zeros(2, GROUP_SIZE + 3)
     x[0, :3], x[1, GROUP_SIZE:] = torch.tensor([1.0, -0.5, 127.0]), torch.tensor([-2.54, 0.01, 0.03])
     values, scales = quantize_groups(x)

@@ -11,7 +11,7 @@ LONG = frozenset(
         "test_a_chain_equals_its_definition",
         "test_a_node_sees_what_its_path_as_a_chain_would_see_bit_for_bit",
         "test_gates_on_the_way_change_no_bit",
-        "test_guesses_that_stay_on_the_device_are_the_same",
+        "test_drafts_that_stay_on_the_device_are_the_same",
         "test_async_steps_generate_what_the_definition_generates",
         "test_stored_kv_equals_the_definition",
         "test_draft_attention_equals_the_definition",

@@ -38,7 +38,7 @@ def picked(logits: Tensor, vocab: int, draws: SamplingBatch | None = None) -> tu
 
 @pytest.mark.parametrize("vocab", [3, 64, 700, BLOCK, 2 * BLOCK + 1, 3 * BLOCK - 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_likeliest_and_its_share_are_the_definitions(vocab: int, dtype: torch.dtype) -> None:
+def test_the_argmax_and_its_probability_are_the_definitions(vocab: int, dtype: torch.dtype) -> None:
     torch.manual_seed(vocab)
     logits = (4 * torch.randn(SEQUENCES, vocab + 9)).to(dtype)  # in bfloat16 many are equal
     logits[:, vocab:] = 90.0  # tokens that only the draft model has
@@ -86,7 +86,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     torch.testing.assert_close(sure.double(), logits.double().softmax(-1).amax(-1), rtol=2e-6, atol=0)
 
 
-def test_the_next_row_of_each_stands_behind_its_last_one() -> None:
+def test_the_next_row_of_each_sequence_follows_its_last_one() -> None:
     _, rows = picked(torch.randn(SEQUENCES, 50), 50)
     positions = [position + 1 for position in POSITIONS]
     runs = [position < end for position, end in zip(positions, ENDS, strict=True)]

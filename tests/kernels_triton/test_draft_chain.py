@@ -30,7 +30,7 @@ PAGE, STEPS = 4, 4
 
 
 def sequences(room: int) -> list[Sequence]:
-    """Texts of several lengths, with as many tokens still to read, and pages for `room` more."""
+    """Sequences of several lengths, with as many tokens still to prefill, and pages for `room` more."""
     pages = [int(page) for page in np.random.default_rng(1).permutation(200)]
     found = []
     for number, (start, pending) in enumerate(((9, 1), (30, 2), (3, 3))):

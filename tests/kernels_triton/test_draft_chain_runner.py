@@ -120,7 +120,7 @@ def test_drafts_with_distributions_run_step_by_step(rule: str, temperature: str)
 
 
 @pytest.mark.parametrize("mix", ["greedy and sampled", "alone"])
-def test_guesses_that_stay_on_the_device_are_the_same(mix: str) -> None:
+def test_drafts_that_stay_on_the_device_are_the_same(mix: str) -> None:
     """A step reads the draft tokens at their positions on the device, and the next draft continues from them."""
     (drafter, _), definition = chained(), by_steps()
     seqs = sequences(MIXES[mix])

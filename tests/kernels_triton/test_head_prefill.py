@@ -93,7 +93,7 @@ class Reader:
         return [*self.keys, *self.values, self.features]
 
 
-def places_of(number: int, start: int, stop: int, pages: list[int], like: Reader) -> PrefillRange:
+def range_of(number: int, start: int, stop: int, pages: list[int], like: Reader) -> PrefillRange:
     """Of a text, in two pieces where there are several."""
     tokens = [(7 * i + number) % VOCAB for i in range(stop + 1)]
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, stop)
@@ -117,7 +117,7 @@ def test_stored_kv_equals_the_definition(config: HeadConfig, dtype: torch.dtype,
     for several in (first, [(0, 3, 8, [4, 9])], [(1, 6, 7, [2, 7]), (2, 9, 11, [11, 0, 13])]):
         for each in (fused, plain):
             with torch.inference_mode():
-                assert each.reader.prefill([places_of(*one, each) for one in several], None)
+                assert each.reader.prefill([range_of(*one, each) for one in several], None)
         for mine, truth in zip(fused.kept, plain.kept, strict=True):
             torch.testing.assert_close(mine, truth, rtol=near, atol=near)
 
@@ -129,7 +129,7 @@ def test_what_is_kept_in_8_bits_is_what_the_definition_keeps(name: str, monkeypa
     in_8_bits(monkeypatch, *(each.head for each in readers))
     for each in readers:
         with torch.inference_mode():
-            assert each.reader.prefill([places_of(0, 0, 3, [4, 9], each), places_of(2, 3, 9, [11, 0, 13], each)], None)
+            assert each.reader.prefill([range_of(0, 0, 3, [4, 9], each), range_of(2, 3, 9, [11, 0, 13], each)], None)
     for mine, truth in zip(*(each.kept for each in readers), strict=True):
         torch.testing.assert_close(mine, truth, rtol=2e-2, atol=2e-2)
 
@@ -138,7 +138,7 @@ def test_rows_that_fill_up_leave_no_trace() -> None:
     reader = Reader(HEADS["eagle"], FusedPrefill, torch.float32)
     before = [t.clone() for t in reader.kept]
     with torch.inference_mode():
-        assert reader.reader.prefill([places_of(0, 2, 5, [4, 9], reader)], None)
+        assert reader.reader.prefill([range_of(0, 2, 5, [4, 9], reader)], None)
     assert next(iter(reader.reader.tables)).rows == 4
     slots = set(slots_of([4, 9], PAGE, 2, 5))
     for now, then in zip(reader.kept, before, strict=True):

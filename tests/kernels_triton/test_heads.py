@@ -178,7 +178,7 @@ def test_of_equal_children_the_first_are_taken() -> None:
     assert output[0, 0, 0].tolist() == [7, 1030, 2400, 3, 5, 0, 1, 2]
 
 
-def test_of_equal_logits_noise_tells() -> None:
+def test_noise_decides_between_equal_logits() -> None:
     """However cold it is: of many that are as likely the race decides, also between parts of the outputs."""
     logits = torch.full((1, 2500), -30.0, device=DEVICE)
     logits[0, [7, 900, 1030, 2100, 2400]] = 20.0

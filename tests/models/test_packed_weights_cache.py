@@ -216,7 +216,7 @@ def test_several_may_start_at_once(folder: Path) -> None:
     assert start(opened(folder)) == (True, found[0][1]) and only_file()
 
 
-def test_what_nobody_needs_is_tidied_away(folder: Path) -> None:
+def test_unused_cache_files_are_deleted(folder: Path) -> None:
     start(opened(folder))
     old, young = packed_folder() / "making-old", packed_folder() / "making-young"
     for each in (old, young):

@@ -159,7 +159,7 @@ QUESTIONS = (
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize(("format", "least"), [("int8", 4.0), ("int4", 2.7)])
-def test_copies_of_a_real_model_guess_well(format: QuantFormat, least: float) -> None:
+def test_quantized_copies_of_a_real_model_draft_well(format: QuantFormat, least: float) -> None:
     checkpoint = open_checkpoint(resolve("smollm2-135m", lambda line: None))
     tokenizer = Tokenizer.from_gguf(checkpoint.config)
     engine = self_drafting(load_model(checkpoint), format)

@@ -134,7 +134,7 @@ def test_the_cache_of_packed_weights_knows_the_quantization(tmp_path: Path, monk
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_loading_holds_one_decoded_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the parameters there is one float32 weight at a time, and parts of a few rows."""
+    """Besides the parameters there is one float32 weight at a time, and parts of a few rows."""
     monkeypatch.setattr(parts, "VALUES", 2048)
     folder, _ = write_quantized_folder(tmp_path, name, Shape(width=64, layers=1, ffn=256))
     checkpoint, matrix = open_checkpoint(folder), 256 * 64 * 4

@@ -133,7 +133,7 @@ def test_turns_are_spare() -> None:
     load_model(folder(LLAMA, tensors_for(LLAMA) | extra))
 
 
-def test_head_stored_beside_its_embedding() -> None:
+def test_an_output_layer_stored_next_to_its_embedding() -> None:
     tied = LLAMA | {"tie_word_embeddings": True}
     tensors = tensors_for(tied)
     embedding = tensors["model.embed_tokens.weight"]
@@ -190,7 +190,7 @@ def test_damage_anywhere(name: str) -> None:
     fails(GEMMA, tensors, name, "damaged")
 
 
-def test_damaged_head_beside_its_embedding() -> None:
+def test_a_damaged_output_layer_next_to_its_embedding() -> None:
     tied = LLAMA | {"tie_word_embeddings": True}
     tensors = tensors_for(tied)
     head = spoiled(tensors["model.embed_tokens.weight"].clone(), 5, BAD[0])

@@ -126,13 +126,13 @@ def test_a_failed_state_fails_its_queued_branches(engine: fp.Engine, monkeypatch
 
 def test_a_failing_run_does_not_affect_the_others(engine: fp.Engine) -> None:
     @fp.function
-    def fail_on_odd(s: fp.ProgramState, i: int) -> int:
+    def fail_on_every_second(s: fp.ProgramState, i: int) -> int:
         s += f"The {i}" + fp.gen("x", max_tokens=5, ignore_eos=True)
         if i % 2:
             raise ValueError(f"{s['x']!r} is odd")
         return i
 
-    states = fail_on_odd.run_batch([{"i": i} for i in range(6)], backend=engine)
+    states = fail_on_every_second.run_batch([{"i": i} for i in range(6)], backend=engine)
     assert [state.ret_value for state in states] == [0, None, 2, None, 4, None]
     assert [state.error() is None for state in states] == [True, False] * 3
     assert "ValueError" in str(states[1].error()) and states[2]["x"]

@@ -29,7 +29,7 @@ SMALL_TYPES = KV_TYPES[1:]
 CLOSE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.int8: 1e-2}
 
 
-def desk(config: ModelConfig, kv_dtype: torch.dtype, page_size: int = 16) -> RunnerHarness:
+def harness(config: ModelConfig, kv_dtype: torch.dtype, page_size: int = 16) -> RunnerHarness:
     return RunnerHarness(random_model(config), page_size, context=CONTEXT, kv_dtype=kv_dtype)
 
 
@@ -38,10 +38,10 @@ def desk(config: ModelConfig, kv_dtype: torch.dtype, page_size: int = 16) -> Run
 def test_a_row_has_the_same_bits_in_any_chunks_batch_or_tree(
     config: ModelConfig, kv_dtype: torch.dtype, level: int
 ) -> None:
-    made, tokens, rng = desk(config, kv_dtype), text(LENGTH, config.vocab), random.Random(0)
+    made, tokens, rng = harness(config, kv_dtype), text(LENGTH, config.vocab), random.Random(0)
     whole = made.read(tokens)
     assert all(same_bits(made.read(tokens, piece), whole) for piece in (311, 33))
-    assert same_bits(desk(config, kv_dtype, 5).read(tokens, 200), whole)
+    assert same_bits(harness(config, kv_dtype, 5).read(tokens, 200), whole)
     for start in (31, CHUNK - 4):
         seq, other = made.open(tokens), made.open(text(90, config.vocab, 2))
         tree, path = around(tokens[start : start + 9], config.vocab), range(1, 18, 2)
@@ -59,8 +59,8 @@ def test_a_row_has_the_same_bits_in_any_chunks_batch_or_tree(
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_each_type_equals_its_definition(config: ModelConfig, kv_dtype: torch.dtype, level: int) -> None:
     tokens = text(120, config.vocab)
-    native, eager = desk(config, kv_dtype), desk(config, kv_dtype).eager()
-    exact, rounded, defined = desk(config, torch.float32).read(tokens), native.read(tokens), eager.read(tokens)
+    native, eager = harness(config, kv_dtype), harness(config, kv_dtype).eager()
+    exact, rounded, defined = harness(config, torch.float32).read(tokens), native.read(tokens), eager.read(tokens)
     assert 0 < gap(rounded, exact) < 0.1, "the type rounds"
     assert gap(rounded, defined) < CLOSE[kv_dtype]
     pairs = list(zip(native.runner.cache.tensors, eager.runner.cache.tensors, strict=True))

@@ -30,7 +30,7 @@ CONFIGS = {
 LONG = replace(PLAIN, context=9 * CHUNK, layers=1, heads=4, kv_heads=2, head_dim=32)  # chunks for several threads
 
 
-def desk(config: ModelConfig, page_size: int = 16) -> RunnerHarness:
+def harness(config: ModelConfig, page_size: int = 16) -> RunnerHarness:
     return RunnerHarness(random_model(config), page_size, context=config.context)
 
 
@@ -45,10 +45,10 @@ def read_last(made: RunnerHarness, tokens: list[int], prefilled: int, pieces: li
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_row_has_the_same_bits_in_any_prefill_chunks(config: ModelConfig, level: int) -> None:
-    made, tokens = desk(config), text(LENGTH, config.vocab)
+    made, tokens = harness(config), text(LENGTH, config.vocab)
     whole = made.read(tokens)
     assert all(same_bits(made.read(tokens, piece), whole) for piece in (700, 511, 33))
-    assert same_bits(desk(config, 5).read(tokens, 600), whole)
+    assert same_bits(harness(config, 5).read(tokens, 600), whole)
     for first in (CHUNK - 3, 2 * CHUNK - 1):
         assert same_bits(read_last(made, tokens, first, [1, 1, 1, 2, 8]), whole[first : first + 13])
 
@@ -56,13 +56,13 @@ def test_a_row_has_the_same_bits_in_any_prefill_chunks(config: ModelConfig, leve
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_long_context_equals_the_reference(config: ModelConfig, level: int) -> None:
     tokens = text(LENGTH, config.vocab)
-    assert gap(desk(config).read(tokens), desk(config).eager().read(tokens)) < 2e-5
+    assert gap(harness(config).read(tokens), harness(config).eager().read(tokens)) < 2e-5
 
 
 @pytest.mark.parametrize("start", [CHUNK - 4, CHUNK, 2 * CHUNK - 9])
 def test_a_tree_node_at_a_chunk_boundary_has_the_bits_of_plain_decoding(start: int, level: int) -> None:
     for config in (CONFIGS["plain"], CONFIGS["windowed"]):
-        made, tokens = desk(config), text(LENGTH, config.vocab)
+        made, tokens = harness(config), text(LENGTH, config.vocab)
         alone, guessed = made.read(tokens), tokens[start : start + 9]
         for draft, path in ((Draft.chain(guessed), range(9)), (around(guessed, config.vocab), range(1, 18, 2))):
             seq = made.open(tokens)
@@ -75,8 +75,8 @@ def test_a_tree_node_at_a_chunk_boundary_has_the_bits_of_plain_decoding(start: i
 
 
 def test_threads_and_company_change_no_bit(level: int) -> None:
-    """One row, a few and a tree over a long context, alone and beside a short one, with one to five threads."""
-    made, rng = desk(LONG), random.Random(0)
+    """One row, a few and a tree over a long context, alone and next to a short one, with one to five threads."""
+    made, rng = harness(LONG), random.Random(0)
     texts = [text(length, LONG.vocab, length) for length in (LONG.context - 20, 60, 700)]
     last = [1, 4, 8, 40]
     alone = [made.read(tokens) for tokens in texts]

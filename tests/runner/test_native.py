@@ -60,7 +60,7 @@ CONFIGS = {"plain": PLAIN, "windowed": WINDOWED, "wide": WIDE, "post-normed": PO
 BITS = [None, 8, 4]
 
 
-def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> RunnerHarness:
+def harness(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> RunnerHarness:
     model = random_model(config)
     made = RunnerHarness(model if bits is None else quantized_copy(model, 8 if bits == 8 else 4), page_size)
     assert isinstance(made.runner.executor, NativeExecutor)
@@ -72,11 +72,11 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def test_a_step_that_does_not_fit_in_memory_is_an_error_and_the_next_one_runs() -> None:
-    native, executor = library(), desk(PLAIN).runner.executor
+    native, executor = library(), harness(PLAIN).runner.executor
     assert native is not None and isinstance(executor, NativeExecutor)
     with pytest.raises(MemoryError, match="max_num_batched_tokens"):
         native.forward(executor._record, array("q", bytes(StepRecord(rows=1 << 50))))
-    assert desk(PLAIN).read(text(9, PLAIN.vocab)).isfinite().all()
+    assert harness(PLAIN).read(text(9, PLAIN.vocab)).isfinite().all()
 
 
 def gap(ours: Tensor, theirs: Tensor) -> float:
@@ -95,7 +95,7 @@ def random_tree(rng: random.Random, nodes: int, vocab: int) -> Draft:
 @pytest.mark.parametrize("name", [name for name in families.MODELS if not name.startswith(("gemma2", "gemma4"))])
 def test_every_model_family_equals_the_reference(name: str) -> None:
     config, rng = family_config(name), random.Random(name)
-    native, eager = desk(config), RunnerHarness(random_model(config)).eager()
+    native, eager = harness(config), RunnerHarness(random_model(config)).eager()
     tree, chain = random_tree(rng, 9, config.vocab), Draft.chain(text(5, config.vocab))
     steps = [[(70, Draft()), (3, Draft())], [(1, tree), (40, chain)], [(1, Draft()), (1, tree)], [(2, tree), (1, tree)]]
     seqs = [[made.open(text(90, config.vocab, seed)) for seed in (1, 2)] for made in (native, eager)]
@@ -123,8 +123,10 @@ def test_a_model_without_a_fast_path_runs_in_torch() -> None:
 def test_quantized_models_equal_the_reference(bits: int) -> None:
     for config in CONFIGS.values():
         tokens = text(60, config.vocab)
-        native = desk(config, bits).read(tokens)
-        assert gap(native, desk(config, bits).eager().read(tokens)) < 0.02, "a quantization step of a row, now and then"
+        native = harness(config, bits).read(tokens)
+        assert gap(native, harness(config, bits).eager().read(tokens)) < 0.02, (
+            "a quantization step of a row, now and then"
+        )
 
 
 def test_hidden_states_are_those_of_the_requested_layers() -> None:
@@ -157,17 +159,17 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_row_has_the_same_bits_in_any_prefill_chunks(config: ModelConfig, bits: int | None, level: int) -> None:
-    made, tokens = desk(config, bits), text(100, config.vocab)
+    made, tokens = harness(config, bits), text(100, config.vocab)
     alone = made.read(tokens, piece=1)
     assert all(same_bits(made.read(tokens, piece), alone) for piece in (None, 2, 7, 33, 64))
     for page_size in (1, 16, 5):
-        assert same_bits(desk(config, bits, page_size).read(tokens), alone)
+        assert same_bits(harness(config, bits, page_size).read(tokens), alone)
 
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_row_has_the_same_bits_in_any_batch(config: ModelConfig, bits: int | None, level: int) -> None:
-    made, rng = desk(config, bits), random.Random(0)
+    made, rng = harness(config, bits), random.Random(0)
     texts = [text(length, config.vocab, length) for length in (90, 75, 60, 41)]
     alone = [made.read(tokens, piece=1) for tokens in texts]
     seqs = [made.open(tokens) for tokens in texts]
@@ -197,7 +199,7 @@ def around(tokens: list[int], vocab: int) -> Draft:
 def test_a_tree_node_has_the_bits_of_plain_decoding(
     config: ModelConfig, bits: int | None, start: int, level: int
 ) -> None:
-    made, tokens = desk(config, bits), text(90, config.vocab)
+    made, tokens = harness(config, bits), text(90, config.vocab)
     alone, guessed = made.read(tokens, piece=1), tokens[start : start + 9]
     for draft, path in ((Draft.chain(guessed), range(9)), (around(guessed, config.vocab), range(1, 18, 2))):
         seq = made.open(tokens)
@@ -211,7 +213,7 @@ def test_a_tree_node_has_the_bits_of_plain_decoding(
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    made, tokens = desk(LARGE), text(100, PLAIN.vocab)
+    made, tokens = harness(LARGE), text(100, PLAIN.vocab)
     alone = made.read(tokens)
     for threads in (2, 3, 5, 8):
         torch.set_num_threads(threads)
@@ -222,8 +224,8 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 
 def test_engines_in_several_threads_do_not_disturb_each_other() -> None:
-    desks, tokens = [desk(LARGE) for _ in range(3)], text(60, PLAIN.vocab)
-    alone = desks[0].read(tokens)
+    harnesses, tokens = [harness(LARGE) for _ in range(3)], text(60, PLAIN.vocab)
+    alone = harnesses[0].read(tokens)
     found: list[bool] = []
 
     def read(made: RunnerHarness) -> None:
@@ -231,7 +233,7 @@ def test_engines_in_several_threads_do_not_disturb_each_other() -> None:
 
     torch.set_num_threads(2)
     try:
-        readers = [threading.Thread(target=read, args=(made,)) for made in desks]
+        readers = [threading.Thread(target=read, args=(made,)) for made in harnesses]
         for reader in readers:
             reader.start()
         for reader in readers:
@@ -242,7 +244,7 @@ def test_engines_in_several_threads_do_not_disturb_each_other() -> None:
 
 
 def test_an_early_exit_runs_natively_over_the_same_weights() -> None:
-    made = desk(PLAIN)
+    made = harness(PLAIN)
     early = made.runner.with_variant(first_layers(made.runner.model, 1))
     assert isinstance(early.executor, NativeExecutor)
     eager = RunnerHarness(first_layers(random_model(PLAIN), 1)).eager()

@@ -44,7 +44,7 @@ def advanced(make: Callable[[], GrammarMatcher], start: list[int]) -> GrammarMat
 
 
 @everywhere
-def test_a_text_written_under_the_masks_is_of_the_grammar(kind: str, name: str) -> None:
+def test_output_under_the_masks_matches_the_grammar(kind: str, name: str) -> None:
     rng = random.Random(name)
     for _ in range(20):
         follower = matcher(kind, name)
@@ -134,7 +134,7 @@ def test_of_tokens_with_the_same_bytes_only_the_usual_one_is_allowed() -> None:
     assert follower.count_allowed([usual]) == 1 and follower.count_allowed([fallback]) == 0
 
 
-def test_text_behind_a_sentencepiece_prompt_has_no_space_put_before_it() -> None:
+def test_text_after_a_sentencepiece_prompt_gets_no_leading_space() -> None:
     reader = tokenizer("metaspace")
     forced = compiler("metaspace").compile(GrammarSpec.choice(["ounceal"])).matcher(reader.end_ids).forced_tokens(99)
     assert [*reader.encode("\x03", add_special=False), *forced[:-1]] == reader.encode("\x03ounceal", add_special=False)

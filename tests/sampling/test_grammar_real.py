@@ -34,7 +34,7 @@ def compiler(model: str) -> GrammarCompiler:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_text_written_under_the_masks_is_of_the_grammar(model: str, name: str) -> None:
+def test_output_under_the_masks_matches_the_grammar(model: str, name: str) -> None:
     for seed in range(3):
         follower = compiler(model).compile(EXAMPLES[name].spec).matcher(reader(model).end_ids)
         tokens = write(reader(model), follower, random.Random(seed))
@@ -43,7 +43,7 @@ def test_a_text_written_under_the_masks_is_of_the_grammar(model: str, name: str)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_text_as_the_model_writes_it_is_followed_and_forced_where_it_can_be(model: str) -> None:
+def test_an_output_of_the_model_is_followed_and_forced_where_possible(model: str) -> None:
     grammar = compiler(model).compile(GrammarSpec.json_schema(PERSON, any_whitespace=False))
     text = json.dumps({"name": "Zoë 😀", "age": 36, "tags": ["red", "blue"]}, ensure_ascii=False)
     assert is_person(text)

@@ -20,7 +20,7 @@ KEY = "a-key-of-the-page"
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 FLAGS = ("--num-speculative-tokens", "4", "--prompt-lookup-min", "1", "--drafter", "ngram,suffix")
 
-# Texts whose contrast with their background is below 4.5.
+# Elements whose contrast with their background is below 4.5.
 FAINT = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {

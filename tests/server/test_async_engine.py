@@ -318,7 +318,7 @@ def test_a_thread_that_ends_fails_its_waiting_requests() -> None:
     go(scenario)
 
 
-def test_time_behind_a_running_step_counts_as_queue_time() -> None:
+def test_waiting_for_a_running_step_counts_as_queue_time() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         release = hold(engine.engine)
         other = asyncio.ensure_future(generate(engine, "a", 3))

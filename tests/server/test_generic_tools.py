@@ -11,12 +11,11 @@ import pytest
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
 from foretell.hub.catalog import BUILTINS
-from foretell.server.chat_template import apply_chat_template
+from foretell.server.chat_template import apply_chat_template, call_arguments
 from foretell.server.config import ServerConfig
 from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from foretell.server.service import Service
-from foretell.server.tool_history import call_arguments
 from foretell.tokenizer.chat import ChatTemplates
 from tests.server.in_process import run_app
 
@@ -102,11 +101,11 @@ def test_a_forced_call_is_one_and_is_read_by_the_same_parser(untaught: Assembly)
 
 
 def test_none_turns_tools_off(untaught: Assembly) -> None:
-    desk = RequestPreprocessor(untaught, ServerConfig(tool_call_parser="none"))
-    assert desk.tool_parser is None and not list(desk.notices())
+    preprocessor = RequestPreprocessor(untaught, ServerConfig(tool_call_parser="none"))
+    assert preprocessor.tool_parser is None and not list(preprocessor.notices())
     body = ChatCompletionRequest.model_validate({"messages": HELLO, "tools": TOOLS})
     with pytest.raises(RequestError, match="--tool-call-parser"):
-        desk.preprocess_chat(body, ClientContext("a", ""))
+        preprocessor.preprocess_chat(body, ClientContext("a", ""))
 
 
 def test_a_forced_call_without_a_limit_ends_the_turn(untaught: Assembly) -> None:
@@ -159,7 +158,7 @@ def test_arguments_that_were_cut_are_accepted_as_history(assembly: Assembly, tex
     assert json.dumps(found) in prompt_of(assembly, messages, tools=TOOLS)
 
 
-def test_the_raw_arguments_stand_in_a_generic_history(untaught: Assembly) -> None:
+def test_a_generic_history_shows_the_raw_arguments(untaught: Assembly) -> None:
     call = {"function": {"name": "weather", "arguments": '{"city": "Os'}}
     text = prompt_of(untaught, [*HELLO, {"role": "assistant", "tool_calls": [call]}, *HELLO])
     assert '{"name": "weather", "arguments": {"city": "Os}' in text
@@ -174,14 +173,15 @@ def test_content_that_would_be_lost_is_refused(untaught: Assembly) -> None:
 
 
 def test_a_chat_without_a_limit_is_streamed_or_bounded(assembly: Assembly) -> None:
-    desk = RequestPreprocessor(assembly, ServerConfig(unstreamed_max_tokens=8))
+    preprocessor = RequestPreprocessor(assembly, ServerConfig(unstreamed_max_tokens=8))
 
     def limit(**fields: Any) -> int:
         body = ChatCompletionRequest.model_validate({"messages": HELLO, **fields})
-        request = desk.preprocess_chat(body, ClientContext("a", "")).requests[0]
-        return request.max_tokens - (desk.max_model_len - len(request.prompt))
+        request = preprocessor.preprocess_chat(body, ClientContext("a", "")).requests[0]
+        return request.max_tokens - (preprocessor.max_model_len - len(request.prompt))
 
-    rest = desk.max_model_len - len(desk.tokenizer.encode(prompt_of(assembly, HELLO), add_special=False))
+    prompt = preprocessor.tokenizer.encode(prompt_of(assembly, HELLO), add_special=False)
+    rest = preprocessor.max_model_len - len(prompt)
     assert limit(stream=True) == 0, "the rest of the context"
     assert limit() == 8 - rest and limit(max_tokens=20) == 20 - rest and limit(max_tokens=100_000) == 0
     with pytest.raises(RequestError, match="maximum|more than"):

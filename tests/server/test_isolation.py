@@ -70,16 +70,16 @@ def fail_committing(engine: Engine) -> None:
     """Fail after other sequences were committed, with this one's tokens already appended."""
     commit = engine.commit
 
-    def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
+    def broken(outcome: StepResult, deltas: list[PendingDelta]) -> Any:
         if is_bad(outcome.scheduled):
             engine.states[outcome.scheduled.seq.id].detokenizer.append((1,))
             raise RuntimeError("planted")
-        return commit(outcome, news)
+        return commit(outcome, deltas)
 
     engine.commit = broken  # type: ignore[method-assign]
 
 
-def fail_telling(engine: Engine) -> None:
+def fail_emitting(engine: Engine) -> None:
     """Fail in detokenization, after the tokens were committed."""
     add = engine.add
 
@@ -102,7 +102,7 @@ PLACES = {
     "running": fail_running,
     "judging": fail_verifying,
     "committing": fail_committing,
-    "telling": fail_telling,
+    "emitting": fail_emitting,
 }
 
 
@@ -244,12 +244,12 @@ def test_a_partially_committed_sequence_is_aborted() -> None:
     engine = WORLD.engine(NGramDrafter())
     commit, left = engine.commit, [None]
 
-    def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
+    def broken(outcome: StepResult, deltas: list[PendingDelta]) -> Any:
         if left and is_bad(outcome.scheduled):
             left.pop()
             engine.states[outcome.scheduled.seq.id].detokenizer.append((1,))
             raise RuntimeError("planted")
-        return commit(outcome, news)
+        return commit(outcome, deltas)
 
     engine.commit = broken  # type: ignore[method-assign]
     returned, lost = finish(engine, start(engine, "a", BAD, "b"))

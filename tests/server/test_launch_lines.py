@@ -129,7 +129,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "m --override-generation-config {": "is not JSON",
         """m --override-generation-config '{"temprature": 1}'""": "did you mean 'temperature'?",
         "m --tool-call-parser pythonic": "hermes",
-        "m --kv-cache-dtype fp8": "--kv-cache-dtype: invalid choice",
+        "m --kv-cache-dtype fp8": "--kv-cache-dtype: 'fp8' is not known; known: auto",
         "m --disable-fastapi-docs": "/docs",
     },
     "sglang": {"--model-path m --enable-lora": "LoRA", "--model-path m --nnodes 2": "one machine"},

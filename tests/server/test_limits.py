@@ -162,12 +162,12 @@ def test_a_log_line_under_load_as_json(strict_server: ServerProcess) -> None:
     ask(strict_server, **LONG)
     found: list[dict[str, Any]] = []
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         lines = [json.loads(line) for line in strict_server.log.read_text().splitlines() if line.startswith("{")]
         found[:] = [line for line in lines if "tokens_per_second" in line]
         return bool(found)
 
-    wait_for(is_told)
+    wait_for(is_reported)
     assert found[0]["tokens_per_second"] > 0 and "acceptance_rate" in found[0] and found[0]["level"] == "info"
     assert re.search(r"\d running, \d waiting", found[0]["message"])
 

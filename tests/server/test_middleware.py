@@ -173,10 +173,10 @@ async def dawdling(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def unread(
-    app: Any, kind: Callable[[uvicorn.Config], uvicorn.Server], patience: float = 60, longest: float = 60
+    app: Any, kind: Callable[[uvicorn.Config], uvicorn.Server], idle: float = 60, longest: float = 60
 ) -> Iterator[uvicorn.Server]:
     """Run a server with a client that sends a request and does not read."""
-    settings = uvicorn.Config(app, http=timeout_protocol(patience, longest), log_config=None, lifespan="off")
+    settings = uvicorn.Config(app, http=timeout_protocol(idle, longest), log_config=None, lifespan="off")
     server = kind(settings)
     with socket.create_server(("127.0.0.1", 0)) as port, socket.socket() as lazy:
         running = threading.Thread(target=server.run, kwargs={"sockets": [port]})

@@ -73,7 +73,7 @@ def chunk(text: str, origin: str = "ngram", finish_reason: str | None = None) ->
 
 @contextmanager
 def generating(opened: Opened, *texts: str, finish_reason: str | None = None) -> Iterator[None]:
-    """Let the server generate these texts, a token each."""
+    """Let the server generate these tokens."""
     chunks = [chunk(text) for text in texts[:-1]] + [chunk(texts[-1], finish_reason=finish_reason)]
     opened.page.route(CHAT, lambda route: route.fulfill(**event_stream(*chunks)))
     yield

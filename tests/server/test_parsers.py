@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretell.server.chat_template import call_arguments
 from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.parsers.base import OutputParser
 from foretell.server.parsers.reasoning import ReasoningParser, ends_in_reasoning, has_reasoning_tags
 from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
-from foretell.server.tool_history import call_arguments
 
 SHORT = 36
 NAMES = frozenset({"f", "g"})

@@ -29,10 +29,10 @@ from foretell.server.openai.chat_requests import ChatCompletionRequest, ChatMess
 from foretell.server.openai.requests import GenerationRequest
 from foretell.server.parsers.tools import TOOL_PARSERS
 from foretell.server.parsers.tools.grammar import forced_call_grammar, strict_call_grammar
-from foretell.server.preprocess import SHARED_PARAMS, ClientContext, RequestPreprocessor
+from foretell.server.preprocess import ClientContext, RequestPreprocessor
+from foretell.server.request_params import SHARED_PARAMS, after_reasoning
 from foretell.server.run import JsonFormatter
 from foretell.server.service import GRAMMAR_THREADS, Service, tenant
-from foretell.server.structured import after_reasoning
 from foretell.structured_output import GrammarSpec
 from foretell.types import ScheduledSequence
 from tests.server.in_process import run_app

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from foretell.build.engine_builder import Assembly
-from foretell.engine.async_engine import MAX_PENDING_CALLS, AsyncEngine, LoopCalls
-from foretell.engine.streams import StreamItem
+from foretell.engine.async_engine import AsyncEngine
+from foretell.engine.streams import MAX_PENDING_CALLS, LoopCalls, StreamItem
 from foretell.server.http_protocol import CONNECTION_KEY
 from foretell.server.metrics import MAX_PENDING_REPORTS, Metrics
 from foretell.server.openai.response_builder import OpenAIResponseBuilder

@@ -8,7 +8,7 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.server.structured import after_reasoning, or_tool_calls
+from foretell.server.request_params import after_reasoning, or_tool_calls
 from foretell.structured_output import GrammarSpec
 
 SCHEMA = {

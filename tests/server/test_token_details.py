@@ -92,7 +92,7 @@ def test_draft_tokens_are_returned_with_their_drafter(strict_server: ServerProce
 
 
 def test_the_last_token_gets_an_incomplete_character(server: ServerProcess) -> None:
-    """The token texts of a truncated output add up to the output."""
+    """The tokens of a truncated output add up to the output."""
     for limit in range(1, 12):
         body = {**ASKED, "prompt": "été 你好", "temperature": 1.5, "max_tokens": limit}
         choice = server.post("/v1/completions", **body, return_token_details=True)["choices"][0]

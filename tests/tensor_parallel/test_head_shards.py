@@ -87,7 +87,7 @@ def jobs(config: HeadConfig, top: int) -> Iterator[HeadOp]:
 
 
 @torch.inference_mode()
-def guesses(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
+def drafts(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
     """Return the logits of all operations."""
     shapes = head_layer_shapes(head.config, head.shard)
     cache = KVCache(shapes, 8, PAGE_SIZE, torch.float32, torch.device("cpu"))
@@ -115,9 +115,9 @@ def guesses(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 def test_shards_return_what_the_whole_returns(config: HeadConfig, size: int) -> None:
     whole = random_head(config, TargetWeights.of(target()))
-    defined = guesses(whole)
+    defined = drafts(whole)
     assert len(defined) >= 1 and defined[0].shape[-1] == config.outputs
-    parts = run_ranks(size, lambda ranks: guesses(part_of(whole, ranks, size)))[0]
+    parts = run_ranks(size, lambda ranks: drafts(part_of(whole, ranks, size)))[0]
     for mine, theirs in zip(parts, defined, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
@@ -125,8 +125,8 @@ def test_shards_return_what_the_whole_returns(config: HeadConfig, size: int) -> 
 @pytest.mark.parametrize("name", ["eagle", "mtp", "block", "medusa"])
 def test_top_k_logits_suffice_if_only_those_are_used(name: str) -> None:
     whole = random_head(THREE[name], TargetWeights.of(target()))
-    parts = run_ranks(3, lambda ranks: guesses(part_of(whole, ranks, 3), top=4))[0]
-    for mine, theirs in zip(parts, guesses(whole), strict=True):
+    parts = run_ranks(3, lambda ranks: drafts(part_of(whole, ranks, 3), top=4))[0]
+    for mine, theirs in zip(parts, drafts(whole), strict=True):
         if mine.shape[-1] == whole.config.outputs:
             likely = theirs.softmax(-1).topk(4)
             assert torch.equal(mine.topk(4).indices, likely.indices)
@@ -181,9 +181,9 @@ def test_a_skipped_all_reduce_is_noticed(left_out: int) -> None:
     def one(ranks: FakeRanks) -> list[torch.Tensor]:
         part = part_of(whole, ranks, 2)
         part.join_ranks(Forgetful(ranks, left_out))
-        return guesses(part)
+        return drafts(part)
 
-    found = zip(run_ranks(2, one)[0], guesses(whole), strict=True)
+    found = zip(run_ranks(2, one)[0], drafts(whole), strict=True)
     assert any(not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4) for mine, theirs in found)
 
 

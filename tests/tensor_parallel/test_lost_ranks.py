@@ -107,7 +107,7 @@ def test_the_right_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> None:
-    with split(tmp_path, 2, patience=1.0) as ranks:
+    with split(tmp_path, 2, timeout=1.0) as ranks:
         engine = ranks.engine()
         add(engine, "0", [1, 2, 3])
         os.kill(ranks.team.pids[0], signal.SIGSTOP)

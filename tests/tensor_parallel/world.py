@@ -90,7 +90,7 @@ class Split:
 def split(
     folder: Path,
     size: int,
-    patience: float = 60.0,
+    timeout: float = 60.0,
     device: str = "cpu",
     config: ModelConfig = CONFIG,
     heads: Mapping[str, HeadConfig] = MappingProxyType({}),
@@ -103,7 +103,7 @@ def split(
     folders = tuple(folder / name for name in heads)
     part = ModelShardSpec(folder, torch.float32, None, PAGES, PAGE_SIZE, CONTEXT, folders)
     orders = [LaunchSpec(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
-    team = TensorParallelGroup(orders, torch.device(device), patience)
+    team = TensorParallelGroup(orders, torch.device(device), timeout)
     try:
         model = load_model(open_checkpoint(folder), torch.float32, device, Shard(0, size))
         model.join_ranks(team.group)

@@ -1,4 +1,4 @@
-"""Texts that tokenizers get wrong, and tiny tokenizers of both kinds."""
+"""Strings that tokenizers get wrong, and tiny tokenizers of both kinds."""
 
 from __future__ import annotations
 

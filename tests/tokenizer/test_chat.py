@@ -177,7 +177,7 @@ CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments":
         ([{"role": "user", "content": [{"type": ["text"], "text": "hi"}]}], "message 0 has a part that is not"),
     ],
 )
-def test_odd_messages_are_named(messages: Any, words: str) -> None:
+def test_invalid_messages_are_named(messages: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         with_template(CHATML).apply_chat_template(messages)
     assert caught.value.field == "messages" and "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretell.build.engine_builder import set_threads
+from foretell.build.resolve import set_threads
 from foretell.utils.system import usable_cores
 
 
@@ -45,11 +45,11 @@ def test_cores_are_counted(
 def test_threads_default_to_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     before, calls = torch.get_num_threads(), []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
-    monkeypatch.setattr("foretell.build.engine_builder.usable_cores", lambda: before + 3)
+    monkeypatch.setattr("foretell.build.resolve.usable_cores", lambda: before + 3)
     set_threads(None)
     assert not calls, "no more than torch has already"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr("foretell.build.engine_builder.usable_cores", lambda: 4)
+    monkeypatch.setattr("foretell.build.resolve.usable_cores", lambda: 4)
     set_threads(5)
     set_threads(None)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")

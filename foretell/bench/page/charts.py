@@ -176,7 +176,7 @@ class ColumnChart:
 
 @dataclass(frozen=True)
 class Tile:
-    """A headline figure."""
+    """A figure at the top of a page, with its name and a remark."""
 
     figure: str
     name: str

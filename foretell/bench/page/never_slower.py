@@ -1,7 +1,8 @@
-"""The page of `bench never-slower`."""
+"""The pages of `bench never-slower` and of its unseen requests."""
 
 from __future__ import annotations
 
+from .. import unseen
 from ..never_slower import ALL, NeverSlowerCell, NeverSlowerResult, remarks, report_table
 from .charts import ChartRow, LegendEntry, Mark, RowChart, Tick, Tile, interval_marks, ratio_scale, ratio_values
 from .render import render
@@ -58,3 +59,22 @@ def ratios(found: NeverSlowerResult) -> RowChart:
     ]
     about = "Coloured: adaptive, with a 95% t interval over rounds. The mark is the bar to reach."
     return RowChart("Speedup over plain decoding", about, rows, ticks, legend, Tick(scale.at(1.0), "plain"))
+
+
+def unseen_page(found: unseen.UnseenResult) -> str:
+    """Render a run as a page."""
+    least = min(found.cells, key=lambda cell: cell.fifth_percentile)
+    return render(
+        title="Foretell bench: never-slower, unseen requests",
+        headline=f"5th percentile {least.fifth_percentile:.2f} of plain decoding or more",
+        lead="Short requests never seen before, each compared with two runs of plain decoding.",
+        tiles=[
+            Tile(f"{least.fifth_percentile:.2f}", "lowest 5th percentile", f"the bar is {unseen.MIN_FIFTH:g}"),
+            Tile(f"{max(cell.slow_share for cell in found.cells):.0%}", f"requests under {unseen.SLOW:g}"),
+            Tile(found.verdict, "verdict", tone="bad" if found.verdict == "slower" else ""),
+        ],
+        charts=[],
+        table=unseen.report_table(found),
+        facts=found.conditions,
+        remarks=unseen.remarks(found),
+    )

@@ -55,7 +55,7 @@ class VocabSide:
 
     @property
     def special(self) -> frozenset[int]:
-        """All special tokens."""
+        """Return the ids of the special tokens."""
         return self.tokenizer.special_ids
 
     @property
@@ -88,7 +88,7 @@ class VocabMap:
 
     @classmethod
     def of(cls, target: VocabSide, draft: VocabSide) -> VocabMap:
-        """Compare two vocabularies."""
+        """Build the map from ordinary tokens with the same bytes and special tokens with the same role."""
         to_target = shared_tokens(target, draft) | match_special(draft, target)
         to_draft = {target_token: draft_token for draft_token, target_token in to_target.items()}
         target_spans, draft_spans = spans(target.tokenizer), spans(draft.tokenizer)

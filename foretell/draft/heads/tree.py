@@ -264,7 +264,7 @@ def build_from_topk(tree: EagleTree, candidates: TreeCandidates, row: int) -> No
     """Fill the tree of one sequence from the top-k candidates of a single-graph draft: the most likely nodes, and of
     equal ones the first found."""
     max_depth = tree.budget.depth
-    # Rounded above 1, a child would come before its parent.
+    # If rounding took it above 1, a child would come before its parent.
     confidence = np.minimum(candidates.probs[:max_depth, row], 1).astype(np.float64)
     expanded = candidates.expanded[:max_depth, row]
     paths = np.zeros(confidence.shape)  # [depth, expanded, children]; the first level has one row of children

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.hub.quantized.awq import open_awq
 from foretell.hub.quantized.bitsandbytes import STATES, open_4bit, open_int8
 from foretell.hub.quantized.blocks import open_blocks
 from foretell.hub.quantized.fp4 import open_fp4, open_mxfp4_blocks
-from foretell.hub.quantized.gptq import open_gptq
+from foretell.hub.quantized.gptq import open_awq, open_gptq
 from foretell.hub.quantized.packed import open_packed
 from foretell.hub.quantized.parts import FP8, Parts
 from foretell.hub.quantized.settings import Layout, Quantization

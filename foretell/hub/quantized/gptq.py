@@ -1,4 +1,8 @@
-"""GPTQ: integers of 2, 4 or 8 bits packed along the inputs, [in / 8, out], with zero points and an order of groups."""
+"""GPTQ and AWQ: small integers packed into int32, with zero points.
+
+GPTQ packs 2, 4 or 8 bits along the inputs, [in / 8, out], with an order of groups. AWQ packs 4 bits along the outputs,
+[in, out / 8], in the interleaved order of its GEMM kernel.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ def dequantize_gptq(
 
 @dataclass(frozen=True)
 class GptqSettings:
-    """What the config states and shapes do not show."""
+    """Settings of the config that shapes do not show."""
 
     group_size: int  # inputs; -1: all
     zero_offset: int = 1  # added to stored zero points
@@ -74,3 +78,43 @@ def open_gptq(parts: Parts, settings: GptqSettings) -> LazyTensor:
     kind = f"{'' if settings.symmetric else 'asymmetric '}int{bits} group {size}{', act order' if order else ''}"
     fits_int4 = is_int4_grid and not order and (count == 1 or size % INT4_GROUP == 0)
     return parts.weight((outputs, inputs), kind, decode, fits_int4)
+
+
+AWQ_BITS = 4
+AWQ_WORD = 8  # values in an int32 word
+NIBBLE_OF = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of a word, from the lowest, that holds each of its eight outputs
+
+
+def dequantize_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
+    """Return (value - zero point) * scale in float32, [out, in].
+
+    qweight is [in, out words], qzeros [groups, out words], scales [groups, out]; a group is `size` inputs.
+    """
+    values, zeros = (unpack_awq(each).repeat_interleave(times, 0) for each, times in ((qweight, 1), (qzeros, size)))
+    return ((values - zeros).float() * scales.float().repeat_interleave(size, 0)).t()
+
+
+def unpack_awq(words: torch.Tensor) -> torch.Tensor:
+    """Unpack the columns of a matrix in their own order."""
+    return unpack(words, AWQ_BITS).view(*words.shape, AWQ_WORD)[..., list(NIBBLE_OF)].flatten(-2)
+
+
+def open_awq(parts: Parts) -> LazyTensor:
+    """Return the weight of a layer, whose groups follow from the shapes."""
+    qweight, inputs, words = parts.matrix("qweight", WORDS)
+    scales, count, _ = parts.matrix("scales", FLOATS)
+    parts.need("scales", FLOATS, (count, words * AWQ_WORD))
+    qzeros = parts.need("qzeros", WORDS, (count, words))
+    size = parts.group_size("scales", inputs, count)
+
+    def decode(start: int, stop: int) -> torch.Tensor:
+        first, last = start // AWQ_WORD, -(-stop // AWQ_WORD)
+        columns = slice(first * AWQ_WORD, last * AWQ_WORD)
+        part = (
+            qweight.load()[:, first:last],
+            qzeros.load()[:, first:last],
+            scales.load()[:, columns],
+        )
+        return dequantize_awq(*part, size)[start - columns.start : stop - columns.start]
+
+    return parts.weight((words * AWQ_WORD, inputs), f"asymmetric int4 group {size}", decode)

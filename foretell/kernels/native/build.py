@@ -1,7 +1,11 @@
-"""Compiles the native library, once per machine and compiler, and checks the cached file before it is loaded.
+"""Compiles the native library, once per machine and compiler or into a wheel, and checks a file before it is loaded.
 
 Loading a library runs its code, and a truncated library ends the process with SIGBUS. So each has its SHA-256 next to
 it, in the format of `sha256sum`, and neither file nor folder may be writable by other users.
+
+`setup.py` compiles the library of a wheel, so that users need no compiler. It has the flags of a library that is
+compiled on first use, and the same functions for each instruction set, so both return the same bits. Its file name has
+a digest of the sources: a library of other sources is not found.
 """
 
 from __future__ import annotations
@@ -136,3 +140,34 @@ def compile_library(compiler: str, flags: tuple[str, ...], path: Path) -> None:
 def _first_error(stderr: bytes) -> str:
     lines = stderr.decode(errors="replace").splitlines()
     return next((line for line in lines if "error" in line), lines[0] if lines else "no error message")
+
+
+PREBUILT = SOURCES / "prebuilt"
+
+
+def prebuilt_name() -> str:
+    """Return the file name of a library of these sources for this platform."""
+    return f"foretell-{source_key(FLAGS)}.so"
+
+
+def find_prebuilt() -> Path | None:
+    """Return the library of the package; None if there is none for these sources, or extra compiler flags are set.
+
+    Its owner is not checked: a user who can write to the package can change its Python code as well.
+    """
+    if os.environ.get(EXTRA_FLAGS_VARIABLE) or not PREBUILT.is_dir():
+        return None
+    path = PREBUILT / prebuilt_name()
+    return path if has_checksum(path) else None
+
+
+def compile_prebuilt(folder: Path) -> Path:
+    """Compile the library for a wheel into the folder and return its path, or raise BuildError."""
+    path = folder / prebuilt_name()
+    folder.mkdir(parents=True, exist_ok=True)
+    compiler = find_compiler()
+    try:
+        compile_library(compiler, FLAGS, path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{compiler}: {error}") from error
+    return path

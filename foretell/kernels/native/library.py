@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ..bounds import require
-from .build import BuildError, build_library
-from .prebuilt import find_prebuilt
+from .build import BuildError, build_library, find_prebuilt
 from .records import (
     BlockDraftRecord,
     BlockHeadRecord,

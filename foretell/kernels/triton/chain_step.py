@@ -68,7 +68,7 @@ def _chain_step_kernel(
     tokens, next_positions, slots, key_limits, visible_keys, next_logit_rows, tiles,
     PAGE: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr, RACE_BLOCK: tl.constexpr, DIGITS: tl.constexpr,
 ):  # fmt: skip
-    """Process one sequence."""
+    """Sample a draft token of one sequence and write the inputs of its next draft step."""
     seq = tl.program_id(0)
     scores = logits + seq.to(tl.int64) * stride
     if SAMPLES:

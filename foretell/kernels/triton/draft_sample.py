@@ -56,7 +56,7 @@ def _draft_sample_kernel(
     logits, ids, temperatures, keys, tokens, out, confidences, probs, stride, key_stride, count,
     SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Process one sequence."""
+    """Sample a draft token of one sequence, with its confidence."""
     seq = tl.program_id(0)
     scores = logits + seq.to(tl.int64) * stride
     peak, best = argmax_row(scores, count, BLOCK)

@@ -125,14 +125,14 @@ class NewHiddenStates:
 
 
 def store_eagle_inputs(
-    embedded: NormedTable, places: NewHiddenStates, hidden_weight: Tensor, embed_scale: float, eps: float
+    embedded: NormedTable, states: NewHiddenStates, hidden_weight: Tensor, embed_scale: float, eps: float
 ) -> Tensor:
     """Store all hidden states in the cache and return the inputs [n, 2 * width], as `eagle_inputs` would after it."""
-    n, width = places.fresh.shape
+    n, width = states.fresh.shape
     inputs = torch.empty(n, 2 * width, dtype=hidden_weight.dtype, device=hidden_weight.device)
     block = triton.next_power_of_2(width)
     _store_eagle_inputs_kernel[(n, 2)](
-        embedded.rows, embedded.table, embedded.weight, places.fresh, places.cache, places.slots, places.source_rows,
+        embedded.rows, embedded.table, embedded.weight, states.fresh, states.cache, states.slots, states.source_rows,
         hidden_weight, inputs, width, embed_scale, eps,
         BLOCK=block, SCALED=embed_scale != 1.0, num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip

@@ -22,7 +22,7 @@ MIN_REQUESTS, MAX_REQUESTS = 20, 2_000_000
 @strict
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """Traffic, replicas and SLOs."""
+    """Options of `foretell plan fleet`: traffic, replicas and SLOs."""
 
     rate: float | None = option(None, "mean requests per second", common=True)
     replicas: int | None = option(

@@ -92,7 +92,7 @@ def flatten_pages(page_lists: Several[Several[int]]) -> tuple[Ints, Ints]:
 
 
 def split_pages(pages: Ints, counts: Ints) -> list[Ints]:
-    """Undo `flatten_pages`."""
+    """Split flat pages into lists of the given lengths: the inverse of `flatten_pages`."""
     return [pages[stop - count : stop] for count, stop in zip(counts, accumulate(counts), strict=True)]
 
 

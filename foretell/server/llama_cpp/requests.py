@@ -93,7 +93,7 @@ class LlamaCompletionRequest(LlamaRequest):
     """POST /completion: llama.cpp's own completions."""
 
     prompt: str | FailFastList[int | str] = Field(
-        description="The prompt: text, or a list of token ids and texts.", examples=["The capital of France is"]
+        description="The prompt: text, or a list of token ids and strings.", examples=["The capital of France is"]
     )
 
 

@@ -156,7 +156,7 @@ class StrictModel(BaseModel):
 
 
 class StreamOptions(StrictModel):
-    """What a stream contains besides the output."""
+    """Parts of a stream besides the output."""
 
     path = "stream_options."
 

@@ -59,7 +59,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
             self._detail_formatters[choice.index].append(item)
 
     def response(self) -> dict[str, Any]:
-        """Return the complete response."""
+        """Return the body of the complete response."""
         return {
             **self._header,
             "object": self.object_type,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class ErrorBody(BaseModel):
-    """What is wrong, and what would work."""
+    """An error: what is wrong, and what would work."""
 
     message: str = Field(description="One line: what is wrong; what would work.")
     type: str = Field(description="OpenAI's class of the error, such as invalid_request_error.")
@@ -67,7 +67,7 @@ class TimingInfo(BaseModel):
 
 
 class SpeculationInfo(BaseModel):
-    """How the output was drafted and verified."""
+    """Drafting and verification of the output: rule, seeds, and counts by drafter."""
 
     rule: str = Field(description="Verification rule.")
     lossless: bool = Field(description="Whether output or distribution are exactly the target's.")
@@ -169,7 +169,7 @@ class ChatCompletion(CompletionResponse):
 
 
 class TextChoice(ChoiceDetails):
-    """One of the outputs."""
+    """One of the n outputs of a prompt."""
 
     index: int = Field(description="Number of the choice: n for each prompt, in order.")
     text: str = Field(description="The output, after the prompt with echo.")
@@ -212,14 +212,14 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeResponse(BaseModel):
-    """The text of tokens."""
+    """The text that token ids stand for."""
 
     prompt: str = Field(description="The text.")
     content: str = Field(description="The same, in llama.cpp's name.")
 
 
 class HealthStatus(BaseModel):
-    """Whether the server works."""
+    """The state of the server, for health checks."""
 
     status: str = Field(description="`ok` or `unavailable`.")
     reason: str | None = Field(default=None, description="Why it is unavailable.")

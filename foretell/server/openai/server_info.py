@@ -48,7 +48,7 @@ class EngineState(BaseModel):
 
 
 class DecisionCount(BaseModel):
-    """How often the controller decided so for a drafter."""
+    """Number of times the controller decided so for a drafter."""
 
     drafter: str = Field(description="Name of the drafter.")
     decision: str = Field(description="`drafted` or `skipped`.")

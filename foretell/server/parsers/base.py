@@ -94,7 +94,7 @@ class OutputParser(ABC):
         return False
 
     def emit_rest(self, kind: PartKind = "content") -> ParseLoop:
-        """Emit all remaining text."""
+        """Emit all remaining text as parts of one kind."""
         while char := (yield):
             self.emit(kind, char)
 

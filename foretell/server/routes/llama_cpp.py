@@ -154,7 +154,7 @@ def _preprocess(
 
 
 def _prompt(preprocessor: RequestPreprocessor, body: LlamaCompletionRequest) -> str | list[int]:
-    """Return the prompt; in a list, texts between token ids are encoded without special tokens."""
+    """Return the prompt; in a list, strings between token ids are encoded without special tokens."""
     if isinstance(body.prompt, str):
         return body.prompt
     preprocessor.check_length("prompt", "".join(part for part in body.prompt if isinstance(part, str)))
