@@ -219,6 +219,7 @@ def main() -> None:
     parser.add_argument("--synthetic", type=Path, help="folder for the synthetic 1.1B model, instead of --gguf")
     parser.add_argument("--llama-source", type=Path, help="checkout of llama.cpp, for --synthetic")
     parser.add_argument("--formats", default="F32,Q8_0,Q4_0")
+    parser.add_argument("--quantizations", default="none,int8", help="ours, with --gguf")
     parser.add_argument("--openvino", type=Path)
     parser.add_argument("--openvino-python", default=sys.executable)
     parser.add_argument("--transformers", action="store_true")
@@ -230,7 +231,7 @@ def main() -> None:
     if args.synthetic is not None and args.llama_source is not None:
         subject = synthetic(args.synthetic, args.llama_source)
     elif args.gguf is not None:
-        subject = Subject(args.gguf, tuple(args.formats.split(",")), ("none", "int8"))
+        subject = Subject(args.gguf, tuple(args.formats.split(",")), tuple(args.quantizations.split(",")))
     else:
         parser.error("needs --gguf MODEL.gguf, or --synthetic FOLDER with --llama-source CHECKOUT")
     tokenizer = LLM(drafter="none", quiet=True, kv_memory=0.5).tokenizer
