@@ -24,6 +24,7 @@ T = TypeVar("T")
 MIN_TOKENS = 16  # output tokens of each sequence in a batch, so that none finishes long before the others
 ADAPTIVE = ("auto", "mix")  # drafters that choose the draft length themselves
 NEED_A_MODEL = ("model", "eagle", "block", "medusa", "mtp", "distilled")
+NEED_FILES = ("corpus",)  # drafters of the files that an option names
 ProgressCallback = Callable[[int, int, str], None]  # finished, total, what runs now
 
 
@@ -76,12 +77,12 @@ def variant_grid(names: Sequence[str], nodes: Sequence[int | None], base: Specul
 
 
 def default_drafters(kinds: Iterable[str], layers: int, items: Sequence[BenchPrompt]) -> list[str]:
-    """Return every drafter that needs no other model, with an argument that fits the model; `auto` comes last.
+    """Return every drafter that needs no other model and no files, with an argument that fits the model; `auto` comes last.
 
     `prediction` is left out if no prompt has a predicted output.
     """
     examples = {"exit": [f"exit:{max(1, layers // 2)}"], "self": ["self:int8", "self:int4"]}
-    left_out = set(NEED_A_MODEL)
+    left_out = {*NEED_A_MODEL, *NEED_FILES}
     if all(item.prediction is None for item in items):
         left_out.add("prediction")
     return [name for kind in kinds if kind not in left_out for name in examples.get(kind, [kind])] + ["auto"]

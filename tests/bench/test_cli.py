@@ -235,12 +235,12 @@ def test_variants_by_drafter_and_draft_length() -> None:
 
 
 def test_default_names_fit_the_model_and_the_workload() -> None:
-    kinds = ["ngram", "prediction", "model", "exit", "self"]
+    kinds = ["ngram", "corpus", "prediction", "model", "exit", "self"]
     plain, edit = [BenchPrompt("a", "chat")], [BenchPrompt("b", "edit", prediction="x")]
     assert default_drafters(kinds, 30, plain) == ["ngram", "exit:15", "self:int8", "self:int4", "auto"]
     assert default_drafters(kinds, 1, edit)[:3] == ["ngram", "prediction", "exit:1"]
 
 
 def test_a_command_line_that_only_looks_needs_no_torch() -> None:
-    modules = "workloads, measure, results, report, run, plan, machine, progress"
+    modules = "workloads, measure, results, report, run, plan, machine"
     assert not loaded_by(f"from foretell.bench import {modules}; import foretell.cli.bench") & {"torch", "numpy"}

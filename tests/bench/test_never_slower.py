@@ -427,11 +427,11 @@ def test_how_the_command_ends(
 # Step costs are not measured first, which takes longest, and each cell is reported.
 WITHOUT_PROFILE = """
 import sys
-from foretell.bench import progress
+from foretell.cli import bench_common
 from foretell.cli.main import main
 from foretell.llm import LLM
 
-progress.LINE_SECONDS = 0.0
+bench_common.LINE_SECONDS = 0.0
 LLM.measure = lambda self: None
 sys.exit(main(sys.argv[1:]))
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretell.bench.engine_backend import NO_SPECULATION, EngineBackend
-from foretell.bench.measure import PLAIN, Sample, measure, variants_of
+from foretell.bench.measure import NEED_FILES, PLAIN, Sample, measure, variants_of
 from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import summarize
@@ -33,9 +33,12 @@ NEEDS = {"self": "self:int8", "exit": "exit:25", "model": f"model:{EngineConfig.
 
 
 def drafters() -> list[str]:
-    """Every kind there is, so that a new one cannot be forgotten; of heads those that come with the package."""
+    """Every kind there is, so that a new one cannot be forgotten; of heads those that come with the package.
+
+    What a drafter of files drafts depends on the files: `tests/draft/test_draft_corpus.py` has its own.
+    """
     heads = {*HEADS, "distilled"}
-    here = [kind for kind in KINDS if kind not in heads or (SHIPPED / EngineConfig.model / kind).exists()]
+    here = [kind for kind in KINDS if kind not in (*NEED_FILES, *heads) or (SHIPPED / EngineConfig.model / kind).exists()]
     return [NEEDS.get(kind, kind) for kind in here]
 
 
