@@ -77,7 +77,7 @@ def variant_grid(names: Sequence[str], nodes: Sequence[int | None], base: Specul
 
 
 def default_drafters(kinds: Iterable[str], layers: int, items: Sequence[BenchPrompt]) -> list[str]:
-    """Return every drafter that needs no other model and no files, with an argument that fits the model; `auto` comes last.
+    """Return every drafter that needs no other model and no files, with an argument that fits the model, then `auto`.
 
     `prediction` is left out if no prompt has a predicted output.
     """

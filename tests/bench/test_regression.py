@@ -38,7 +38,9 @@ def drafters() -> list[str]:
     What a drafter of files drafts depends on the files: `tests/draft/test_draft_corpus.py` has its own.
     """
     heads = {*HEADS, "distilled"}
-    here = [kind for kind in KINDS if kind not in (*NEED_FILES, *heads) or (SHIPPED / EngineConfig.model / kind).exists()]
+    here = [
+        kind for kind in KINDS if kind not in (*NEED_FILES, *heads) or (SHIPPED / EngineConfig.model / kind).exists()
+    ]
     return [NEEDS.get(kind, kind) for kind in here]
 
 
