@@ -1,6 +1,7 @@
 """Step time by context and rows, prefill, and a plain read of the same bytes: python bench/context.py [--quick].
 
-Times are the shortest of the rounds, of steps and reads alike.
+Times are the shortest of the rounds, of steps and reads alike. `--model` and `--quantization` choose other weights,
+`--level 1` the kernels for AVX2.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 
 from foretell.build.model_source import no_progress, open_model
 from foretell.config import KV_CACHE_DTYPES, EngineConfig
+from foretell.kernels.native.library import library
+from foretell.kernels.quant import QuantFormat
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
 from foretell.models.quantize import quantized_copy
@@ -24,11 +27,10 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
-MODEL = "smollm2-135m"
 CONTEXTS = (128, 1024, 2048, 4096, 7900)  # cached tokens
-ROWS = (1, 4, 8)
+ROWS = (1, 4, 8, 16)
 MOST, PAGE = 8192, 16  # tokens of the longest context and of a page
-SHORT, LONG = 512, 8000  # tokens of the two prefills
+SHORT = 512  # tokens of the short prefill; the long one has the most cached tokens
 READ_BYTES = 512 << 20  # of the plain read
 
 
@@ -38,10 +40,10 @@ def milliseconds(call: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def runners(names: list[str]) -> tuple[dict[str, ModelRunner], int]:
-    """The model in int8 with a KV cache of each data type, and the bytes of weights that a step reads."""
-    opened = open_model(MODEL, EngineConfig(model=MODEL, quantization="int8"), no_progress)
-    model = quantized_copy(load_model(opened.checkpoint, opened.dtype, opened.device), "int8")
+def runners(name: str, weights: QuantFormat, names: list[str]) -> tuple[dict[str, ModelRunner], int]:
+    """The quantized model with a KV cache of each data type, and the bytes of weights that a step reads."""
+    opened = open_model(name, EngineConfig(model=name, quantization=weights), no_progress)
+    model = quantized_copy(load_model(opened.checkpoint, opened.dtype, opened.device), weights)
     made = {name: ModelRunner(model, MOST // PAGE, PAGE, MOST, kv_dtype=getattr(torch, name)) for name in names}
     layers = [module.native for module in model.modules() if isinstance(module, Linear)]
     return made, sum(layer.bytes for layer in layers if layer is not None)
@@ -70,26 +72,37 @@ def token_bytes(runner: ModelRunner) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quantization", choices=("int8", "int4"), default="int8")
+    parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="cached tokens, with commas")
+    parser.add_argument("--level", type=int, help="instruction set of the kernels: 2 AVX-512 VNNI, 1 AVX2")
     parser.add_argument("--kv", default="float32,bfloat16,float16,int8", help="data types of the KV cache, with commas")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     names, rounds = args.kv.split(","), 3 if args.quick else 12
     assert set(names) <= set(KV_CACHE_DTYPES[1:]), f"--kv: {', '.join(KV_CACHE_DTYPES[1:])}"
-    made, weights = runners(names)
+    native = library()
+    assert native is not None, "a compiler is here"
+    native.best_level = native.best_level if args.level is None else min(args.level, native.best_level)
+    contexts = [int(each) for each in args.contexts.split(",")]
+    longest = max(contexts)
+    made, weights = runners(args.model, args.quantization, names)
     found: dict[str, object] = {}
     seqs: dict[str, Sequence] = {}
     for name, runner in made.items():
         request = Request("bench", (), SamplingParams(), 0, 0)
-        seqs[name] = seq = Sequence(0, request, [i * 7919 % 40000 + 5 for i in range(LONG + 1)])
+        seqs[name] = seq = Sequence(0, request, [i * 7919 % 40000 + 5 for i in range(longest + 1)])
         assert runner.reserve(seq, MOST)
         prefill(runner, seq, SHORT)
-        short, long = prefill(runner, seq, SHORT), prefill(runner, seq, SHORT if args.quick else LONG)
+        short, long = prefill(runner, seq, SHORT), prefill(runner, seq, SHORT if args.quick else longest)
         found[f"prefill {name}"] = {"short": short, "long": long}
-        print(f"{name}: prefill of {SHORT} {short:.0f} tokens/s, of {LONG} {long:.0f} ({long / short:.2f})", flush=True)
+        print(
+            f"{name}: prefill of {SHORT} {short:.0f} tokens/s, of {longest} {long:.0f} ({long / short:.2f})", flush=True
+        )
     block = torch.zeros(READ_BYTES // 4)
-    print("| context | KV | 1 row, ms | read of the same bytes, ms | over it | 4 rows | 8 rows |")
-    print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-    for context in CONTEXTS[: 2 if args.quick else None]:
+    print("| context | KV | 1 row, ms | read of the same bytes, ms | over it | 4 rows | 8 rows | 16 rows |")
+    print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for context in contexts[: 2 if args.quick else None]:
         reads: list[float] = []
         times: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in names}
         for _ in range(rounds):
@@ -105,7 +118,8 @@ def main() -> None:
             found[f"{context} {name}"] = {"ms": ms, "read_ms": read, "over_read": ms[1] / read}
             shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
             print(f"| {context} | {name} | {ms[1]:.2f} | {read:.2f} | {ms[1] / read:.2f} | {shown} |", flush=True)
-    print(json.dumps({"bench": "context", "version": foretell.__version__, "threads": torch.get_num_threads()} | found))
+    about = {"bench": "context", "model": args.model, "quantization": args.quantization, "level": native.best_level}
+    print(json.dumps(about | {"version": foretell.__version__, "threads": torch.get_num_threads()} | found))
 
 
 if __name__ == "__main__":
