@@ -106,6 +106,7 @@ def test_plan_and_plan_fleet_have_their_own_pages(capsys: pytest.CaptureFixture[
         (["generate", "hi", "--port", "1"], "--port is an option of foretell serve; see"),
         (["generate", "hi", "--enforce-eager"], "is an option of foretell serve, which ignores it; leave it out"),
         (["generate", "hi", "-n", "20"], "there is no option -n; see"),
+        (["generate", "hi", "-tb", "2"], "-tb is an option of foretell serve, which ignores it; leave it out"),
         (["generate", "hi", "--grammar", "x"], "there is no option --grammar; see"),
         (["demo", "--max-tokens", "3"], "there is no option --max-tokens; see"),
         (["list", "--format", "json"], "there is no option --format; see"),
