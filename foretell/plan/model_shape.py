@@ -332,7 +332,7 @@ def find_model_shape(spec: str, field: str) -> ModelShape:
     name = plain_name(spec)
     if name in models:
         return _from_catalog(name, models[name])
-    raise UnknownModelError(f"{field}: {spec!r} is not known; {nearest(name, models)} {FORMS}")
+    raise UnknownModelError(f"{field}: {spec!r} is not known; {nearest(name, models)}; {FORMS}")
 
 
 def plain_name(spec: str) -> str:
