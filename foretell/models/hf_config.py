@@ -92,7 +92,7 @@ def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
 def _gemma4_layers(config: ConfigFields, layer_types: list[str]) -> Settings:
     width = config.integer("hidden_size_per_layer_input", 0, least=0)
     words = config.integer("vocab_size")
-    vocab = config.integer("vocab_size_per_layer_input", words)
+    vocab = config.integer("vocab_size_per_layer_input", words, least=0)
     if width and vocab < words:
         raise config.invalid("vocab_size_per_layer_input", f"at least the vocabulary, {words}")
     return {

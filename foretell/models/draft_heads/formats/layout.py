@@ -139,7 +139,7 @@ def fill(layout: TensorLayout, file: HeadFile, shard: Shard | None = None) -> Dr
     if (ids := draft_ids(layout, file)) is not None:
         reads["draft_ids"] = lambda: ids
     head = make_head(layout.config, shard)
-    fill_head(head, LazyTensors(reads), file.where)
+    fill_head(head, LazyTensors(reads), file.where, layout.tensors)
     return head
 
 
