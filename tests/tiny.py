@@ -166,7 +166,8 @@ SMALLER = replace(LAYER, width=16, ffn=24)
 ASSISTANT = ModelConfig(
     vocab=VOCAB, width=16, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=24, context=CONTEXT, windows=(6, None),
     ropes=(Rope(), Rope(1000.0)),
-    qk_norm=True, sandwich_norms=True, layer_scales=True, layer_sizes=(LayerSizes(2, 8, 24, 0), LayerSizes(2, 8, 24, 1)),
+    qk_norm=True, sandwich_norms=True, layer_scales=True,
+    layer_sizes=(LayerSizes(2, 8, 24, 0), LayerSizes(2, 8, 24, 1)),
 )  # fmt: skip
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER, VOCAB, 32, (0, 1, 2), draft_vocab=24, fc_norm=True, norm_output=True),
@@ -206,6 +207,10 @@ def fitting(config: HeadConfig, target: ModelConfig) -> HeadConfig:
 
 def _is_shared(config: ModelConfig, layer: int) -> bool:
     return bool(config.layer_sizes) and config.layer_sizes[layer].kv_layer is not None
+
+
+# Heads with a cache of their own; for an assistant there are no native kernels and no CUDA graphs.
+WITH_CACHE = {name: config for name, config in HEADS.items() if not isinstance(config, AssistantConfig)}
 
 
 def early_exit() -> OwnVariant:

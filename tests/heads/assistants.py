@@ -7,13 +7,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
+from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
 
+from tests.folder import write_tiny_folder
 from tests.models import families
 
-VOCAB = families.SIZES["vocab_size"]
 TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
     "hidden_size": 24,
     "intermediate_size": 40,
     "num_hidden_layers": 3,
@@ -44,18 +43,22 @@ def sharing_modes(config: Gemma4TextConfig) -> list[str | None]:
 repaired = patch.object(Gemma4TextConfig, "kv_sharing_modes", property(sharing_modes))
 
 
-def make(target: str, ordered: bool = False, **text: Any) -> Any:
-    """Return an assistant for a target of `families.MODELS`; `ordered`: with clusters of its vocabulary."""
-    stated = families.MODELS[target][1]
-    text = TEXT | text
+def make(stated: Gemma4TextConfig, ordered: bool = False, **text: Any) -> Any:
+    """Return an assistant for a target of this config; `ordered`: with clusters of its vocabulary."""
+    text = TEXT | {"vocab_size": stated.vocab_size} | text
     if stated.attention_k_eq_v:
         text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
     config = Gemma4AssistantConfig(
         text_config=Gemma4TextConfig(**text), backbone_hidden_size=stated.hidden_size, **(ORDERED if ordered else {})
     )
-    torch.manual_seed(3)
     with repaired:
-        model = Gemma4AssistantForCausalLM(config).float().eval()
+        return randomized(Gemma4AssistantForCausalLM(config), seed=3)
+
+
+def randomized(model: Any, seed: int) -> Any:
+    """Return a model with weights large enough that logits differ by far more than float error."""
+    torch.manual_seed(seed)
+    model = model.float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
@@ -63,12 +66,25 @@ def make(target: str, ordered: bool = False, **text: Any) -> Any:
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.7)
             if name.endswith("token_ordering"):
-                buffer.copy_(torch.randperm(VOCAB))
+                buffer.copy_(torch.randperm(len(buffer)))
     return model
 
 
 def save(folder: Path, target: str, ordered: bool = False, **text: Any) -> Any:
     """Write an assistant to a folder and return it."""
-    model = make(target, ordered, **text)
+    model = make(families.MODELS[target][1], ordered, **text)
     model.save_pretrained(folder)
     return model
+
+
+def write_pair(into: Path, ordered: bool = False) -> tuple[Path, Path]:
+    """Write a target with a tokenizer, and an assistant for it, and return their folders."""
+    target = write_tiny_folder(into / "target")  # for the tokenizer
+    vocab = 360  # more than the tokenizer's, and a multiple of the clusters
+    stated = families.MODELS["gemma4"][1].to_dict() | {"vocab_size": vocab, "vocab_size_per_layer_input": vocab}
+    config = Gemma4TextConfig(**stated)
+    with repaired:
+        model = randomized(Gemma4ForCausalLM(config), seed=0)
+    model.save_pretrained(target)
+    make(config, ordered).save_pretrained(into / "assistant")
+    return target, into / "assistant"

@@ -168,7 +168,8 @@ def fill_head(
 ) -> None:
     """Load the tensors of a file into a head, or their shards into a rank's part of it.
 
-    `file_names` are the names in the file of the tensors that are stacked in ours, where they differ. Raise ModelError unless the file has exactly the head's own tensors with the right shapes.
+    `file_names` are the names in the file of the tensors that are stacked in ours, where they differ.
+    Raise ModelError unless the file has exactly the head's own tensors with the right shapes.
     """
     with torch.device("meta"):
         wanted = make_head(head.config).own_state_dict()
@@ -178,11 +179,13 @@ def fill_head(
     if spare := sorted(set(state) - set(wanted)):
         raise ModelError(f"{where}: tensor {spare[0]!r} does not belong to this head, {len(spare)} in all")
     for name, tensor in state.items():
+        stored = " and ".join(map(repr, (file_names or {}).get(name, (name,))))
         if tensor.shape != wanted[name].shape:
-            stored = " and ".join(map(repr, (file_names or {}).get(name, (name,))))
             raise ModelError(
                 f"{where}: tensor {stored} has shape {list(tensor.shape)}, but the config requires "
                 f"{list(wanted[name].shape)}"
             )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelError(f"{where}: tensor {stored} has values that are not finite: the file is damaged")
         with torch.no_grad():
             own[name].copy_(shard_tensor(head, name, tensor))

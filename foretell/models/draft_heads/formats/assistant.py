@@ -74,7 +74,10 @@ def _decoder(file: HeadFile, text: ConfigFields) -> ModelConfig:
     """Return the config of its layers, each of which attends to the last layer of its kind that has keys."""
     # Its config says that all layers share keys, which leaves none to share with: those are the target's.
     none = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True}
-    own = from_hf({"model_type": "gemma4_text", **text.values, **none})
+    try:
+        own = from_hf({"model_type": "gemma4_text", **text.values, **none})
+    except ModelError as error:
+        raise type(error)(f"{file.where}: text_config: {error}") from error
     target = file.target
     sizes = []
     for layer, (window, size) in enumerate(zip(own.windows, own.layer_sizes, strict=True)):
