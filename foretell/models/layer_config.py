@@ -337,6 +337,8 @@ def gguf_ropes(config: ConfigFields, family: str, windows: Windows, far: Rope) -
         near = Rope(far.theta)
     if family == "exaone4" and any(windows):
         far = NO_ROPE
+    if family == "granite" and not config.flag("rope.scaling.finetuned", True):  # llama.cpp's switch for RoPE
+        near = far = NO_ROPE
     ropes = [far if window is None else near for window in windows]
     if family == "smollm3":
         ropes = [NO_ROPE if (layer + 1) % NO_ROPE_INTERVAL == 0 else rope for layer, rope in enumerate(ropes)]

@@ -26,6 +26,7 @@ ARCHS = {
     "qwen3": "qwen3",
     "phi3": "phi3",
     "granite": "granite",
+    "granitemoehybrid": "granite",  # without state-space layers
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
@@ -47,7 +48,7 @@ def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = N
     write_sizes(writer, config)
     write_traits(writer, config, extra := dict(extra or {}))
     names = gguf.get_tensor_name_map(architecture(arch), config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in unfused(model.state_dict()).items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
             name += ".weight" * name.endswith("layer_scalar")
             known = names.get_name(name, (".weight", ".bias"))
@@ -61,6 +62,21 @@ def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = N
     writer.close()
 
 
+def unfused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with the feed-forward of Granite 4 as the converter writes it."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = tensor.chunk(2)
+            found |= {
+                name.replace("shared_mlp.input_linear", f"mlp.{part}_proj"): rows
+                for part, rows in (("gate", gate), ("up", up))
+            }
+        else:
+            found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+    return found
+
+
 def architecture(name: str) -> gguf.MODEL_ARCH:
     return next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
 
@@ -69,7 +85,7 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "shared_intermediate_size", config.intermediate_size))
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -93,7 +109,10 @@ def write_traits(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarr
             writer.add_rope_scaling_attn_factors(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
             extra |= {f"rope_factors_{n}.weight": np.array(rope[f"{n}_factor"], np.float32) for n in ("short", "long")}
-    if config.model_type == "granite":
+    if config.model_type == "granitemoehybrid":
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        writer.add_head_count_kv([config.num_key_value_heads] * config.num_hidden_layers)
+    if config.model_type in ("granite", "granitemoehybrid"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)

@@ -31,6 +31,8 @@ NAMES = (
     "phi3, short factors",
     "phi3, long factors",
     "granite",
+    "granite 4",
+    "granite 4, no RoPE",
     "gemma2",
     "gemma4",
     "gemma4, values are keys",
