@@ -119,7 +119,8 @@ FAMILIES = {
     "gemma4": Family(
         "Gemma 4 (dense), text part of its checkpoints",
         ("gemma4_text",),
-        defaults=GEMMA
+        ("gemma4",),
+        GEMMA
         | {
             "vocab_size": 262_144,
             "max_position_embeddings": 131_072,

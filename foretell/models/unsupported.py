@@ -29,7 +29,7 @@ KINDS = {  # by model type in configs and GGUF files, without dashes and undersc
 }
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "expert_count")
 SENSES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
-SOFTCAPPED = ("gemma2", "gemma3_text", "gemma4_text")
+SOFTCAPPED = ("gemma2", "gemma3_text", "gemma4_text", "gemma4")
 SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 RECURRENT_LAYERS = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
 

@@ -154,6 +154,17 @@ MODELS: dict[str, tuple[Model, Any]] = {
             tie_word_embeddings=True,
         ),
     ),
+    "granite 4, no RoPE": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig(
+            **GRANITE,
+            num_local_experts=0,
+            shared_intermediate_size=40,
+            mamba_n_heads=4,
+            layer_types=["full_attention"] * 3,
+            position_embedding_type="nope",
+        ),
+    ),
     "gemma2": (
         Gemma2ForCausalLM,
         Gemma2Config(**(GEMMA | {"num_hidden_layers": 3}), final_logit_softcapping=9.0, attn_logit_softcapping=5.0),
