@@ -106,12 +106,16 @@ def scripted_server(folder: Path) -> Iterator[ScriptedServer]:
     """Start a server whose model reads the notes by the tool of a client and then answers; skip without a namespace."""
     if subprocess.run([*IN_NAMESPACE, "true"], capture_output=True).returncode != 0:
         pytest.skip("no network namespace can be created here")
-    model, notes, transcript = write_server_folder(folder / "agent"), folder / "work" / "notes.txt", folder / "transcript"
+    model, notes, transcript = (
+        write_server_folder(folder / "agent"),
+        folder / "work" / "notes.txt",
+        folder / "transcript",
+    )
     notes.parent.mkdir()
     notes.write_text(NOTES)
     transcript.touch()
     _change(model / "config.json", max_position_embeddings=CONTEXT)
-    final = [{"name": name, "arguments": {"word": "walnut"}} for name in ("Notes", "final_result")]
+    final = [{"name": name, "arguments": {"word": "walnut"}} for name in ("Notes", "PartialNotes", "final_result")]
     script = json.dumps([_reading_calls(notes), final, ANSWER])
     command = [*IN_NAMESPACE, sys.executable, "-c", SCRIPTED, script, str(transcript), "serve"]
     with ServerProcess(model, command=command) as process:
