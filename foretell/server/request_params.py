@@ -101,10 +101,7 @@ def _acceptance_thresholds(options: Speculative) -> tuple[float, float] | None:
 def _prediction_text(prediction: Prediction) -> str:
     if isinstance(prediction.content, str):
         return prediction.content
-    parts = [part.get("text") for part in prediction.content]
-    if not all(isinstance(part, str) for part in parts):
-        raise RequestError("prediction.content", "must be a string, or parts of type text")
-    return "".join(str(part) for part in parts)
+    return "".join(part["text"] for part in prediction.content)
 
 
 def grammar_spec(body: GenerationRequest) -> GrammarSpec | None:

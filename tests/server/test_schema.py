@@ -134,6 +134,8 @@ AGREED: dict[str, list[tuple[dict[str, Any], bool]]] = {
         ({"prompt": "a", "zzz": 1}, True),
         ({"prompt": "a", "speculative": {"zzz": 1}}, False),
         ({"prompt": "a", "prediction": {"content": [{"type": "text"}]}}, False),
+        ({"prompt": "a", "prediction": {"content": [{"text": "b"}]}}, False),
+        ({"prompt": "a", "prediction": {"content": [{"type": "text", "text": "b"}]}}, True),
     ],
     "ChatCompletionRequest": [
         ({"messages": [{"role": "tool"}]}, True),

@@ -210,6 +210,15 @@ class Prediction(StrictModel):
     type: Literal["content"] = Field(default="content", description="Always `content`.")
     content: str | FailFastList[TextPart] = Field(description="The expected text, as a string or as text parts.")
 
+    @field_validator("content")
+    @classmethod
+    def check_parts(cls, content: str | list[TextPart]) -> str | list[TextPart]:
+        """Refuse parts without text here, because not every API that takes a prediction generates with it."""
+        parts = () if isinstance(content, str) else content
+        if not all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
+            raise ValueError("must be a string, or parts of type text")
+        return content
+
 
 class Speculative(StrictModel):
     """Speculative decoding settings of this request; fields left out keep the server's settings."""
