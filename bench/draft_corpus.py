@@ -2,9 +2,9 @@
 
 Ten turns of one conversation. In each the answer quotes about twenty lines of a file with edits, by turns as a code
 block and as a tool call with the old and the new lines in JSON. The answers are scripted: a logits processor forces
-them token by token, because a small model cannot do agent work. So the texts are ideal, the target's forward passes and
-the drafters are real, and a model that rephrases what it quotes gains less. The processor costs time for each row, so
-speeds are those of the script, not of serving.
+them token by token, because a small model cannot do agent work. So the answers are ideal, the target's forward passes
+and the drafters are real, and a model that rephrases what it quotes gains less. The processor costs time for each row,
+so speeds are those of the script, not of serving.
 
 Each turn runs without the lines in the prompt, and with them as the result of a tool call, without a drafter, with
 `suffix`, and with `suffix` and `corpus` over a copy of the folder. Edits are written to the copy before the next turn.

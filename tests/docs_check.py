@@ -19,6 +19,7 @@ FOLDERS = ("foretell", "tests", "bench", "recipes", "examples", "requirements")
 OTHER_PROGRAMS = {"--extra-index-url", "--index-url", "--no-deps", "--pip-args", "--strict"}
 OTHER_PROGRAMS |= {"--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+CONTINUED = re.compile(r" *\\\n *")  # a command over several lines
 SPAN = re.compile(r"`([^`\n]+)`")  # code within a sentence
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S* ")  # of an environment variable, before a command
@@ -37,7 +38,7 @@ def snippets(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     """Return the shell commands of a page without comments."""
-    lines = [line for code in snippets(page, "bash") for line in code.splitlines()]
+    lines = [line for code in snippets(page, "bash") for line in CONTINUED.sub(" ", code).splitlines()]
     commands = [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
     return [ASSIGNMENT.sub("", line) if ASSIGNMENT.match(line) else line for line in commands]
 

@@ -1,9 +1,10 @@
-"""The tables of docs/explanation/architecture.md and the source tree of CONTRIBUTING.md agree with the code."""
+"""The tables of docs/explanation/architecture.md, the source tree of CONTRIBUTING.md, and names agree with the code."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,21 @@ def test_the_source_tree_lists_every_package() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     modules = {path.stem for path in PACKAGE.glob("*.py") if path.stem not in ("__init__", "__main__", "version")}
     assert packages | modules <= listed
+
+
+def test_a_class_name_belongs_to_one_package() -> None:
+    modules: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(path.relative_to(PACKAGE).parts)
+    shared = {name: found for name, found in modules.items() if len(found) > 1}
+    assert len(shared) <= 10, "a class name in several modules has several meanings"
+    across = {name: found for name, found in shared.items() if len({parts[0] for parts in found}) > 1}
+    assert not across
+
+
+def test_the_list_of_benchmark_scripts_is_complete() -> None:
+    listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "bench" / "README.md").read_text()))
+    scripts = {path.name for path in (ROOT / "bench").glob("*.py")}
+    assert scripts <= listed

@@ -18,8 +18,8 @@ from .http_client import FAILURES, get_page, suggestion
 from .intervals import INTERVAL, compared
 from .measure import ProgressCallback
 from .metrics import as_row, json_name
-from .peers import METRIC_LINE, Endpoint, PeerReply, RequestParams
-from .prompt import BenchPrompt
+from .peers import METRIC_LINE, Endpoint, PeerReply
+from .prompt import BenchPrompt, RequestParams
 
 TASKS = ("chat", "code", "extraction", "edit", "translation", "story")
 MAX_TOKENS = 48

@@ -9,39 +9,16 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from foretell.errors import RequestError
 from foretell.utils.report_table import ReportTable
 
 from .intervals import INTERVAL, Pairs, compared, interval, over_prompts, over_tasks, ratio_of
 from .measure import ProgressCallback, rotated
 from .metrics import Latency, as_row, json_name
-from .peers import Peer, PeerReply, RequestParams
+from .peers import Peer, PeerReply
+from .plan import ComparePlan
 from .prompt import BenchPrompt
 
 ALL = "all"
-
-
-@dataclass(frozen=True)
-class ComparePlan:
-    """Extent of a comparison. The first round is warm-up and dropped."""
-
-    max_tokens: int = 128
-    temperature: float | None = None  # None: that of each request, else 0
-    rounds: int = 3
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "rounds"):
-            if getattr(self, name) < 1:
-                raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
-
-    def request_params(self, item: BenchPrompt) -> RequestParams:
-        own = float(item.sampling.get("temperature", 0.0))
-        return RequestParams(
-            min(item.max_tokens, self.max_tokens), own if self.temperature is None else self.temperature
-        )
-
-
-QUICK = ComparePlan(max_tokens=32, rounds=1)
 
 
 @dataclass(frozen=True)

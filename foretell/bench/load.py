@@ -22,6 +22,7 @@ from .intervals import INTERVAL, Estimate, compared, interval, mean_ratio, over_
 from .measure import ProgressCallback, rotated
 from .metrics import Latency, OverallRow, as_row, json_name, mean_over_cells
 from .peers import target_steps
+from .plan import LoadPlan
 from .prompt import BenchPrompt
 
 OFF, AUTO, ON = "off", "auto", "on"
@@ -40,24 +41,6 @@ def variants_of(adaptive: Address, fixed: Address | None) -> list[LoadVariant]:
     """Return speculation off and auto, by a field of the request; a fixed length needs a server of its own."""
     found = [LoadVariant(OFF, adaptive, {"speculative": False}), LoadVariant(AUTO, adaptive)]
     return found if fixed is None else [*found, LoadVariant(ON, fixed)]
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """Extent of a run. The `seconds` of a load level are divided among the variants, each in `turns` slices."""
-
-    levels: tuple[Level, ...]
-    seconds: float = 120.0
-    turns: int = 3
-    max_tokens: int = 64
-    temperature: float | None = None  # None: the server's default
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < float("inf"):
-            raise RequestError("seconds", f"must be above 0, not {self.seconds}")
-        for name in ("turns", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

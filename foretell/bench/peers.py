@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from foretell.errors import ForetellError, RequestError
 
 from .http_client import FAILURES, NOT_HTTP, UNREACHABLE, Address, StreamResult, get_page, stream_request
-from .prompt import BenchPrompt
+from .prompt import BenchPrompt, RequestParams
 
 if TYPE_CHECKING:
     from foretell.build.model_source import ModelSource
@@ -54,14 +54,6 @@ class PeerReply:
         if self.error is not None or self.first is None or self.tokens < MIN_TOKENS or self.last <= self.first:
             return None
         return (self.last - self.first) / (self.tokens - 1)
-
-
-@dataclass(frozen=True)
-class RequestParams:
-    """Maximum output length and temperature of a request."""
-
-    max_tokens: int
-    temperature: float
 
 
 class Peer(Protocol):

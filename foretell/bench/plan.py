@@ -1,11 +1,17 @@
-"""The extent of a benchmark run."""
+"""The extent of a benchmark run. Imports little, because `--help` shows these defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
+
+from .prompt import BenchPrompt, RequestParams
+
+if TYPE_CHECKING:
+    from .http_client import Level
 
 
 @dataclass(frozen=True)
@@ -55,3 +61,44 @@ DRAFTERS = BenchPlan(per_task=5, max_tokens=64, temperatures=(0.0, 1.0), schemas
 # About a minute on two cores. Outputs are long enough for drafters to learn from, and two prompts give an interval.
 QUICK_OFFLINE = replace(OFFLINE, per_task=2, max_tokens=128, rounds=1, temperatures=(0.0,))
 QUICK_DRAFTERS = replace(DRAFTERS, per_task=1, max_tokens=48, rounds=2, temperatures=(0.0,))
+
+
+@dataclass(frozen=True)
+class ComparePlan:
+    """Extent of `bench compare`. The first round is warm-up and dropped."""
+
+    max_tokens: int = 128
+    temperature: float | None = None  # None: that of each request, else 0
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "rounds"):
+            if getattr(self, name) < 1:
+                raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
+
+    def request_params(self, item: BenchPrompt) -> RequestParams:
+        own = float(item.sampling.get("temperature", 0.0))
+        return RequestParams(
+            min(item.max_tokens, self.max_tokens), own if self.temperature is None else self.temperature
+        )
+
+
+QUICK_COMPARE = ComparePlan(max_tokens=32, rounds=1)
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """Extent of `bench load`. The `seconds` of a load level are divided among the variants, each in `turns` slices."""
+
+    levels: tuple[Level, ...]
+    seconds: float = 120.0
+    turns: int = 3
+    max_tokens: int = 64
+    temperature: float | None = None  # None: the server's default
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise RequestError("seconds", f"must be above 0, not {self.seconds}")
+        for name in ("turns", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")

@@ -34,3 +34,11 @@ class BenchPrompt:
         """Return the body of an OpenAI request without its maximum length."""
         text = {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
         return {**text, **self.fields}
+
+
+@dataclass(frozen=True)
+class RequestParams:
+    """Maximum output length and temperature of a request."""
+
+    max_tokens: int
+    temperature: float

@@ -7,14 +7,12 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from foretell import __version__
-from foretell.bench.check import MAX_TOKENS, TASKS, run_check
-from foretell.bench.peers import Endpoint
-from foretell.bench.workloads import load, select
 
 from .bench_common import add_result_arguments, bench_command, print_report
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckResult
+    from foretell.bench.peers import Endpoint
     from foretell.bench.prompt import BenchPrompt
 
 FAILED = 1  # exit code if a request failed or an output differs
@@ -30,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from foretell.bench.check import run_check
+    from foretell.bench.peers import Endpoint
     from foretell.cli.bench_common import ProgressBar
 
     endpoint = Endpoint.parse(args.url, args.api_key)
@@ -43,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 def short_prompts() -> list[BenchPrompt]:
     """Return the two shortest prompts of each task, one of each first."""
+    from foretell.bench.check import TASKS
+    from foretell.bench.workloads import load, select
+
     ranked = sorted(load("own", tasks=TASKS), key=lambda item: len(str(item.messages)))
     items, _ = select(sorted(ranked, key=lambda item: TASKS.index(item.task)), 2, lambda item: True)
     return [*items[::2], *items[1::2]]
@@ -57,6 +60,7 @@ def report(args: argparse.Namespace, found: CheckResult) -> None:
 
 def conditions(endpoint: Endpoint) -> dict[str, object]:
     """Return the conditions to repeat the measurement; `machine` is the client's."""
+    from foretell.bench.check import MAX_TOKENS
     from foretell.bench.machine import describe_host
 
     return {

@@ -10,7 +10,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
-from foretell.bench.report import brief
 from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
@@ -82,6 +81,8 @@ def print_report(
     page: Callable[[], str],
 ) -> None:
     """Print the table with remarks, into a pipe a JSON summary line too; with --json only the full object."""
+    from foretell.bench.report import brief
+
     console = open_console(to_stderr=args.json)
     print_blocks(console, [table, "\n".join(remarks)])
     output_result(result, args)

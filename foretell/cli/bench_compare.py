@@ -9,8 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.compare import QUICK, ComparePlan
-from foretell.bench.peers import Endpoint, check_names
+from foretell.bench.plan import QUICK_COMPARE, ComparePlan
 from foretell.bench.workloads import OWN, load, select
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 def plan_of(args: argparse.Namespace) -> ComparePlan:
     """Return the plan with the values of given flags."""
     given = {"max_tokens": args.max_tokens, "temperature": args.temperature, "rounds": args.rounds}
-    usual = QUICK if args.quick else ComparePlan()
+    usual = QUICK_COMPARE if args.quick else ComparePlan()
     return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -100,11 +99,15 @@ def items_of(args: argparse.Namespace) -> list[BenchPrompt]:
 
 
 def name_of(peer: str) -> str:
+    from foretell.bench.peers import Endpoint
+
     return peer if peer in (*OWN_SERVER, *IN_PROCESS) else Endpoint.parse(peer).name
 
 
 def peers_of(args: argparse.Namespace, stack: ExitStack) -> list[Peer]:
     """Return all peers in order; running servers are contacted before ours is started."""
+    from foretell.bench.peers import Endpoint, check_names
+
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     EngineConfig(**given_options(args, EngineConfig))
     SpeculationConfig(**given_options(args, SpeculationConfig))
@@ -132,6 +135,7 @@ def in_process(args: argparse.Namespace) -> dict[str, Peer]:
 
 def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
     """Start one server, for requests with and without speculation."""
+    from foretell.bench.peers import Endpoint
     from foretell.bench.server_process import start_server
 
     if not any(word in args.peers for word in OWN_SERVER):

@@ -10,8 +10,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.http_client import Address, ClosedLoop, Level, Poisson
-from foretell.bench.load import AUTO, LoadPlan, LoadResult, LoadVariant, check_servers, run_load, variants_of
+from foretell.bench.plan import LoadPlan
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -21,6 +20,9 @@ from .bench_common import add_result_arguments, add_workload_arguments, bench_co
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from foretell.bench.http_client import Address, Level
+    from foretell.bench.load import LoadResult, LoadVariant
 
 FAILED = 1  # exit code if a request failed, an output differs, or auto is slower than allowed
 MIN_RATIO = 0.97  # throughput that auto must reach, relative to the better of the others
@@ -81,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from foretell.bench.load import check_servers, run_load, variants_of
     from foretell.cli.bench_common import ProgressBar
 
     if args.url is not None and args.base_url is not None:
@@ -107,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
 
 def slower(found: LoadResult) -> list[str]:
     """Return the loads at which auto is below `MIN_RATIO` even at the upper end of its confidence interval."""
+    from foretell.bench.load import AUTO
+
     below: list[str] = []
     for name in dict.fromkeys(cell.load for cell in found.cells):
         paces = {
@@ -128,6 +133,8 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
 
 def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     """Validate the flags before anything is started."""
+    from foretell.bench.http_client import Address
+
     EngineConfig(**given_options(args, EngineConfig))
     SpeculationConfig(**given_options(args, SpeculationConfig))
     if args.base_url is not None and settings:
@@ -141,6 +148,8 @@ def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 
 def levels(args: argparse.Namespace) -> tuple[Level, ...]:
     """Return the closed-loop and open-loop loads."""
+    from foretell.bench.http_client import ClosedLoop, Poisson
+
     usual = CONCURRENCY[:2] if args.quick else CONCURRENCY
     concurrency: Sequence[int] = args.concurrency or (() if args.rate else usual)
     return (*map(ClosedLoop, concurrency), *map(Poisson, args.rate))
@@ -148,6 +157,7 @@ def levels(args: argparse.Namespace) -> tuple[Level, ...]:
 
 def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
     """Return the adaptive server and the fixed one, started unless named."""
+    from foretell.bench.http_client import Address
     from foretell.bench.server_process import start_server
 
     if args.base_url is not None:

@@ -22,6 +22,7 @@ from .help import PROGRAM, Overview, Parser
 INTERRUPTED = 130  # exit code
 DEBUG = "FORETELL_DEBUG"
 INSTEAD = {"stop": f"kill the PID that '{PROGRAM} ps' shows"}  # by command of other programs
+FOREIGN = re.compile(r"-[a-z]{2,}")  # llama.cpp has flags of several letters after one dash
 SAME_AS = re.compile(r"same as (--[\w-]+)")  # in the help of a flag of another engine
 
 
@@ -69,7 +70,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         explain_command(argv)
     command = load_command(name)
     parser = add_arguments(Parser(prog=f"{PROGRAM} {name}", description=command.help), command)
-    args, unknown = parser.parse_known_args(argv[len(name.split()) :])
+    words = argv[len(name.split()) :]
+    refuse_foreign_flags(parser, words)
+    args, unknown = parser.parse_known_args(words)
     inner: Parser = getattr(args, "parser", parser)  # a command may have subcommands
     for word in unknown:
         if word.startswith("-"):
@@ -92,6 +95,17 @@ def explain_command(argv: list[str]) -> NoReturn:
         parser.error(f"there is no option {argv[0]} before the command")
     parser.print_help()
     parser.exit()
+
+
+def refuse_foreign_flags(parser: Parser, words: Iterable[str]) -> None:
+    """Refuse another engine's flag such as -tb before argparse takes it for -t with the value b."""
+    known = parser._option_string_actions
+    for flag in (word.split("=")[0] for word in words):
+        if FOREIGN.fullmatch(flag) and flag not in known and flag[:2] in known:
+            from foretell.server.foreign_flags import SWITCHES, WITH_VALUES
+
+            if flag in (*SWITCHES, *WITH_VALUES):
+                refuse_flag(parser, flag)
 
 
 def refuse_flag(parser: Parser, flag: str) -> NoReturn:

@@ -6,18 +6,18 @@ import argparse
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 from foretell.plan.config import PlanConfig, resolve_inputs
 from foretell.plan.fleet.config import FleetConfig, trial_of
-from foretell.plan.fleet.sizing import fleet_report
-from foretell.plan.page import html, svg
-from foretell.plan.planner import PlanQuery, PlanResult, make_plan, remarks
-from foretell.plan.table import plots, tables, title
 
 from .common import Command, add_output_arguments, check_writable, output_result, write_atomic
 from .tables import open_console, print_blocks
+
+if TYPE_CHECKING:
+    from foretell.plan.planner import PlanResult
 
 FLEET = "fleet"
 MAX_BATCH = 1 << 16
@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_steps(args: argparse.Namespace) -> int:
+    from foretell.plan.planner import PlanQuery, make_plan
+
     for name in given_options(args, FleetConfig):
         raise RequestError(name, "is for a fleet; use foretell plan fleet")
     config = PlanConfig(**given_options(args, PlanConfig))
@@ -97,6 +99,8 @@ def run_steps(args: argparse.Namespace) -> int:
 
 
 def run_fleet(args: argparse.Namespace) -> int:
+    from foretell.plan.fleet.sizing import fleet_report
+
     for name in ("batch", "context", "svg", "html"):
         if getattr(args, name) is not None:
             raise RequestError(name, "is not for a fleet, whose load is given by --rate, --prompt and --output")
@@ -111,6 +115,10 @@ def run_fleet(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace, found: PlanResult) -> None:
     """Print the tables and plots, with --json on standard error; write the files."""
+    from foretell.plan.page import html, svg
+    from foretell.plan.planner import remarks
+    from foretell.plan.table import plots, tables, title
+
     console = open_console(to_stderr=args.json)
     print_blocks(console, [title(found), *tables(found), *remarks(found)])
     if not args.no_plot:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, JustifyMethod, RenderableType
     from rich.table import Table
 
     from foretell.utils.report_table import ReportTable
@@ -99,14 +99,20 @@ def styled(cell: str) -> RenderableType:
 
 
 def print_columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> None:
-    """Print aligned columns; those in `right` are right-aligned. Without a header text, the header is left out."""
+    """Print aligned columns; those in `right` are right-aligned. Without a header text, the header is left out.
+
+    Names in the first column are not wrapped, so that they can be copied; phrases are.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
+    rows = list(rows)
+    are_names = not any(" " in row[0].strip() for row in rows)
     for column, header in enumerate(headers):
-        table.add_column(header, justify="right" if column in set(right) else "left", overflow="fold")
+        side: JustifyMethod = "right" if column in set(right) else "left"
+        table.add_column(header, justify=side, overflow="fold", no_wrap=are_names and column == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)

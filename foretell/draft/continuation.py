@@ -15,7 +15,7 @@ RESUME_CONFIDENCE = 0.5  # factor on the confidence of such a copy
 
 
 class Path(NamedTuple):
-    """A candidate draft."""
+    """A candidate continuation of the tokens, with its expected accepted tokens."""
 
     tokens: list[int]
     confidence: list[float]  # of each token, given those before it

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from foretell.config import SpeculationConfig
-from foretell.draft.corpus.drafter import Corpus
+from foretell.draft.corpus.drafter import IndexedCorpus
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.model import MAX_ROWS
 from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
@@ -56,7 +56,7 @@ class Loader:
     tokens: int
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)
     max_rows: int = MAX_ROWS  # of one forward of a draft model
-    corpus: Corpus | None = None  # files to draft from
+    corpus: IndexedCorpus | None = None  # files to draft from
 
     def parts(self, models: Iterable[str], copies: Mapping[QuantFormat, Decoder]) -> DrafterParts:
         """Load these draft models and return the parts of drafters."""

@@ -115,6 +115,18 @@ def chain_draft(tokens: list[int], confidence: list[float], source: str) -> Draf
     return Draft(tuple(tokens), chain_parents(len(tokens)), source, None, tuple(confidence))
 
 
+class SequenceIndices(dict[int, NGramIndex]):
+    """The indices of running sequences by id."""
+
+    def current(self, seq: Sequence) -> NGramIndex:
+        """Return the index of a sequence, up to date."""
+        index = self.get(seq.id)
+        if index is None:
+            index = self[seq.id] = NGramIndex(seq.tokens)
+        index.catch_up()
+        return index
+
+
 class NGramDrafter(Drafter):
     """Prompt lookup decoding: the longest match wins, and of equal ones the latest."""
 
@@ -124,7 +136,7 @@ class NGramDrafter(Drafter):
     def __init__(self, min_match: int = 2, max_match: int = 4) -> None:
         """Matches of `min_match` to `max_match` tokens count; longer ones are no better."""
         self.min_match, self.max_match = min_match, max_match
-        self._indices: dict[int, NGramIndex] = {}
+        self._indices = SequenceIndices()
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [
@@ -134,18 +146,10 @@ class NGramDrafter(Drafter):
 
     def prepare(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
-            self._index(seq)
-
-    def _index(self, seq: Sequence) -> NGramIndex:
-        """Return the index of a sequence, up to date."""
-        index = self._indices.get(seq.id)
-        if index is None:
-            index = self._indices[seq.id] = NGramIndex(seq.tokens)
-        index.catch_up()
-        return index
+            self._indices.current(seq)
 
     def _draft(self, seq: Sequence, nodes: int) -> Draft:
-        length, position = self._best_match(self._index(seq))
+        length, position = self._best_match(self._indices.current(seq))
         if length < self.min_match:
             return NO_DRAFT
         confidence = 1 - 1 / (1 + length)

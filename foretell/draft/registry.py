@@ -11,7 +11,7 @@ from typing import Any
 
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
-from foretell.draft.corpus.drafter import Corpus, CorpusDrafter
+from foretell.draft.corpus.drafter import CorpusDrafter, IndexedCorpus
 from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.assistant import AssistantDrafter
@@ -93,7 +93,7 @@ class DrafterParts:
     draft_models: Mapping[str, LoadedDraftModel] = field(default_factory=dict)
     copies: Mapping[QuantFormat, Decoder] = field(default_factory=dict)  # quantized copies of the target, by format
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by name of their drafter
-    corpus: Corpus | None = None  # files to draft from
+    corpus: IndexedCorpus | None = None  # files to draft from
 
     @property
     def vocab(self) -> int:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from foretell.draft.base import Drafter
 from foretell.draft.continuation import EMPTY_PATH, RESUME_MATCH, Continuations
-from foretell.draft.ngram import SEPARATOR, NGramIndex, chain_draft
+from foretell.draft.ngram import SEPARATOR, NGramIndex, SequenceIndices, chain_draft
 from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence, StepResult
 
 
@@ -67,14 +67,14 @@ class SuffixDrafter(Drafter):
         """A match of m tokens drafts at most `factor` * m + `offset` tokens. `store_tokens` are kept per tenant."""
         self.continuations = Continuations(factor, offset, min_token_prob)
         self.store = OutputStore(store_tokens, tenants)
-        self._indices: dict[int, NGramIndex] = {}  # of running sequences
+        self._indices = SequenceIndices()
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [self._draft(seq, budget.depth) for seq, budget in zip(seqs, budgets, strict=True)]
 
     def prepare(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
-            self._index(seq)
+            self._indices.current(seq)
 
     def observe(self, results: list[StepResult]) -> None:
         """Mark tenants with running sequences as used. Proposing must not: drafts would depend on who asked."""
@@ -91,18 +91,10 @@ class SuffixDrafter(Drafter):
         """Bytes of the stored outputs and of the running sequences' indices."""
         return self.store.memory + sum(index.memory for index in self._indices.values())
 
-    def _index(self, seq: Sequence) -> NGramIndex:
-        """Return the index of a sequence, up to date."""
-        index = self._indices.get(seq.id)
-        if index is None:
-            index = self._indices[seq.id] = NGramIndex(seq.tokens)
-        index.catch_up()
-        return index
-
     def _draft(self, seq: Sequence, nodes: int) -> Draft:
         if not nodes:
             return NO_DRAFT
-        own = self._index(seq)
+        own = self._indices.current(seq)
         length, tokens = len(seq.tokens), seq.tokens
         best, better = EMPTY_PATH, self.continuations.better
         for index in (own, *self.store.indices(seq.request.tenant)):  # the sequence itself wins ties

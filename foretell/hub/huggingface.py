@@ -108,6 +108,7 @@ REMEDIES = {
     "RemoteEntryNotFoundError": "no such file in the repository; look at its page for the right name",
     "LocalEntryNotFoundError": f"{NOT_HERE}, nor in the cache, and Hugging Face cannot be reached; "
     "check the network or name a folder",
+    "TransportError": f"{NOT_HERE}, and Hugging Face cannot be reached; check the network or name a folder",
     "HTTPError": "Hugging Face gave an unexpected answer; check the network and try again",
     "HFValidationError": "not a Hugging Face id; one looks like owner/repo",
 }

@@ -112,6 +112,11 @@ def validation_error(error: RequestValidationError, known: list[str]) -> ApiErro
         param = ".".join([*_field_path(location[:-1]), location[-1]])
         reason = UNSUPPORTED_FIELDS.get(param) or f"is not known; {_known_field(param, known)}"
         return ApiError(400, f"{param}: {reason}", param=param, code="unsupported_parameter")
+    if not location and problem["type"] == "model_attributes_type":
+        # FastAPI reads a body as JSON only if the header says so.
+        unread = "was not sent as JSON; add the header Content-Type: application/json"
+        reason = unread if isinstance(problem["input"], bytes) else "must be a JSON object"
+        return ApiError(400, f"body: {reason}", param="body", code="invalid_value")
     param = ".".join(_field_path(location)) or "body"
     reason = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{param}: {reason}", param=param, code="invalid_value")

@@ -32,7 +32,11 @@ def main(connection: Connection) -> None:
         connection.send(WorkerReport("started"))
         _run(spec, join_store(store, timeout), timeout, connection, inbox)
     except Exception as error:
-        connection.send(WorkerReport("failed", f"{type(error).__name__}: {error}", isinstance(error, RankTimeoutError)))
+        report = WorkerReport("failed", f"{type(error).__name__}: {error}", isinstance(error, RankTimeoutError))
+        try:
+            connection.send(report)
+        except OSError:  # the leader is gone, which is why this failed
+            sys.exit(1)
         if isinstance(error, RankTimeoutError | ForetellError):
             sys.exit(1)  # the report says it all
         raise

@@ -177,9 +177,9 @@ def _fused_loss_and_gradient(
     logits: Tensor, rows: LossRows, weights: LossWeights
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute `_loss_and_gradient` in one kernel; the gradient overwrites the logits."""
-    from foretell.kernels.triton.distill_loss import LossWeights, distill_loss
+    from foretell.kernels.triton.distill_loss import LossTerms, distill_loss
 
-    parts = LossWeights(weights.kl, weights.tv, weights.ce, weights.lk, LK_SHARPNESS)
+    parts = LossTerms(weights.kl, weights.tv, weights.ce, weights.lk, LK_SHARPNESS)
     loss, acceptance, argmax = distill_loss(logits, rows.target_probs, rows.indices, rows.labels, rows.weights, parts)
     return loss.sum(), acceptance, argmax, logits
 

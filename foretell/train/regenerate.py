@@ -25,7 +25,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 
 from .data import TrainPrompt
-from .sampler import GenerationRequest, Sampler
+from .sampler import AnswerRequest, Sampler
 from .token_dataset import ANSWERS_FILE, Document, Fingerprint, load_documents, load_fingerprint, save_documents
 
 ENGINE_SAVE_EVERY = 64  # answers between two saves, and requests per batch of the engine
@@ -86,7 +86,7 @@ class AnswerCache:
         self.log(f"{self.path}: none of {len(documents)} answers reused ({reason}); they are now in {old.name}")
         return {}
 
-    def lookup(self, requests: Sequence[GenerationRequest], end: int) -> dict[int, Document]:
+    def lookup(self, requests: Sequence[AnswerRequest], end: int) -> dict[int, Document]:
         """Return the cached answers of these requests by index; documents with index >= `end` stay in the file."""
         self._others = [each for index, each in self._documents.items() if index >= end]
         known = [(each, self._documents[each.index]) for each in requests if each.index in self._documents]
@@ -100,7 +100,7 @@ class AnswerCache:
         save_documents([*documents, *self._others], self.path, self.fingerprint)
 
 
-def _is_answer(document: Document, request: GenerationRequest) -> bool:
+def _is_answer(document: Document, request: AnswerRequest) -> bool:
     """Return whether a document has this prompt and was sampled at this temperature."""
     same_prompt = document.prompt == request.prompt
     return same_prompt and np.float32(document.temperature) == np.float32(request.temperature)
@@ -144,17 +144,17 @@ def _sorted_by_index(found: dict[int, Document]) -> list[Document]:
     return [found[index] for index in sorted(found)]
 
 
-def _document(request: GenerationRequest, answer: list[int]) -> Document:
+def _document(request: AnswerRequest, answer: list[int]) -> Document:
     tokens = np.array([*request.prompt, *answer], np.int64)
     return Document(tokens, len(request.prompt), request.temperature, index=request.index)
 
 
 def split_prompts(
     prompts: list[TrainPrompt], tokenizer: Tokenizer, settings: RegenerateSettings
-) -> tuple[list[Document], list[GenerationRequest]]:
+) -> tuple[list[Document], list[AnswerRequest]]:
     """Return documents that are complete already, and requests for the rest; too long prompts are dropped."""
     documents: list[Document] = []
-    requests: list[GenerationRequest] = []
+    requests: list[AnswerRequest] = []
     for number, prompt in enumerate(prompts):
         tokens = encode_prompt(prompt, tokenizer)
         if prompt.is_document:
@@ -166,7 +166,7 @@ def split_prompts(
                 documents.append(Document(full, len(tokens), index=index))
             else:
                 temperature = settings.temperature_of(number)
-                requests.append(GenerationRequest(index, tokens, temperature, settings.max_tokens))
+                requests.append(AnswerRequest(index, tokens, temperature, settings.max_tokens))
     return documents, requests
 
 
@@ -210,8 +210,8 @@ def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int
 
 
 def _by_engine(
-    llm: LLM, requests: list[GenerationRequest], settings: RegenerateSettings
-) -> Iterator[tuple[GenerationRequest, list[int]]]:
+    llm: LLM, requests: list[AnswerRequest], settings: RegenerateSettings
+) -> Iterator[tuple[AnswerRequest, list[int]]]:
     """Generate answers with the engine, which speculates; they do not depend on the batch."""
     for start in range(0, len(requests), ENGINE_SAVE_EVERY):
         batch = requests[start : start + ENGINE_SAVE_EVERY]
@@ -231,8 +231,8 @@ def _by_engine(
 
 
 def _by_sampler(
-    model: Decoder, target: ModelSource, requests: list[GenerationRequest], settings: RegenerateSettings
-) -> Iterator[tuple[GenerationRequest, list[int]]]:
+    model: Decoder, target: ModelSource, requests: list[AnswerRequest], settings: RegenerateSettings
+) -> Iterator[tuple[AnswerRequest, list[int]]]:
     """Generate answers with the bulk sampler, which is many times faster for millions of tokens."""
     memory = device_memory(target.device) * SAMPLER_MEMORY
     slots = min(SAMPLER_SLOTS, len(requests), int(memory / (settings.context * target.token_bytes)))

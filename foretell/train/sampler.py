@@ -23,7 +23,7 @@ TINY = 1e-20  # keeps the logarithm of the noise finite
 
 
 @dataclass(frozen=True)
-class GenerationRequest:
+class AnswerRequest:
     """A prompt for the target to answer, as training data."""
 
     index: int
@@ -56,13 +56,13 @@ class Sampler:
         torch.manual_seed(seed)
 
     @torch.inference_mode()
-    def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[GenerationRequest, list[int]]]:
+    def generate(self, requests: list[AnswerRequest]) -> Iterator[tuple[AnswerRequest, list[int]]]:
         """Yield each request with its output tokens as it finishes.
 
         The longest prompts go first, so that the KV span shrinks over time.
         """
         waiting = sorted(requests, key=lambda request: len(request.prompt), reverse=True)[::-1]
-        running: dict[int, GenerationRequest] = {}
+        running: dict[int, AnswerRequest] = {}
         while waiting or running:
             free = [slot for slot in range(self.slots) if slot not in running]
             admitted = [(slot, waiting.pop()) for slot in free[: len(waiting)]]
@@ -84,14 +84,14 @@ class Sampler:
         positions: list[int] = self.positions.tolist()
         return positions
 
-    def _prefill(self, admitted: list[tuple[int, GenerationRequest]]) -> None:
+    def _prefill(self, admitted: list[tuple[int, AnswerRequest]]) -> None:
         """Prefill prompts but for their last token, which the first decode step runs."""
         while admitted:
             count = max(1, PREFILL_TOKENS // len(admitted[0][1].prompt))
             batch, admitted = admitted[:count], admitted[count:]
             self._prefill_batch([slot for slot, _ in batch], [request for _, request in batch])
 
-    def _prefill_batch(self, slots: list[int], requests: list[GenerationRequest]) -> None:
+    def _prefill_batch(self, slots: list[int], requests: list[AnswerRequest]) -> None:
         device = self.last.device
         length = max(len(request.prompt) for request in requests)
         padded = [request.prompt + [0] * (length - len(request.prompt)) for request in requests]

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from foretell.bench.check import running_requests
-from foretell.bench.compare import ComparePlan, remarks, report_table, run_compare
+from foretell.bench.compare import remarks, report_table, run_compare
 from foretell.bench.http_client import MAX_LINE_BYTES, Address
-from foretell.bench.peers import Endpoint, PeerReply, RequestParams, TransformersPeer, accepted_draft_tokens
-from foretell.bench.prompt import BenchPrompt
+from foretell.bench.peers import Endpoint, PeerReply, TransformersPeer, accepted_draft_tokens
+from foretell.bench.plan import ComparePlan
+from foretell.bench.prompt import BenchPrompt, RequestParams
 from foretell.bench.workloads import load
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError

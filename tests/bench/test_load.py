@@ -18,7 +18,6 @@ from foretell.bench import load as bench_load
 from foretell.bench import server_process as serving
 from foretell.bench.http_client import Address, ClosedLoop, Poisson, StreamResult, stream_request
 from foretell.bench.load import (
-    LoadPlan,
     LoadResult,
     LoadSlice,
     LoadVariant,
@@ -29,6 +28,7 @@ from foretell.bench.load import (
     run_load,
     variants_of,
 )
+from foretell.bench.plan import LoadPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
@@ -379,7 +379,7 @@ def test_an_error_fails_the_run(
     words = ["--base-url", server.url, "--concurrency", "2", "--seconds", "0.2", "--temperature", "-1", *SHORT]
     code, _, err = command(capsys, words)
     assert code == 2 and "does not serve: HTTP 400: temperature" in err and "; request what it serves" in err
-    monkeypatch.setattr("foretell.cli.bench_load.check_servers", lambda *_: None)
+    monkeypatch.setattr("foretell.bench.load.check_servers", lambda *_: None)
     code, out, _ = command(capsys, words)
     assert code == 1 and "ERRORS, 2 at once, auto: HTTP 400: temperature" in out
 

@@ -41,9 +41,9 @@ def findings(auto: Interval | None, on: Interval | None, off: Interval | None = 
 def test_the_bar_is_held_to_beyond_noise(
     found: LoadResult, slow: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("check_servers", "report"):
-        monkeypatch.setattr(bench_load, name, lambda *_: None)
-    monkeypatch.setattr(bench_load, "run_load", lambda *_: found)
+    monkeypatch.setattr(bench_load, "report", lambda *_: None)
+    monkeypatch.setattr("foretell.bench.load.check_servers", lambda *_: None)
+    monkeypatch.setattr("foretell.bench.load.run_load", lambda *_: found)
     assert bench_load.slower(found) == (["4 at once"] if slow else [])
     assert main(["bench", "load", "--base-url", "http://localhost:1"]) == int(slow)
     assert ("SLOWER, 4 at once" in capsys.readouterr().err) == slow

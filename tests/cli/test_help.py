@@ -106,6 +106,7 @@ def test_plan_and_plan_fleet_have_their_own_pages(capsys: pytest.CaptureFixture[
         (["generate", "hi", "--port", "1"], "--port is an option of foretell serve; see"),
         (["generate", "hi", "--enforce-eager"], "is an option of foretell serve, which ignores it; leave it out"),
         (["generate", "hi", "-n", "20"], "there is no option -n; see"),
+        (["generate", "hi", "-tb", "2"], "-tb is an option of foretell serve, which ignores it; leave it out"),
         (["generate", "hi", "--grammar", "x"], "there is no option --grammar; see"),
         (["demo", "--max-tokens", "3"], "there is no option --max-tokens; see"),
         (["list", "--format", "json"], "there is no option --format; see"),
@@ -126,3 +127,15 @@ def test_the_overview_imports_no_command() -> None:
     code += " or name in ('foretell.cli.serve', 'foretell.cli.bench', 'foretell.plan', 'foretell.bench')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_imports_neither_asyncio_nor_libraries_that_start_slowly() -> None:
+    code = "import contextlib, os, sys\nfrom foretell.cli.command_table import COMMANDS\n"
+    code += "from foretell.cli.main import main\n"
+    code += "with contextlib.redirect_stdout(open(os.devnull, 'w')):\n    for name in COMMANDS:\n"
+    code += "        with contextlib.suppress(SystemExit):\n            main([*name.split(), '--help'])\n"
+    code += "slow = {'asyncio', 'http.client', 'numpy', 'prompt_toolkit', 'rich', 'torch', 'foretell.bench.results'}\n"
+    code += "print(len(COMMANDS), sorted(slow & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, found = done.stdout.splitlines()[-1].split(maxsplit=1)
+    assert int(count) > 20 and found == "[]"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from foretell.bench import check, compare, load, never_slower, report, synthetic
 from foretell.bench.intervals import compared
-from foretell.cli.tables import column_widths, open_console, print_blocks
+from foretell.cli.tables import column_widths, open_console, print_blocks, print_columns
 from foretell.utils.report_table import ReportTable
 from tests.bench import pages
 from tests.bench.test_page import result
@@ -95,3 +95,15 @@ def test_text_in_brackets_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]
 def test_the_command_line_loads_rich_only_to_print() -> None:
     modules = "foretell.cli.tables, foretell.cli.bench, foretell.cli.plan, foretell.cli.tune, foretell.cli.train"
     assert "rich" not in loaded_by(f"import {modules}")
+
+
+def test_a_name_is_not_wrapped_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    name = "eagle:owner/a-name-to-copy"
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        print_columns(("", "", ""), [(name, "400M", "a remark that is wider than the rest of the line")])
+    shown = capsys.readouterr().out
+    assert name in shown and max(map(len, shown.splitlines())) <= 50

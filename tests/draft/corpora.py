@@ -31,7 +31,7 @@ def random_documents(seed: int, vocab: int = 32) -> list[list[int]]:
 
 
 class FixedCorpus:
-    """Texts of which one version after the other is current; `advance` goes on to the next."""
+    """Versions of a corpus, one of which is current; `advance` makes the next one current."""
 
     def __init__(self, *versions: Values[Values[int]]) -> None:
         self.versions = [(index_of(documents),) for documents in versions]

@@ -352,7 +352,7 @@ def test_a_failed_scan_leaves_the_index_as_it_is(
 ) -> None:
     watched = Watched(root)
     with monkeypatch.context() as patch:
-        patch.setattr(indexed_files.Block, "build", lambda *_: (_ for _ in ()).throw(MemoryError("planted")))
+        patch.setattr(indexed_files.IndexBlock, "build", lambda *_: (_ for _ in ()).throw(MemoryError("planted")))
         write(root / "new", "quite a new file, this")
         for _ in range(3):
             watched.expire()

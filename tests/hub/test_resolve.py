@@ -234,6 +234,10 @@ class HTTPError(Exception):
     """Named as the HTTP client's own: which client it is changes with the library's version."""
 
 
+class TransportError(HTTPError):
+    """The HTTP client's for a request that got no answer."""
+
+
 def answered(kind: Callable[..., Exception], status: int) -> Exception:
     return kind("two\nlines", response=SimpleNamespace(headers={}, request=None, status_code=status))
 
@@ -247,7 +251,8 @@ def answered(kind: Callable[..., Exception], status: int) -> Exception:
         (answered(errors.RemoteEntryNotFoundError, 404), "no such file in the repository", 2),
         (errors.HFValidationError("invalid"), "one looks like owner/repo", 2),
         (answered(errors.HfHubHTTPError, 500), "unexpected answer", 1),
-        (HTTPError("slow"), "check the network", 1),
+        (HTTPError("slow"), "unexpected answer", 1),
+        (TransportError("no route"), "Hugging Face cannot be reached", 1),
         (errors.LocalEntryNotFoundError("gone"), "cannot be reached", 1),
         (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE", 1),
         (RuntimeError("two\nlines"), "two lines", 1),

@@ -159,6 +159,20 @@ def test_unpaired_surrogates_are_rejected(assembly: Assembly, place: str) -> Non
     run_app(assembly, play)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses"])
+def test_a_body_that_is_no_object_is_refused_with_what_would_work(assembly: Assembly, path: str) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}  # as `curl -d` sends
+        for headers, reason in (
+            (form, "add the header Content-Type: application/json"),
+            (JSON, "must be a JSON object"),
+        ):
+            reply = await client.post(path, content=b'["a"]', headers=headers)
+            assert reply.status_code == 400 and reason in reply.json()["error"]["message"]
+
+    run_app(assembly, play)
+
+
 def test_surrogate_pairs_and_escaped_backslashes_are_text(assembly: Assembly) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         sent = b'{"prompt": "a \\ud83d\\ude00 \\\\ud800", "max_tokens": 1, "echo": true}'

@@ -160,3 +160,24 @@ def test_no_process_stays(tmp_path: Path, way: str) -> None:
             os.kill(first.pid, signal.SIGKILL)
         first.wait(SOON)
         assert gone(other)
+
+
+ORPHAN = """
+import threading
+from foretell.tensor_parallel import worker
+
+class Leaderless:
+    def recv(self):
+        return None, None, 1.0
+    def recv_bytes(self):
+        threading.Event().wait()
+    def send(self, report):
+        raise BrokenPipeError("the leader is gone")
+
+worker.main(Leaderless())
+"""
+
+
+def test_a_worker_without_a_leader_ends_without_a_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (1, "")

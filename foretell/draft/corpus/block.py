@@ -47,14 +47,14 @@ class IndexedFile:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class IndexBlock:
     """Files and the index over their tokens."""
 
     files: tuple[IndexedFile, ...]
     arrays: ContextArrays
 
     @classmethod
-    def build(cls, files: Iterable[tuple[str, int, int, str]], documents: Sequence[Int32]) -> Block:
+    def build(cls, files: Iterable[tuple[str, int, int, str]], documents: Sequence[Int32]) -> IndexBlock:
         """Index the tokens of files, given with path, size, modification time and digest."""
         starts = np.cumsum([0, *(len(tokens) + 1 for tokens in documents)])  # a separator follows each
         indexed = [
@@ -101,7 +101,7 @@ class BlockStore:
     def _about(self) -> dict[str, Any]:
         return {"format": FORMAT, "tokenizer": self.tokenizer, "roots": self.roots}
 
-    def load(self) -> Block | None:
+    def load(self) -> IndexBlock | None:
         """Return the stored block, mapped from the file; None if there is none that can be used. Log the reason."""
         path = self.path
         try:
@@ -118,7 +118,7 @@ class BlockStore:
             return block
         return None
 
-    def save(self, block: Block) -> None:
+    def save(self, block: IndexBlock) -> None:
         """Write a block. On failure log a warning; the next start indexes the files again."""
         files = np.frombuffer(json.dumps([astuple(file) for file in block.files]).encode(), dtype=np.uint8)
         arrays = {"files": files, "tokens": block.arrays.tokens, "contexts": block.arrays.contexts}
@@ -133,7 +133,7 @@ class BlockStore:
         remove_stale_files(corpus_folder())
 
 
-def _restore(tensors: Mapping[str, torch.Tensor]) -> Block:
+def _restore(tensors: Mapping[str, torch.Tensor]) -> IndexBlock:
     """Return the block of these tensors; raise if they do not fit each other."""
     held = {name: tensor.numpy() for name, tensor in tensors.items()}
     arrays = ContextArrays(held["tokens"], held["contexts"], held["order"])
@@ -149,7 +149,7 @@ def _restore(tensors: Mapping[str, torch.Tensor]) -> Block:
         end = file.start + file.length + 1
     if end != len(arrays.tokens):
         raise ValueError("it has tokens of no file")
-    return Block(files, arrays)
+    return IndexBlock(files, arrays)
 
 
 def corpus_folder() -> Path:

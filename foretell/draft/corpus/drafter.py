@@ -13,8 +13,8 @@ from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence
 from .context_index import ContextIndex
 
 
-class Corpus(Protocol):
-    """Indexed documents."""
+class IndexedCorpus(Protocol):
+    """Indexed documents, of which each tenant may draft from its own."""
 
     def indices(self, tenant: str) -> Values[ContextIndex]:
         """Return the indices of what this tenant may draft from, as they are now."""
@@ -29,7 +29,7 @@ class CorpusDrafter(Drafter):
     name = "corpus"
     traits = DrafterTraits(is_free=True, defers_to_confident=True)
 
-    def __init__(self, corpus: Corpus, continuations: Continuations = Continuations()) -> None:
+    def __init__(self, corpus: IndexedCorpus, continuations: Continuations = Continuations()) -> None:
         self.corpus, self.continuations = corpus, continuations
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:

@@ -14,7 +14,7 @@ Component = re.Pattern[str] | None
 
 
 @dataclass(frozen=True)
-class Rule:
+class IgnoreRule:
     """One pattern, relative to the folder of its .gitignore."""
 
     components: tuple[Component, ...]
@@ -22,7 +22,7 @@ class Rule:
     only_folders: bool
 
     @classmethod
-    def parse(cls, line: str) -> Rule | None:
+    def parse(cls, line: str) -> IgnoreRule | None:
         """Return the rule of a line; None for a blank line or a comment."""
         pattern = re.sub(r"(?<!\\) +$", "", line)
         negated = pattern.startswith("!")
@@ -60,18 +60,18 @@ def _component(name: str) -> Component:
     return re.compile(fnmatch.translate(literal))
 
 
-def parse_rules(text: str) -> tuple[Rule, ...]:
+def parse_rules(text: str) -> tuple[IgnoreRule, ...]:
     """Return the rules of a .gitignore."""
-    return tuple(rule for line in text.splitlines()[:MAX_RULES] if (rule := Rule.parse(line)) is not None)
+    return tuple(rule for line in text.splitlines()[:MAX_RULES] if (rule := IgnoreRule.parse(line)) is not None)
 
 
 @dataclass(frozen=True)
 class IgnoreRules:
     """The rules that apply in a folder: its own and those of the folders above it, outermost first."""
 
-    levels: tuple[tuple[int, tuple[Rule, ...]], ...] = ()  # depth of the folder below the root, and its rules
+    levels: tuple[tuple[int, tuple[IgnoreRule, ...]], ...] = ()  # depth of the folder below the root, and its rules
 
-    def within(self, depth: int, rules: tuple[Rule, ...]) -> IgnoreRules:
+    def within(self, depth: int, rules: tuple[IgnoreRule, ...]) -> IgnoreRules:
         """Return the rules for a folder with a .gitignore of its own."""
         return IgnoreRules((*self.levels, (depth, rules))) if rules else self
 

@@ -15,14 +15,14 @@ from foretell.draft.ngram import SEPARATOR
 from foretell.errors import RequestError
 from foretell.tokenizer import Tokenizer
 
-from .block import Block, BlockStore
+from .block import BlockStore, IndexBlock
 from .context_index import ContextIndex, Int32
 from .files import MAX_FILES, FileState, find_files, read_file
 
 REBUILD_SHARE = 8  # the main index is built again when 1 token in 8 has changed,
 REBUILD_TOKENS = 65_536  # and not for fewer than these
 FULL_SHARE = 1 / 16  # of the limit; no further file is read when less is left
-NO_FILES = Block.build((), ())
+NO_FILES = IndexBlock.build((), ())
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class IndexedFiles:
                 return block.tokens(seen.state.path)
         return None
 
-    def _build(self, files: Sequence[_Seen]) -> Block:
+    def _build(self, files: Sequence[_Seen]) -> IndexBlock:
         documents = [tokens for seen in files if (tokens := self._find_tokens(seen)) is not None]
         assert len(documents) == len(files), "every chosen file was read"
-        return Block.build([seen.row for seen in files], documents)
+        return IndexBlock.build([seen.row for seen in files], documents)

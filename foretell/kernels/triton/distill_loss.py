@@ -15,7 +15,7 @@ LANES = 512  # logits per warp
 
 
 @dataclass(frozen=True)
-class LossWeights:
+class LossTerms:
     """Weights of the terms of the loss; `lk` adds KL and total variation, mixed by the acceptance rate of the row."""
 
     kl: float
@@ -65,7 +65,7 @@ def _distill_loss_kernel(
 
 
 def distill_loss(
-    logits: Tensor, probs: Tensor, target_rows: Tensor, label: Tensor, weight: Tensor, terms: LossWeights
+    logits: Tensor, probs: Tensor, target_rows: Tensor, label: Tensor, weight: Tensor, terms: LossTerms
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return loss, acceptance probability and argmax of each row of logits [n, outputs].
 

@@ -79,11 +79,11 @@ class RowPositions(Protocol):
 
     @property
     def positions(self) -> Tensor:
-        """[rows]."""
+        """[rows]; the position of each row in its sequence."""
 
     @property
     def slots(self) -> Tensor:
-        """[rows]; -1 for a padded row."""
+        """[rows]; the KV slot of each row, -1 for a padded row."""
 
 
 @dataclass(frozen=True)

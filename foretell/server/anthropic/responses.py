@@ -43,7 +43,7 @@ class TokenCount(BaseModel):
 
 
 class AnthropicErrorBody(BaseModel):
-    """What is wrong."""
+    """Class and message of an error."""
 
     type: str = Field(description="Anthropic's class of the error, such as invalid_request_error.")
     message: str = Field(description="One line: what is wrong; what would work.")

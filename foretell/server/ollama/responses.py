@@ -49,7 +49,7 @@ class OllamaGenerateResponse(OllamaResponse):
 
 
 class OllamaVersion(BaseModel):
-    """Versions."""
+    """The response of /api/version."""
 
     version: str = Field(description="The version of Ollama's API that this follows.")
     foretell: str = Field(description="Version of Foretell.")
