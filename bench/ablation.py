@@ -27,7 +27,6 @@ from tests.control.simulation import Scenario, Simulator  # noqa: E402
 
 USUAL = ControllerTuning()
 SCENARIOS = {"scenarios": {**STATIONARY, **DRIFTING}, "scenarios for trees": {**TREES, **CHAINS}}
-NEVER = 10**9
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ MECHANISMS = (
     Without("whole controller"),
     Without("optimism bonus", replace(USUAL, optimism=0.0)),
     Without("probes of unused drafters", replace(USUAL, probe_time_share=1e-12)),
-    Without("plain baseline steps", replace(USUAL, baseline_interval=NEVER)),
     Without("poll limiter", replace(USUAL, poll_refill_share=1.0, poll_refill_seconds=1.0)),
     Without("odds of a request", replace(USUAL, request_prior=1e9)),
     Without("request classes", one_class=True),

@@ -40,6 +40,14 @@ TEMPERATURE_POWERS = {"greedy": 1.0, "low": 1.5, "high": 3.0}
 LOW_TEMPERATURE = 0.8  # upper end of "low"
 
 
+def request_class_of(seq: Sequence) -> str:
+    """Return the class of requests that share acceptance rates, by temperature."""
+    temperature = seq.request.params.temperature
+    if temperature == 0:
+        return "greedy"
+    return "low" if temperature <= LOW_TEMPERATURE else "high"
+
+
 def rescue_rate(width: float, depth: int) -> float:
     """Return the share of tokens missed by a chain at this depth that a tree of this width finds."""
     by_width = RESCUE_RATES[min(depth, len(RESCUE_RATES)) - 1]
@@ -104,7 +112,7 @@ class ClassRates:
         if found is None:
             weight = self.tuning.class_prior
             found = (weight * self._prior_rate(at) + self.accepted[at]) / (weight + self.trials[at])
-            self._rates[at] = found = found if found < MAX_RATE else MAX_RATE
+            self._rates[at] = found = min(found, MAX_RATE)
         return found
 
     def _prior_rate(self, at: int) -> float:
@@ -113,9 +121,8 @@ class ClassRates:
         if row >= TREE:  # if second choices are hardly ever right in the first level, they are not at greater depths
             return min(0.5, self.rate(TREE * DEPTHS)) if depth else 0.5
         if row < NO_CONFIDENCE:
-            return self.trust * float(BIN_MIDDLES[row] ** self.power) + (1 - self.trust) * self.rate(
-                FIRST_TOKEN + depth
-            )
+            confidence = float(BIN_MIDDLES[row] ** self.power)
+            return self.trust * confidence + (1 - self.trust) * self.rate(FIRST_TOKEN + depth)
         return min(MAX_RATE, self.rate(at - 1) * self.growth[depth]) if depth else self.prior
 
     @property
@@ -125,10 +132,10 @@ class ClassRates:
 
     def bonus(self, rate: float, depth: int) -> float:
         """Return the optimism bonus of a rate. It fades with the trials of its depth."""
-        trials, tuning = self.trials[FIRST_TOKEN + (depth if depth < DEPTHS else DEPTHS) - 1], self.tuning
-        if trials >= tuning.familiar:
+        trials, familiar = self.trials[FIRST_TOKEN + min(depth, DEPTHS) - 1], self.tuning.familiar
+        if trials >= familiar:
             return 0.0
-        return tuning.optimism * (1 - trials / tuning.familiar) * math.sqrt(max(0.0, rate * (1 - rate)) / (1 + trials))
+        return self.tuning.optimism * (1 - trials / familiar) * math.sqrt(max(0.0, rate * (1 - rate)) / (1 + trials))
 
     def count(self, at: int, accepted: float, weight: float = 1.0) -> None:
         """Count a draft token, accepted or not."""
@@ -279,13 +286,13 @@ class RequestAcceptance:
 
         Tokens that are easy for one drafter are easy for another, so the confidence of free drafts counts.
         """
-        rates, prob = self.rates[drafter], 1.0
+        rates, prob, rate = self.rates[drafter], 1.0, 0.0
         probs: list[float] = []
         for at in range(1, depth + 1):
             if at <= DEPTHS:
                 rate = rates.rate(cell(self.free_confidence, at))
                 rate += rates.group.bonus(rate, at) if optimistic else 0.0
-            prob *= rate if rate < 1 else 1.0
+            prob *= min(rate, 1.0)
             probs.append(prob)
             if prob < LEAST_PROBABILITY:
                 break
@@ -293,7 +300,7 @@ class RequestAcceptance:
 
     def level_probs(self, drafter: str, depth: int, width: float) -> list[float]:
         """Return the probability, per level of a tree that is not drafted yet, that one of its nodes is accepted."""
-        rates, prob = self.rates[drafter], 1.0
+        rates, prob, rate = self.rates[drafter], 1.0, 0.0
         probs: list[float] = []
         for at in range(1, depth + 1):
             if at <= DEPTHS:
@@ -314,20 +321,10 @@ class AcceptanceModel:
         """Return the rates of a drafter in a request class, made on first use."""
         found = self._classes.get((drafter, request_class))
         if found is None:
-            power = TEMPERATURE_POWERS[request_class.partition(",")[0]]
-            found = self._classes[drafter, request_class] = ClassRates(
-                self.traits.get(drafter, DrafterTraits()), power, self.tuning
-            )
+            traits, power = self.traits.get(drafter, DrafterTraits()), TEMPERATURE_POWERS[request_class]
+            found = self._classes[drafter, request_class] = ClassRates(traits, power, self.tuning)
         return found
 
     def request(self, request_class: str, drafters: Iterable[str]) -> RequestAcceptance:
         """Return the acceptance of a new request."""
         return RequestAcceptance({name: RequestRates(self.class_rates(name, request_class)) for name in drafters})
-
-
-def request_class_of(seq: Sequence) -> str:
-    """Return the class of requests that share acceptance rates: by temperature, and whether a grammar applies."""
-    params = seq.request.params
-    sampled = "low" if params.temperature <= LOW_TEMPERATURE else "high"
-    temperature = "greedy" if params.temperature == 0 else sampled
-    return f"{temperature}, grammar" if params.structured_outputs is not None else temperature

@@ -90,7 +90,6 @@ class ControllerTuning:
     probe_tokens: int = 2  # draft tokens of a probe of an unused drafter
     probe_time_share: float = 0.01  # upper bound on probes, as a share of step time
     probe_interval: int = 32  # least interval of probes, doubled up to 32 times; most of choices that do not pay
-    baseline_interval: int = 256  # speculative steps per plain one, which keeps the price of plain steps known
     # Overhead of polling.
     poll_start_share: float = 0.015  # of a sequence's decode time: what its polls may cost before they have paid
     poll_max_credit: int = 64  # polls that a sequence can have in the bank: drafts are rare and save much
