@@ -44,6 +44,8 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from foretell.models.families import BY_MODEL_TYPE
+
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -247,6 +249,10 @@ MODELS: dict[str, tuple[Model, Any]] = {
         ),
     ),
 }
+
+
+# A model of each family, by our name of it.
+ONE_EACH = {BY_MODEL_TYPE[config.model_type]: name for name, (_, config) in reversed(MODELS.items())}
 
 
 def make(name: str) -> Model:
