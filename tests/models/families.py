@@ -255,9 +255,10 @@ MODELS: dict[str, tuple[Model, Any]] = {
 ONE_EACH = {BY_MODEL_TYPE[config.model_type]: name for name, (_, config) in reversed(MODELS.items())}
 
 
-def make(name: str) -> Model:
-    """Weights large enough that logits differ by far more than float error."""
+def make(name: str, **changes: Any) -> Model:
+    """Weights large enough that logits differ by far more than float error; `changes` are of the config."""
     kind, config = MODELS[name]
+    config = type(config).from_dict(config.to_dict() | changes) if changes else config
     torch.manual_seed(0)
     model = kind(config).float().eval()
     with torch.no_grad():
