@@ -41,6 +41,7 @@ def gemma4_entries(config: ConfigFields, tensors: Mapping[str, LazyTensor]) -> d
         "per_layer_config": {str(layer): {"num_key_value_heads": heads[layer]} for layer in full},
         "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
         "num_kv_shared_layers": shared,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
         "attention_k_eq_v": bool(full) and not own_values,
         "max_position_embeddings": config.integer("context_length"),
         "rms_norm_eps": config.number("attention.layer_norm_rms_epsilon"),

@@ -81,7 +81,7 @@ def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
         check_supported(config, name, tuple(BY_MODEL_TYPE))
     family = BY_MODEL_TYPE[name]
     stated = {name: value for name, value in config.values.items() if value is not None or name in NULLABLE}
-    config = ConfigFields({**FAMILIES[family].defaults, **stated})
+    config = ConfigFields({**FAMILIES[family].defaults, **FAMILIES[family].variants.get(name, {}), **stated})
     layer_types = hf_layer_types(config, family)
     settings = _hf_sizes(config, family) | _hf_traits(config, family)
     settings["windows"] = hf_windows(config, family, layer_types)

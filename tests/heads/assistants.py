@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedAssistantForCausalLM,
+    Gemma4UnifiedTextConfig,
+)
 
 from tests.folder import write_tiny_folder
 from tests.models import families
@@ -40,7 +50,15 @@ def sharing_modes(config: Gemma4TextConfig) -> list[str | None]:
     return ["reuse" if i >= first else "store" if i in stores else None for i in range(config.num_hidden_layers)]
 
 
-repaired = patch.object(Gemma4TextConfig, "kv_sharing_modes", property(sharing_modes))
+@contextmanager
+def repaired() -> Iterator[None]:
+    """Let transformers make assistants, and targets without shared layers for them."""
+    modes = property(sharing_modes)
+    with (
+        patch.object(Gemma4TextConfig, "kv_sharing_modes", modes),
+        patch.object(Gemma4UnifiedTextConfig, "kv_sharing_modes", modes),
+    ):
+        yield
 
 
 def make(stated: Gemma4TextConfig, ordered: bool = False, **text: Any) -> Any:
@@ -48,11 +66,16 @@ def make(stated: Gemma4TextConfig, ordered: bool = False, **text: Any) -> Any:
     text = TEXT | {"vocab_size": stated.vocab_size} | text
     if stated.attention_k_eq_v:
         text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
-    config = Gemma4AssistantConfig(
-        text_config=Gemma4TextConfig(**text), backbone_hidden_size=stated.hidden_size, **(ORDERED if ordered else {})
-    )
-    with repaired:
-        return randomized(Gemma4AssistantForCausalLM(config), seed=3)
+    is_unified = stated.model_type == "gemma4_unified_text"
+    kinds: Any = (Gemma4TextConfig, Gemma4AssistantConfig, Gemma4AssistantForCausalLM)
+    if is_unified:
+        kinds = (Gemma4UnifiedTextConfig, Gemma4UnifiedAssistantConfig, Gemma4UnifiedAssistantForCausalLM)
+        text = {name: value for name, value in text.items() if not name.endswith("per_layer_input")}
+    text_kind, config_kind, model_kind = kinds
+    inner = text_kind(**text)
+    config = config_kind(text_config=inner, backbone_hidden_size=stated.hidden_size, **(ORDERED if ordered else {}))
+    with repaired():
+        return randomized(model_kind(config), seed=3)
 
 
 def randomized(model: Any, seed: int) -> Any:
@@ -83,7 +106,7 @@ def write_pair(into: Path, ordered: bool = False) -> tuple[Path, Path]:
     vocab = 360  # more than the tokenizer's, and a multiple of the clusters
     stated = families.MODELS["gemma4"][1].to_dict() | {"vocab_size": vocab, "vocab_size_per_layer_input": vocab}
     config = Gemma4TextConfig(**stated)
-    with repaired:
+    with repaired():
         model = randomized(Gemma4ForCausalLM(config), seed=0)
     model.save_pretrained(target)
     make(config, ordered).save_pretrained(into / "assistant")

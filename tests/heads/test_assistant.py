@@ -26,7 +26,7 @@ from tests.folder import write_tiny_folder
 from tests.heads import assistants
 from tests.models import families
 
-TARGETS = ("gemma4", "gemma4, values are keys")
+TARGETS = ("gemma4", "gemma4, values are keys", "gemma4 unified")
 STEPS = 4
 
 
@@ -68,7 +68,7 @@ def our_logits(runner: ModelRunner, head: AssistantHead, tokens: list[int], draf
 @pytest.mark.parametrize("ordered", [False, True], ids=["all tokens", "clusters"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_assistant_has_the_logits_of_transformers(target: str, ordered: bool, tmp_path: Path) -> None:
-    with assistants.repaired:
+    with assistants.repaired():
         theirs = families.save(target, tmp_path / "target")
     assistant = assistants.save(tmp_path / "assistant", target, ordered)
     runner, head = loaded(tmp_path / "target", tmp_path / "assistant")

@@ -18,11 +18,19 @@ from tests.models import families
 from tests.tiny import HEADS, VOCAB, OwnHead, World, early_exit, fitting, generate, quantized_self, tree_around
 
 NAMES = (
+    "llama",
+    "mistral, sliding",
+    "qwen2, sliding from layer 1",
+    "qwen3",
+    "gemma3",
+    "internlm3",
+    "granite 4, no RoPE",
     "phi3, long factors",
     "granite",
     "gemma2",
     "gemma4",
     "gemma4, values are keys",
+    "gemma4 unified",
     "smollm3",
     "olmo2",
     "olmo3",

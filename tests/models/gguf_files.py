@@ -30,6 +30,7 @@ ARCHS = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "smollm3": "smollm3",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
@@ -39,11 +40,15 @@ ARCHS = {
 INTERLEAVED = ("llama", "mistral3", "granite", "smollm3")  # llama.cpp rotates neighbouring dimensions
 
 
+def arch_of(config: Any) -> str:
+    return ARCHS[config.model_type]
+
+
 def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = None) -> None:
     """The model as llama.cpp's converter writes it, in float32."""
     config: Any = copy.deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True  # else `head_dim` of a model whose layers differ raises
-    arch = ARCHS[config.model_type]
+    arch = arch_of(config)
     writer = gguf.GGUFWriter(path, arch)
     write_sizes(writer, config)
     write_traits(writer, config, extra := dict(extra or {}))
@@ -120,7 +125,7 @@ def write_traits(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarr
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type == "gemma4_text":
+    if arch_of(config) == "gemma4":
         write_gemma4(writer, config, extra)
     if config.model_type in ("olmo3", "exaone4") and config.sliding_window:
         writer.add_sliding_window_pattern([name == "sliding_attention" for name in config.layer_types])
@@ -138,7 +143,7 @@ def write_gemma4(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarr
     full = config.per_layer_config[slides.index(False)].head_dim
     near = config.per_layer_config[slides.index(True)].head_dim
     writer.add_shared_kv_layers(shared)
-    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_embedding_length_per_layer_input(getattr(config, "hidden_size_per_layer_input", 0))
     writer.add_sliding_window_pattern(slides)
     for name, value in (("", full), ("_swa", near)):
         getattr(writer, f"add_key_length{name}")(value)

@@ -36,6 +36,7 @@ NAMES = (
     "gemma2",
     "gemma4",
     "gemma4, values are keys",
+    "gemma4 unified",
     "smollm3",
     "olmo2",
     "olmo3",

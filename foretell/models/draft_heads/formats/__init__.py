@@ -10,6 +10,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import FORMAT
 from foretell.models.draft_heads.formats import assistant, block, eagle, medusa, mtp
+from foretell.models.unsupported import ASSISTANTS
 
 from .layout import HeadFile, TensorLayout, fill
 
@@ -48,7 +49,7 @@ def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callab
         )
     if model_type in SPECULATORS:
         return SPECULATORS[model_type]
-    if config.get("model_type") in assistant.MODEL_TYPES:
+    if config.get("model_type") in ASSISTANTS:
         return "assistant", assistant.assistant
     if "dflash_config" in config or "DFlashDraftModel" in (config.get("architectures") or []):
         return "block", block.dflash

@@ -13,7 +13,6 @@ from foretell.models.hf_config import from_hf
 
 from .layout import HeadFile, TensorLayout
 
-MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 MOST_CENTROIDS = 1 << 20  # a corrupt number must not exhaust memory
 UNUSED = re.compile(r"layers\.\d{1,4}\.self_attn\.[kv]_(proj|norm)\.weight")  # all keys are the target's
 NORMS = {
