@@ -97,7 +97,8 @@ class LlamaRequest(StrictModel):
     def _check_values(self) -> None:
         """Refuse a number outside its declared range, under llama.cpp's name of the field."""
         for name, field in type(self).model_fields.items():
-            limits, value = field.json_schema_extra, getattr(self, name)
+            limits: Any = field.json_schema_extra
+            value = getattr(self, name)
             if not isinstance(limits, dict) or not isinstance(value, int | float):
                 continue
             low, high = limits.get("minimum"), limits.get("maximum")
