@@ -140,7 +140,7 @@ class PerLayerInputs(nn.Module):
 
 
 class PerLayerMixing(nn.Module):
-    """What a layer adds to its output for its per-layer input, gated by the output itself."""
+    """Adds the per-layer input of a layer to its output, gated by the output itself."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

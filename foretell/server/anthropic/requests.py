@@ -55,7 +55,7 @@ class ToolParam(_Lenient):
 
 
 class ToolChoiceParam(_Lenient):
-    """Whether the model must call a tool."""
+    """Choice of tools: whether the model may, must or must not call one."""
 
     type: Literal["auto", "any", "tool", "none"] = Field(description="`any`: at least one call; `tool`: this tool.")
     name: str | None = described("With `tool`: its name.")
@@ -63,7 +63,7 @@ class ToolChoiceParam(_Lenient):
 
 
 class ThinkingParam(_Lenient):
-    """Whether the model reasons before it answers, if it can."""
+    """Reasoning before the answer, of models that have it."""
 
     type: str = Field(description="`enabled` and `adaptive` turn reasoning on, `disabled` turns it off.")
     budget_tokens: int | None = ranged("Most reasoning tokens.", 0)
