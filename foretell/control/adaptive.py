@@ -180,11 +180,16 @@ class AdaptiveController(Controller):
             drafter = budgets.get(state.seq.id, NO_BUDGET).drafter
             self._record_decision(state, free_drafts.get(state.seq.id, NO_DRAFTS), drafter, reason)
         self.decisions.record_step(bool(budgets), lambda: self._explain(view, self._considered))
-        rates = [state.acceptance.rates for state in self._considered] if self._timed and not probed else []
-        known = all(mine[name].group.is_familiar for mine in rates for name in self._timed if name in mine)
-        hold = self.tuning.hold_steps if known and not probed else 0
-        self._held = HeldChoice(self._poll_key(), len(seqs), held, hold)
+        if probed or any(map(any, free_drafts.values())) or not self._is_familiar():
+            self._held.steps_left = 0
+        else:
+            self._held = HeldChoice(self._poll_key(), len(seqs), held, self.tuning.hold_steps)
         return budgets
+
+    def _is_familiar(self) -> bool:
+        """Return whether no timed drafter has so few trials that every draft tells much."""
+        rates = [state.acceptance.rates for state in self._considered]
+        return all(mine[name].group.is_familiar for mine in rates for name in self._timed if name in mine)
 
     def _choose(self, view: StepCostView, free_drafts: FreeDrafts) -> tuple[list[list[DrafterOption]], list[Choice]]:
         """Return the options of each considered sequence and the choice among them."""
