@@ -32,7 +32,7 @@ TREE = NO_CONFIDENCE + 1  # first of one row per tree width: deviation from RESC
 CELLS = (TREE + len(WIDTHS)) * DEPTHS
 FIRST_TOKEN = NO_CONFIDENCE * DEPTHS  # cell of first tokens whatever their confidence
 MAX_RATE = 0.995  # no draft token is certain
-LEAST_PROBABILITY = 0.005  # draft tokens that are less likely to be accepted are not considered
+LEAST_PROBABILITY = 0.02  # draft tokens that are less likely to be accepted are not considered
 
 # At temperature > 0 the argmax is not always sampled: an acceptance probability p at temperature 0 becomes p to this
 # power. A rule of thumb until something is counted.
@@ -102,17 +102,17 @@ class ClassRates:
         self.growth = [1.0] + [(after / before) ** power for before, after in zip(known, known[1:DEPTHS], strict=False)]
         self.growth += [1.0] * (DEPTHS - len(self.growth))
         self.trials, self.accepted = [0.0] * CELLS, [0.0] * CELLS
-        self._rates: dict[int, float] = {}  # cached while a few more counts hardly change them
+        self.known_rates: dict[int, float] = {}  # cached while a few more counts hardly change them
         self._counts_left = 0  # until the cache is cleared
         self._decay = 1 - 1 / tuning.class_memory
 
     def rate(self, at: int) -> float:
         """Return the posterior mean of a cell."""
-        found = self._rates.get(at)
+        found = self.known_rates.get(at)
         if found is None:
             weight = self.tuning.class_prior
             found = (weight * self._prior_rate(at) + self.accepted[at]) / (weight + self.trials[at])
-            self._rates[at] = found = min(found, MAX_RATE)
+            self.known_rates[at] = found = min(found, MAX_RATE)
         return found
 
     def _prior_rate(self, at: int) -> float:
@@ -143,7 +143,7 @@ class ClassRates:
         self.accepted[at] = self.accepted[at] * self._decay + accepted
         self._counts_left -= 1
         if self._counts_left <= 0:
-            self._rates.clear()
+            self.known_rates.clear()
             self._counts_left = min(16, int(self.trials[FIRST_TOKEN] / 8))
 
     def level_rate(self, first_rate: float, depth: int, width: float) -> float:
@@ -271,14 +271,29 @@ class RequestAcceptance:
     def free_probs(self, drafter: str, draft: Draft) -> list[float]:
         """Return the probability that each node of a draft is accepted, together with all before it."""
         rates, confidence = self.rates[drafter], draft.confidence
-        rate, odds = rates.group.rate, rates.odds
+        group, odds = rates.group, rates.odds
+        known, row = group.known_rates, FIRST_TOKEN
         probs: list[float] = []
-        depths: list[int] = []
+        if draft.is_chain:
+            prob, column = 1.0, 0
+            for node in range(len(draft.parents)):
+                if confidence is not None:
+                    row = bisect_right(CONFIDENCE_BINS, confidence[node], 1) * DEPTHS - DEPTHS
+                rate = known.get(row + column) or group.rate(row + column)
+                prob *= rate * odds / (1 - rate + rate * odds)
+                probs.append(prob)
+                if prob < LEAST_PROBABILITY:
+                    break
+                column += column < DEPTHS - 1
+            return probs
+        columns: list[int] = []  # depth - 1 of each node, at most that of the last cell
         for node, parent in enumerate(draft.parents):
-            depth, before = (depths[parent] + 1, probs[parent]) if parent >= 0 else (1, 1.0)
-            depths.append(depth)
-            found = rate(cell(None if confidence is None else confidence[node], depth))
-            probs.append(before * found * odds / (1 - found + found * odds))
+            column = min(columns[parent] + 1, DEPTHS - 1) if parent >= 0 else 0
+            columns.append(column)
+            if confidence is not None:
+                row = cell(confidence[node], 1)
+            rate = known.get(row + column) or group.rate(row + column)
+            probs.append((probs[parent] if parent >= 0 else 1.0) * rate * odds / (1 - rate + rate * odds))
         return probs
 
     def chain_probs(self, drafter: str, depth: int, optimistic: bool = True) -> list[float]:
@@ -286,13 +301,17 @@ class RequestAcceptance:
 
         Tokens that are easy for one drafter are easy for another, so the confidence of free drafts counts.
         """
-        rates, prob, rate = self.rates[drafter], 1.0, 0.0
+        rates, first, prob, rate = self.rates[drafter], cell(self.free_confidence, 1), 1.0, 0.0
+        group, odds = rates.group, rates.odds
+        known, optimistic = group.known_rates, optimistic and not group.is_familiar
         probs: list[float] = []
-        for at in range(1, depth + 1):
-            if at <= DEPTHS:
-                rate = rates.rate(cell(self.free_confidence, at))
-                rate += rates.group.bonus(rate, at) if optimistic else 0.0
-            prob *= min(rate, 1.0)
+        for at in range(depth):
+            if at < DEPTHS:
+                rate = known.get(first + at) or group.rate(first + at)
+                rate = rate * odds / (1 - rate + rate * odds)
+                if optimistic:
+                    rate = min(1.0, rate + group.bonus(rate, at + 1))
+            prob *= rate
             probs.append(prob)
             if prob < LEAST_PROBABILITY:
                 break

@@ -85,10 +85,13 @@ class AdaptiveController(Controller):
             elif state.wait_until > step or self._free.issuperset(state.seq.request.drafters):
                 continue
             polled.append(state)  # the others are not polled, but their timed drafters are considered
-        self._considered = considered = [state for state in polled if self.settings.max_length(state.seq)]
-        for state in considered:
-            state.considered_at = step
-            state.acceptance.resolve(state.seq.tokens)
+        self._considered = considered = []
+        for state in polled:
+            state.limit = self.settings.max_length(state.seq)
+            if state.limit:
+                state.considered_at = step
+                state.acceptance.resolve(state.seq.tokens)
+                considered.append(state)
         if len(considered) < len(decoding):
             self._record_unpolled(seqs, decoding)
         if not considered:
@@ -136,7 +139,7 @@ class AdaptiveController(Controller):
             budgets = self._adapt(seqs, free_drafts) if held is None else held
         for state in considered:
             if state.seq.id not in budgets and state.seq.request.params.structured_outputs is not None:
-                budgets[state.seq.id] = Budget(self.settings.max_length(state.seq))  # for tokens that a grammar forces
+                budgets[state.seq.id] = Budget(state.limit)  # for tokens that a grammar forces
         self._finish_polls(free_drafts)
         return [budgets.get(seq.id, NO_BUDGET) for seq in seqs]
 
@@ -152,7 +155,7 @@ class AdaptiveController(Controller):
             return None
         budgets = dict(held.budgets)
         for state in self._considered:
-            if budgets.get(state.seq.id, NO_BUDGET).depth > self.settings.max_length(state.seq):
+            if budgets.get(state.seq.id, NO_BUDGET).depth > state.limit:
                 return None
         held.steps_left -= 1
         for state in self._considered:
@@ -177,11 +180,16 @@ class AdaptiveController(Controller):
             drafter = budgets.get(state.seq.id, NO_BUDGET).drafter
             self._record_decision(state, free_drafts.get(state.seq.id, NO_DRAFTS), drafter, reason)
         self.decisions.record_step(bool(budgets), lambda: self._explain(view, self._considered))
-        rates = [state.acceptance.rates for state in self._considered] if self._timed and not probed else []
-        known = all(mine[name].group.is_familiar for mine in rates for name in self._timed if name in mine)
-        hold = self.tuning.hold_steps if known and not probed else 0
-        self._held = HeldChoice(self._poll_key(), len(seqs), held, hold)
+        if probed or any(map(any, free_drafts.values())) or not self._is_familiar():
+            self._held.steps_left = 0
+        else:
+            self._held = HeldChoice(self._poll_key(), len(seqs), held, self.tuning.hold_steps)
         return budgets
+
+    def _is_familiar(self) -> bool:
+        """Return whether no timed drafter has so few trials that every draft tells much."""
+        rates = [state.acceptance.rates for state in self._considered]
+        return all(mine[name].group.is_familiar for mine in rates for name in self._timed if name in mine)
 
     def _choose(self, view: StepCostView, free_drafts: FreeDrafts) -> tuple[list[list[DrafterOption]], list[Choice]]:
         """Return the options of each considered sequence and the choice among them."""
@@ -249,7 +257,7 @@ class AdaptiveController(Controller):
                 state = min(able, key=lambda each: self.options.prefill_tokens(each, drafter))
                 length = max(self.tuning.probe_tokens, self.settings.min_draft_tokens)
                 nodes, prefill = (
-                    min(length, self.settings.max_length(state.seq)),
+                    min(length, state.limit),
                     self.options.prefill_tokens(state, drafter),
                 )
                 seconds = self.draft_costs[drafter].seconds(nodes, nodes, prefill, view.plain_seconds)
@@ -283,7 +291,7 @@ class AdaptiveController(Controller):
     def _fixed_budget(self, state: SequenceState, free_drafts: FreeDrafts, length: int) -> Budget:
         """Return a budget of a fixed length with the drafter that has the most expected accepted tokens."""
         seq, drafts = state.seq, free_drafts.get(state.seq.id, NO_DRAFTS)
-        length, expected = min(length, self.settings.max_length(seq)), {"": 0.0}
+        length, expected = min(length, state.limit), {"": 0.0}
         for drafter in seq.request.drafters:
             if drafter in self.loader.unavailable:
                 self._request_load(drafter)

@@ -62,7 +62,7 @@ class OptionBuilder:
 
         The confidence of free drafts is noted for timed drafters.
         """
-        acceptance, limit = state.acceptance, self.settings.max_length(state.seq)
+        acceptance, limit = state.acceptance, state.limit
         acceptance.free_confidence, found = None, []
         if free_drafts is not None:
             for name, draft in free_drafts.items():

@@ -17,6 +17,7 @@ class SequenceState:
 
     seq: Sequence
     acceptance: RequestAcceptance
+    limit: int = 0  # most draft tokens of a chain in this step
     prefilled: dict[str, int] = field(default_factory=dict)  # tokens that each drafter has in its KV cache
     poll_credit: float | None = None  # seconds that polls of its free drafters may still cost; None before the first
     polled_at: int = 0  # step of its last poll
