@@ -239,6 +239,8 @@ class AdaptiveController(Controller):
             saved += (choice.speedup - 1) * view.plain_share
             threshold = 0.0
             if choice.prices is not None:
+                seconds = view.sequence_seconds(choice.nodes, choice.prices, choice.depth)
+                state.draft_steps = seconds / view.plain_share - 1
                 is_single_graph = self.draft_latency.is_single_graph(choice.drafter, state.seq)
                 threshold = min_probability(view, choice, is_single_graph, self.tuning)
             budgets[state.seq.id] = Budget(choice.nodes, choice.drafter, threshold, max_depth=choice.levels)
@@ -398,6 +400,7 @@ class AdaptiveController(Controller):
         if drafter not in acceptance.rates or drafter in self._free or draft.source not in (drafter, ""):
             return
         rates = acceptance.rates[drafter]
+        state.lost_steps += state.draft_steps - result.num_accepted
         if not len(draft):  # its time was spent and it drafted nothing: as bad as a rejected token
             rates.count(FIRST_TOKEN, False)
             return

@@ -83,7 +83,9 @@ class OptionBuilder:
         if tokens := self.prefill_tokens(state, name):  # spread over the tokens that it will serve
             horizon = tuning.prefill_horizon // 4 if is_new else tuning.prefill_horizon
             prefill = prices.token * tokens / max(1, min(state.seq.remaining_tokens, horizon))
-        probs = acceptance.chain_probs(name, length)
+        # Looking has a limit: a request whose drafts have lost so much of its time pays for no more optimism.
+        is_optimistic = state.lost_steps < tuning.optimism_share * state.seq.request.max_tokens
+        probs = acceptance.chain_probs(name, length, is_optimistic)
         if is_new or name not in self._tree_makers:
             return DrafterOption(name, probs, prices, prefill)
         nodes, tree_prices = self.settings.max_nodes(state.seq, view.num_decoding), costs[name + TREE_SUFFIX]

@@ -19,6 +19,8 @@ class SequenceState:
     acceptance: RequestAcceptance
     limit: int = 0  # most draft tokens of a chain in this step
     prefilled: dict[str, int] = field(default_factory=dict)  # tokens that each drafter has in its KV cache
+    draft_steps: float = 0.0  # what its last draft by a timed drafter added to the step, in plain steps
+    lost_steps: float = 0.0  # plain steps that such drafts have cost, less the tokens that they gained
     poll_credit: float | None = None  # seconds that polls of its free drafters may still cost; None before the first
     polled_at: int = 0  # step of its last poll
     considered_at: int = 0  # last step in which it could draft
