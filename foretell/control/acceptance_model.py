@@ -274,18 +274,6 @@ class RequestAcceptance:
         group, odds = rates.group, rates.odds
         known, row = group.known_rates, FIRST_TOKEN
         probs: list[float] = []
-        if draft.is_chain:
-            prob, column = 1.0, 0
-            for node in range(len(draft.parents)):
-                if confidence is not None:
-                    row = bisect_right(CONFIDENCE_BINS, confidence[node], 1) * DEPTHS - DEPTHS
-                rate = known.get(row + column) or group.rate(row + column)
-                prob *= rate * odds / (1 - rate + rate * odds)
-                probs.append(prob)
-                if prob < LEAST_PROBABILITY:
-                    break
-                column += column < DEPTHS - 1
-            return probs
         columns: list[int] = []  # depth - 1 of each node, at most that of the last cell
         for node, parent in enumerate(draft.parents):
             column = min(columns[parent] + 1, DEPTHS - 1) if parent >= 0 else 0

@@ -7,9 +7,8 @@ function `choice.choose` maximise expected tokens per second, and turns the choi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 
 from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
@@ -21,21 +20,11 @@ from .decision_log import FIXED, LATE, NO_COSTS, NOT_POLLED, PAYS, PROBE, SLO, D
 from .draft_latency import DraftLatency, HostGap
 from .latency_model import INITIAL_STEPS, StepCosts
 from .options import OptionBuilder
-from .sequence_state import PollLimiter, Probes, SequenceState
+from .sequence_state import HeldChoice, PollLimiter, Probes, SequenceState
 from .settings import AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
 
 NO_BUDGET = Budget()
 NO_DRAFTS: Mapping[str, Draft] = {}
-
-
-@dataclass
-class HeldChoice:
-    """A choice that stands for some steps: rates and costs change slowly, and choosing takes host time."""
-
-    key: list[tuple[int, bool]] = field(default_factory=list)  # sequences that may draft, and whether each was polled
-    num_running: int = 0
-    budgets: dict[int, Budget] = field(default_factory=dict)  # by sequence
-    steps_left: int = 0
 
 
 class AdaptiveController(Controller):
@@ -143,21 +132,13 @@ class AdaptiveController(Controller):
         self._finish_polls(free_drafts)
         return [budgets.get(seq.id, NO_BUDGET) for seq in seqs]
 
-    def _poll_key(self) -> list[tuple[int, bool]]:
-        return [(state.seq.id, state.polled_at == self.step) for state in self._considered]
-
     def _reuse(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> dict[int, Budget] | None:
         """Return the budgets of the last choice if it still stands, or None."""
-        held = self._held
-        if held.steps_left <= 0 or self._behind_slo or self.loader.unavailable or any(map(any, free_drafts.values())):
+        if self._behind_slo or self.loader.unavailable or any(map(any, free_drafts.values())):
             return None
-        if held.num_running != len(seqs) or held.key != self._poll_key() or any(seq.pending != 1 for seq in seqs):
+        budgets = self._held.reuse(seqs, self._considered, self.step)
+        if budgets is None:
             return None
-        budgets = dict(held.budgets)
-        for state in self._considered:
-            if budgets.get(state.seq.id, NO_BUDGET).depth > state.limit:
-                return None
-        held.steps_left -= 1
         for state in self._considered:
             if state.polled_at == self.step:
                 self.poll_limiter.record_payoff(state, 0.0)
@@ -181,9 +162,9 @@ class AdaptiveController(Controller):
             self._record_decision(state, free_drafts.get(state.seq.id, NO_DRAFTS), drafter, reason)
         self.decisions.record_step(bool(budgets), lambda: self._explain(view, self._considered))
         if probed or any(map(any, free_drafts.values())) or not self._is_familiar():
-            self._held.steps_left = 0
+            self._held = HeldChoice()
         else:
-            self._held = HeldChoice(self._poll_key(), len(seqs), held, self.tuning.hold_steps)
+            self._held = HeldChoice.of(self._considered, self.step, len(seqs), held, self.tuning.hold_steps)
         return budgets
 
     def _is_familiar(self) -> bool:
@@ -239,6 +220,8 @@ class AdaptiveController(Controller):
             saved += (choice.speedup - 1) * view.plain_share
             threshold = 0.0
             if choice.prices is not None:
+                seconds = view.sequence_seconds(choice.nodes, choice.prices, choice.depth)
+                state.draft_steps = seconds / view.plain_share - 1
                 is_single_graph = self.draft_latency.is_single_graph(choice.drafter, state.seq)
                 threshold = min_probability(view, choice, is_single_graph, self.tuning)
             budgets[state.seq.id] = Budget(choice.nodes, choice.drafter, threshold, max_depth=choice.levels)
@@ -290,23 +273,12 @@ class AdaptiveController(Controller):
 
     def _fixed_budget(self, state: SequenceState, free_drafts: FreeDrafts, length: int) -> Budget:
         """Return a budget of a fixed length with the drafter that has the most expected accepted tokens."""
-        seq, drafts = state.seq, free_drafts.get(state.seq.id, NO_DRAFTS)
-        length, expected = min(length, state.limit), {"": 0.0}
-        for drafter in seq.request.drafters:
-            if drafter in self.loader.unavailable:
-                self._request_load(drafter)
-            elif drafter not in self._free:
-                expected[drafter] = sum(state.acceptance.chain_probs(drafter, length, optimistic=False))
-            elif len(seq.request.drafters) == 1:
-                expected[drafter] = 1.0
-            elif drafter in drafts:
-                expected[drafter] = sum(state.acceptance.free_probs(drafter, drafts[drafter].truncate(length)))
-        drafter = max(expected, key=expected.__getitem__) if length else ""
-        self._record_decision(state, drafts, drafter, FIXED)
-        if not drafter:
-            return NO_BUDGET
-        nodes = self.settings.max_nodes(seq, len(self._considered)) if self.traits[drafter].makes_trees else 0
-        return Budget(nodes, drafter, max_depth=length) if nodes > length else Budget(length, drafter)
+        for drafter in self.loader.unavailable.intersection(state.seq.request.drafters):
+            self._request_load(drafter)
+        drafts = free_drafts.get(state.seq.id, NO_DRAFTS)
+        budget = self.options.fixed(state, drafts, length, self.loader.unavailable, len(self._considered))
+        self._record_decision(state, drafts, budget.drafter, FIXED)
+        return budget
 
     def _record_decision(self, state: SequenceState, drafts: Mapping[str, Draft], drafter: str, reason: str) -> None:
         drafters, free = state.seq.request.drafters, self._free
@@ -371,7 +343,7 @@ class AdaptiveController(Controller):
             pairs = [each.scheduled.start * (each.scheduled.num_new_tokens + len(each.draft) - 1) for each in results]
             self.costs.observe(rows, context, times.target_seconds, sum(pairs))
         if has_timed and self.costs.is_known:
-            prefill = sum([self._update_prefilled(each) for each in results if len(each.draft)])
+            prefill = sum([self._prefilled(each) for each in results if len(each.draft)])
             seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
             if not times.is_outlier:
                 self.draft_latency.observe(results, prefill, seconds, self.costs.single_row_seconds)
@@ -382,14 +354,10 @@ class AdaptiveController(Controller):
                     self._observe_draft(state, result)
                 state.acceptance.resolve(state.seq.tokens)
 
-    def _update_prefilled(self, result: StepResult) -> int:
-        """Record that a drafter has prefilled a sequence, and return the tokens that were new to it."""
-        scheduled, drafter = result.scheduled, result.scheduled.budget.drafter
-        state = self.states.get(scheduled.seq.id)
-        if state is None or drafter not in self.traits or not self.traits[drafter].needs_prefill:
-            return 0
-        before, state.prefilled[drafter] = state.prefilled.get(drafter, 0), scheduled.length
-        return scheduled.length - before
+    def _prefilled(self, result: StepResult) -> int:
+        """Return the tokens that a drafter prefilled for a draft, which is recorded."""
+        state, traits = self.states.get(result.scheduled.seq.id), self.traits.get(result.scheduled.budget.drafter)
+        return state.prefill(result.scheduled) if state and traits and traits.needs_prefill else 0
 
     def _observe_draft(self, state: SequenceState, result: StepResult) -> None:
         """Follow the draft of a timed drafter; free ones are followed already."""
@@ -398,6 +366,7 @@ class AdaptiveController(Controller):
         if drafter not in acceptance.rates or drafter in self._free or draft.source not in (drafter, ""):
             return
         rates = acceptance.rates[drafter]
+        state.lost_steps += state.draft_steps - result.num_accepted
         if not len(draft):  # its time was spent and it drafted nothing: as bad as a rejected token
             rates.count(FIRST_TOKEN, False)
             return
@@ -419,12 +388,7 @@ class AdaptiveController(Controller):
 
     def _explain(self, view: StepCostView, states: list[SequenceState]) -> str:
         """Return why speculation is on or off, for the log."""
-        ((request_class, _),) = Counter(request_class_of(state.seq) for state in states).most_common(1)
-        rates = {}
-        for drafter in sorted({drafter for state in states for drafter in state.acceptance.rates}):
-            prices = None if drafter in self._free else self.draft_costs[drafter].prices(view.plain_seconds)
-            rate = self.acceptance.class_rates(drafter, request_class).rate(FIRST_TOKEN)
-            rates[drafter] = rate, view.break_even(prices)
+        rates = self.options.break_even(view, states)
         is_sampled = any(state.seq.request.params.temperature > 0 for state in states)
         return self.decisions.explain(rates, view.num_decoding, self.settings.min_draft_tokens, is_sampled)
 

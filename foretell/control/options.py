@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
-from foretell.types import Draft, Sequence
+from foretell.types import Budget, Draft, Sequence
 
 from .acceptance_model import FIRST_TOKEN
 from .choice import DrafterOption, StepCostView
@@ -83,7 +84,9 @@ class OptionBuilder:
         if tokens := self.prefill_tokens(state, name):  # spread over the tokens that it will serve
             horizon = tuning.prefill_horizon // 4 if is_new else tuning.prefill_horizon
             prefill = prices.token * tokens / max(1, min(state.seq.remaining_tokens, horizon))
-        probs = acceptance.chain_probs(name, length)
+        # Looking has a limit: a request whose drafts have lost so much of its time pays for no more optimism.
+        is_optimistic = state.lost_steps < tuning.optimism_share * state.seq.request.max_tokens
+        probs = acceptance.chain_probs(name, length, is_optimistic)
         if is_new or name not in self._tree_makers:
             return DrafterOption(name, probs, prices, prefill)
         nodes, tree_prices = self.settings.max_nodes(state.seq, view.num_decoding), costs[name + TREE_SUFFIX]
@@ -93,3 +96,39 @@ class OptionBuilder:
     def prefill_tokens(self, state: SequenceState, drafter: str) -> int:
         """Return the tokens that a drafter must prefill before it can draft."""
         return len(state.seq.tokens) - state.prefilled.get(drafter, 0) if self.traits[drafter].needs_prefill else 0
+
+    def fixed(
+        self,
+        state: SequenceState,
+        free_drafts: Mapping[str, Draft],
+        length: int,
+        unavailable: frozenset[str],
+        count: int,
+    ) -> Budget:
+        """Return a budget of a fixed length, by the drafter with the most expected accepted tokens."""
+        seq, acceptance, length = state.seq, state.acceptance, min(length, state.limit)
+        expected = {"": 0.0}
+        for drafter in seq.request.drafters:
+            if drafter in unavailable:
+                continue
+            if drafter not in self._free:
+                expected[drafter] = sum(acceptance.chain_probs(drafter, length, optimistic=False))
+            elif len(seq.request.drafters) == 1:
+                expected[drafter] = 1.0
+            elif drafter in free_drafts:
+                expected[drafter] = sum(acceptance.free_probs(drafter, free_drafts[drafter].truncate(length)))
+        drafter = max(expected, key=expected.__getitem__) if length else ""
+        if not drafter:
+            return Budget()
+        nodes = self.settings.max_nodes(seq, count) if self.traits[drafter].makes_trees else 0
+        return Budget(nodes, drafter, max_depth=length) if nodes > length else Budget(length, drafter)
+
+    def break_even(self, view: StepCostView, states: list[SequenceState]) -> dict[str, tuple[float, float]]:
+        """Return the acceptance rate of first tokens and the one at which they pay, by drafter."""
+        found = {}
+        for name in sorted({name for state in states for name in state.acceptance.rates}):
+            rates = [state.acceptance.rates[name].group for state in states if name in state.acceptance.rates]
+            ((group, _),) = Counter(rates).most_common(1)
+            prices = None if name in self._free else self.draft_latency.costs[name].prices(view.plain_seconds)
+            found[name] = group.rate(FIRST_TOKEN), view.break_even(prices)
+        return found

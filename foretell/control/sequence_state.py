@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from foretell.types import Sequence
+from foretell.types import Budget, ScheduledSequence, Sequence
 
 from .acceptance_model import RequestAcceptance
 from .settings import ControllerTuning
@@ -19,6 +19,8 @@ class SequenceState:
     acceptance: RequestAcceptance
     limit: int = 0  # most draft tokens of a chain in this step
     prefilled: dict[str, int] = field(default_factory=dict)  # tokens that each drafter has in its KV cache
+    draft_steps: float = 0.0  # what its last draft by a timed drafter added to the step, in plain steps
+    lost_steps: float = 0.0  # plain steps that such drafts have cost, less the tokens that they gained
     poll_credit: float | None = None  # seconds that polls of its free drafters may still cost; None before the first
     polled_at: int = 0  # step of its last poll
     considered_at: int = 0  # last step in which it could draft
@@ -29,6 +31,12 @@ class SequenceState:
     first_token: float | None = None  # seconds, when it was seen
     best_speed: float = float("inf")  # tokens per second of the best plan for it alone
     best_until: float = float("-inf")  # seconds until which that estimate is used
+
+    def prefill(self, scheduled: ScheduledSequence) -> int:
+        """Record that a drafter has prefilled the sequence, and return the tokens that were new to it."""
+        drafter = scheduled.budget.drafter
+        before, self.prefilled[drafter] = self.prefilled.get(drafter, 0), scheduled.length
+        return scheduled.length - before
 
     @property
     def has_slo(self) -> bool:
@@ -52,6 +60,34 @@ class SequenceState:
         is_known = num_output > 4 and elapsed > 0
         token_seconds = elapsed / (num_output - 1) if is_known else plain_seconds
         return now + tuning.slo_lead * remaining * token_seconds > self.admitted + choice.deadline
+
+
+@dataclass
+class HeldChoice:
+    """A choice that stands for some steps: rates and costs change slowly, and choosing takes host time."""
+
+    key: list[tuple[int, bool]] = field(default_factory=list)  # sequences that may draft, and whether each was polled
+    num_running: int = 0
+    budgets: dict[int, Budget] = field(default_factory=dict)  # by sequence
+    steps_left: int = 0
+
+    @classmethod
+    def of(
+        cls, states: list[SequenceState], step: int, num_running: int, budgets: dict[int, Budget], steps: int
+    ) -> HeldChoice:
+        """Hold budgets of the sequences considered in this step, for so many further steps."""
+        return cls([(state.seq.id, state.polled_at == step) for state in states], num_running, budgets, steps)
+
+    def reuse(self, seqs: list[Sequence], states: list[SequenceState], step: int) -> dict[int, Budget] | None:
+        """Return the budgets for one more step, or None if sequences changed or one is too near its end."""
+        if self.steps_left <= 0 or self.num_running != len(seqs) or any(seq.pending != 1 for seq in seqs):
+            return None
+        if self.key != [(state.seq.id, state.polled_at == step) for state in states]:
+            return None
+        if any(self.budgets[state.seq.id].depth > state.limit for state in states if state.seq.id in self.budgets):
+            return None
+        self.steps_left -= 1
+        return dict(self.budgets)
 
 
 class PollLimiter:

@@ -66,6 +66,7 @@ class ControllerTuning:
     confidence_trust: float = 0.7  # weight of a free drafter's own confidence in the prior of a confidence bin
     cross_trust: float = 0.2  # weight of free drafters' confidence in the prior of a timed drafter's bin
     optimism: float = 1.0  # standard deviations that are added to a rate with few trials (UCB)
+    optimism_share: float = 0.02  # of a request's tokens: what its drafts may lose before its rates get no bonus
     familiar: float = 64.0  # trials from which on that bonus is 0
     # Latency. Noise and deviations are relative to a step.
     noise: float = 0.1  # assumed noise of one measurement

@@ -200,6 +200,20 @@ def test_a_choice_stands_for_some_steps_while_no_free_drafter_has_a_draft() -> N
     assert searched == 10, "a free draft is compared at once"
 
 
+@pytest.mark.parametrize(("accepted", "is_optimistic"), [(0, False), (8, True)])
+def test_a_request_whose_drafts_lost_too_much_pays_for_no_more_optimism(accepted: int, is_optimistic: bool) -> None:
+    clock = Clock({"head": DrafterTraits(relative_cost=0.3, prior_acceptance=0.9)})
+    seq, controller = clock.sequence(60), clock.controller
+    for _ in range(INITIAL_STEPS + 5):
+        clock.step([seq], {}, 0.001, accepted=accepted)
+    state, acceptance = controller.states[seq.id], controller.states[seq.id].acceptance
+    assert (state.lost_steps < controller.tuning.optimism_share * 61) == is_optimistic
+    assert not acceptance.rates["head"].group.is_familiar
+    (option,) = controller.options.of(controller.options.view([seq]), state, {})
+    assert option.accept_probs == acceptance.chain_probs("head", state.limit, is_optimistic)
+    assert option.accept_probs != acceptance.chain_probs("head", state.limit, not is_optimistic)
+
+
 def test_timed_drafters_that_do_not_pay_are_considered_less_and_less_often() -> None:
     clock = Clock(HEAD)
     seq, adapt, searched = clock.sequence(100_000), clock.controller._adapt, list[int]()
