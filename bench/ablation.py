@@ -27,7 +27,6 @@ from tests.control.simulation import Scenario, Simulator  # noqa: E402
 
 USUAL = ControllerTuning()
 SCENARIOS = {"scenarios": {**STATIONARY, **DRIFTING}, "scenarios for trees": {**TREES, **CHAINS}}
-NEVER = 10**9
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,10 @@ class Without:
 MECHANISMS = (
     Without("whole controller"),
     Without("optimism bonus", replace(USUAL, optimism=0.0)),
+    Without("limit of optimism in a request", replace(USUAL, optimism_share=1e9)),
     Without("probes of unused drafters", replace(USUAL, probe_time_share=1e-12)),
-    Without("plain baseline steps", replace(USUAL, baseline_interval=NEVER)),
     Without("poll limiter", replace(USUAL, poll_refill_share=1.0, poll_refill_seconds=1.0)),
+    Without("threshold of a branch", replace(USUAL, min_probability_factor=0.0)),
     Without("odds of a request", replace(USUAL, request_prior=1e9)),
     Without("request classes", one_class=True),
     Without("confidence of free drafts", replace(USUAL, confidence_trust=0.0, cross_trust=0.0)),

@@ -75,7 +75,15 @@ def _translate(given: dict[str, Any], drafter: str) -> dict[str, Any]:
         lengths = _batch_size_limit(theirs["disable_by_batch_size"], given.pop("num_speculative_tokens", None))
         translated["num_speculative_tokens_per_batch_size"] = lengths
     sampling = theirs.get("draft_sample_method", "probabilistic")
-    drafter_samples = drafter.partition(":")[0] in ("model", "eagle", "block", "medusa", "mtp", "distilled")
+    drafter_samples = drafter.partition(":")[0] in (
+        "model",
+        "eagle",
+        "block",
+        "medusa",
+        "mtp",
+        "assistant",
+        "distilled",
+    )
     if sampling not in ("greedy", "probabilistic") or (sampling == "greedy" and drafter_samples):
         raise _error("draft_sample_method", "must be probabilistic: a draft model samples with the request's settings")
     return translated

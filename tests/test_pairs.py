@@ -30,7 +30,7 @@ from tests.laws.test_layers import loaded_by
 from tests.models.families import MODELS
 from tests.tokenizer.examples import byte_level_json, metaspace_json
 
-KINDS = {"model", "eagle", "medusa", "mtp", "block", "distilled"}
+KINDS = {"model", "eagle", "medusa", "mtp", "assistant", "block", "distilled"}
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -65,6 +65,7 @@ def test_common_families_and_built_in_models_are_known() -> None:
         "Qwen 3",
         "Mistral",
         "Gemma 3",
+        "Gemma 4",
         "SmolLM2",
         "DeepSeek",
         "Vicuna",
@@ -86,6 +87,7 @@ NAMES = {
     "Qwen/Qwen3-8B-AWQ": "Qwen/Qwen3-8B",
     "unsloth/Meta-Llama-3.1-8B-Instruct-GGUF/Llama.gguf": "meta-llama/Llama-3.1-8B-Instruct",
     "/models/gemma-3-27b-it/": "google/gemma-3-27b-it",
+    "unsloth/gemma-4-E2B-it-GGUF:Q4_K_M": "google/gemma-4-E2B-it",
     "bartowski/x:Qwen2.5-Coder-7B-Instruct-Q4_K_M.gguf": "Qwen/Qwen2.5-Coder-7B-Instruct",
     "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8": "Qwen/Qwen3-30B-A3B-Instruct-2507",
     "someone/Qwen3-4Bit": None,
@@ -138,7 +140,7 @@ def test_the_names_of_the_planner_are_found() -> None:
 def test_targets_that_cannot_be_served_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     marked = {target.id for target in known_targets() if target.not_served}
     assert marked >= {"deepseek-ai/DeepSeek-R1", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B"}
-    assert "Qwen/Qwen3-8B" not in marked
+    assert not marked & {"Qwen/Qwen3-8B", "google/gemma-3-4b-it", "google/gemma-4-31B-it"}
     assert "not served here: mixture of experts" in run(PAIRS, capsys, "openai/gpt-oss-20b")[1]
     assert run(PAIRS, capsys)[1].count("not served here") == len(marked)
 

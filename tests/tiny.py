@@ -22,9 +22,10 @@ from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kernels.quant import QuantFormat
 from foretell.kv.prefix import PrefixIndex
-from foretell.models.config import ModelConfig
+from foretell.models.config import LayerSizes, ModelConfig, Rope
 from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import (
+    AssistantConfig,
     BlockConfig,
     DistilledConfig,
     DraftHead,
@@ -161,6 +162,13 @@ def random_head(config: HeadConfig, lender: TargetWeights, seed: int = 0, spread
 
 
 LAYER = LayerConfig(width=32, heads=4, kv_heads=2, head_dim=8, ffn=48)
+SMALLER = replace(LAYER, width=16, ffn=24)
+ASSISTANT = ModelConfig(
+    vocab=VOCAB, width=16, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=24, context=CONTEXT, windows=(6, None),
+    ropes=(Rope(), Rope(1000.0)),
+    qk_norm=True, sandwich_norms=True, layer_scales=True,
+    layer_sizes=(LayerSizes(2, 8, 24, 0), LayerSizes(2, 8, 24, 1)),
+)  # fmt: skip
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER, VOCAB, 32, (0, 1, 2), draft_vocab=24, fc_norm=True, norm_output=True),
     "eagle of two layers": EagleConfig(LAYER, VOCAB, 32, (1, 2), layers=2, norm_before_residual=True),
@@ -178,7 +186,31 @@ HEADS: dict[str, HeadConfig] = {
     ),
     "medusa": MedusaConfig(LAYER, VOCAB, 32, (2,), target_norm=True, draft_vocab=24),
     "distilled": DistilledConfig(LAYER, VOCAB, 32, (0,), draft_vocab=24, layers=2),
+    "assistant": AssistantConfig(
+        SMALLER, VOCAB, 32, (2,), target_norm=True, own_output=True, decoder=ASSISTANT,
+    ),
+    "assistant with clusters": AssistantConfig(
+        SMALLER, VOCAB, 32, (2,), target_norm=True, own_output=True, decoder=ASSISTANT, centroids=8, active_centroids=3,
+    ),
 }  # fmt: skip
+
+
+def fitting(config: HeadConfig, target: ModelConfig) -> HeadConfig:
+    """Return the config of a head for this target; an assistant has the heads of the target's last layers."""
+    if not isinstance(config, AssistantConfig):
+        return replace(config, target_width=target.width, hidden_layers=(target.layers,))
+    read = [layer for layer in range(target.layers) if not _is_shared(target, layer)][-2:]
+    sizes = tuple(LayerSizes(target.at(i).kv_heads, target.at(i).head_dim, 24, i) for i in read)
+    decoder = replace(config.decoder, layer_sizes=sizes, heads=target.heads)
+    return replace(config, target_width=target.width, hidden_layers=(target.layers,), decoder=decoder)
+
+
+def _is_shared(config: ModelConfig, layer: int) -> bool:
+    return bool(config.layer_sizes) and config.layer_sizes[layer].kv_layer is not None
+
+
+# Heads with a cache of their own; for an assistant there are no native kernels and no CUDA graphs.
+WITH_CACHE = {name: config for name, config in HEADS.items() if not isinstance(config, AssistantConfig)}
 
 
 def early_exit() -> OwnVariant:

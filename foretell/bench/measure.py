@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 MIN_TOKENS = 16  # output tokens of each sequence in a batch, so that none finishes long before the others
 ADAPTIVE = ("auto", "mix")  # drafters that choose the draft length themselves
-NEED_A_MODEL = ("model", "eagle", "block", "medusa", "mtp", "distilled")
+NEED_A_MODEL = ("model", "eagle", "block", "medusa", "mtp", "assistant", "distilled")
 NEED_FILES = ("corpus",)  # drafters of the files that an option names
 ProgressCallback = Callable[[int, int, str], None]  # finished, total, what runs now
 

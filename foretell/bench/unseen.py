@@ -1,17 +1,17 @@
 """`bench never-slower --unseen`: short requests never seen before, each with what speculation costs or saves it.
 
 A mean hides what this asks: whether any single short request pays for looking. The adaptive variant starts without
-learned acceptance and meets every prompt once, as a server after its start does. Plain decoding runs twice after it:
-the ratio of the two is the noise of the machine.
+learned acceptance and meets every prompt once, as a server after its start does. Plain decoding runs three times after
+it. Two runs are compared with the adaptive one and, by the same formula, with the third (A/A): what that comparison
+finds is the noise of the machine.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median, quantiles
+from statistics import fmean, geometric_mean, median, quantiles
 from typing import Any
 
 from foretell.config import SpeculationConfig
@@ -46,7 +46,8 @@ class UnseenCell:
     speedup: float  # geometric mean
     fifth_percentile: float
     slow_share: float  # of requests under SLOW
-    noise_fifth_percentile: float  # the same two of plain decoding over itself
+    noise_speedup: float  # the same three of plain decoding over itself
+    noise_fifth_percentile: float
     noise_slow_share: float
     same_text: bool
     speedups: tuple[float, ...]
@@ -120,11 +121,11 @@ class UnseenBench:
             for index, job in enumerate(jobs):
                 # It comes first: a head has no KV for a prompt that plain decoding has put into the prefix cache.
                 seconds, text = self._generate(slot, job, SpeculationChoice())
-                first, other = self._generate(self._plain, job, NO_SPECULATION)
-                second, _ = self._generate(self._plain, job, NO_SPECULATION)
-                same_text &= text == other
-                speedups[index].append((first + second) / 2 / seconds)
-                noise[index].append(first / second)
+                runs = [self._generate(self._plain, job, NO_SPECULATION) for _ in range(3)]
+                same_text &= text == runs[0][1]
+                plain = (runs[0][0] + runs[2][0]) / 2
+                speedups[index].append(plain / seconds)
+                noise[index].append(plain / runs[1][0])
         return _cell(drafter, temperature, [*map(median, speedups)], [*map(median, noise)], len(speedups[0]), same_text)
 
     def _generate(self, slot: DrafterSlot, job: MeasureJob, choice: SpeculationChoice) -> tuple[float, tuple[int, ...]]:
@@ -144,9 +145,10 @@ def _cell(
         temperature=temperature,
         requests=len(speedups),
         rounds=rounds,
-        speedup=math.exp(fmean(map(math.log, speedups))),
+        speedup=geometric_mean(speedups),
         fifth_percentile=fifth_percentile(speedups),
         slow_share=fmean(value < SLOW for value in speedups),
+        noise_speedup=geometric_mean(noise),
         noise_fifth_percentile=fifth_percentile(noise),
         noise_slow_share=fmean(value < SLOW for value in noise),
         same_text=same_text,
@@ -172,7 +174,7 @@ def report_table(result: UnseenResult) -> ReportTable:
             f"{cell.speedup:.2f}",
             f"{cell.fifth_percentile:.2f}",
             f"{cell.slow_share:.0%}",
-            f"{cell.noise_fifth_percentile:.2f}, {cell.noise_slow_share:.0%}",
+            f"{cell.noise_speedup:.2f}, {cell.noise_fifth_percentile:.2f}, {cell.noise_slow_share:.0%}",
             cell.verdict,
             "yes" if cell.same_text else "NO",
         ]
@@ -185,6 +187,6 @@ def remarks(result: UnseenResult) -> list[str]:
     """Return the notes below the table."""
     return [
         f"Bars: a 5th percentile of {MIN_FIFTH:g} and at most {MAX_SLOW:.0%} of the requests under {SLOW:g} of the "
-        "speed of plain decoding. Noise: the same two figures of plain decoding over itself.",
+        "speed of plain decoding. Noise: speedup, 5th percentile and share of plain decoding over itself (A/A).",
         f"{result.verdict.upper()}: {len(result.cells)} cells.",
     ]

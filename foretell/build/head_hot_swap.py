@@ -13,7 +13,7 @@ from foretell.draft.heads.wiring_check import CHECK_PROMPTS, accuracy, generate_
 from foretell.engine.engine import Engine
 from foretell.errors import ForetellError, ModelError
 from foretell.hub.checkpoint import CONFIG, WEIGHTS
-from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights
+from foretell.models.draft_heads import AssistantConfig, DraftHead, HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 
 Signature = tuple[float, int, float]  # mtime and size of the weights, mtime of the config
@@ -61,6 +61,8 @@ class HeadHotSwap:
         self._seen, self._postponed = signature, None
         runner = self.engine.runner
         opened = open_head(self.folder, runner.model.config)
+        if isinstance(opened.config, AssistantConfig):
+            raise ModelError(f"{self.folder}: an assistant is not replaced while it drafts; start again with it")
         for name, drafter in self.engine.drafter.drafters.items():
             if isinstance(drafter, HeadDrafter) and _shape(drafter.head.config) == _shape(opened.config):
                 head = opened.load(TargetWeights.of(runner.model), runner.model.dtype, runner.context)

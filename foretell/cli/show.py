@@ -41,9 +41,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         lists = ("drafters", "matrices")
         shown = {name: value for name, value in found.items() if name not in lists and value is not None}
+        for device in ("on_cpu", "on_cuda"):
+            if device in shown:
+                shown[device] += f", weights in {shown.pop(f'format_{device}')}"
         print_columns(("", ""), [(label(name), in_words(name, value)) for name, value in shown.items()])
-        print("\ndrafters:")
-        print_columns(("", "", ""), drafter_rows(found["drafters"]))
+        if found["drafters"]:
+            print("\ndrafters:")
+            print_columns(("", "", ""), drafter_rows(found["drafters"]))
         if args.weights:
             print()
             print_matrices(found["matrices"])
@@ -100,9 +104,31 @@ def describe(name: str, path: Path) -> dict[str, Any]:
         **sizes(path, config),
         "on_cpu": None if config is None else kernels(config, "cpu"),
         "on_cuda": None if config is None else kernels(config, "cuda"),
+        "format_on_cpu": None if config is None else run_format(checkpoint, "cpu"),
+        "format_on_cuda": None if config is None else run_format(checkpoint, "cuda"),
         "not_served": reason,
-        "drafters": known_drafters(name),
+        "drafters": [] if config is None else fitting_drafters(name, checkpoint, config),
     }
+
+
+def fitting_drafters(name: str, checkpoint: Checkpoint, config: ModelConfig) -> list[dict[str, Any]]:
+    """Return the drafters that fit: those known for the model, those in its checkpoint, and those for any model."""
+    from foretell.models.checkpoint_tensors import plain_name
+    from foretell.models.weights import is_mtp_tensor
+
+    known = known_drafters(name)
+    kinds = {each["drafter"].partition(":")[0] for each in known}
+    names = {plain_name(tensor) for tensor, _ in checkpoint.tensors()}
+    found = {
+        "mtp": "the module for multi-token prediction in the checkpoint" * any(is_mtp_tensor(e, names) for e in names),
+        "assistant:FOLDER": "Google's assistant for this size" * (config.family == "gemma4"),
+    }
+    own = [
+        {"drafter": drafter, "billions": None, "here": True, "note": note}
+        for drafter, note in found.items()
+        if note and drafter.partition(":")[0] not in kinds
+    ]
+    return own + known
 
 
 def sizes(path: Path, config: ModelConfig | None) -> dict[str, int]:
@@ -165,6 +191,19 @@ def kernels(config: ModelConfig, device: str) -> str:
     if missing := missing_fast_path(config, device, config.context):
         return f"torch: no kernel for {missing}"
     return "native library" if device == "cpu" else "Triton kernels"
+
+
+def run_format(checkpoint: Checkpoint, device: str) -> str:
+    """Return the format that weights run in by default on a device type."""
+    import torch
+
+    from foretell.build.model_source import choose_quantization
+    from foretell.config import EngineConfig
+    from foretell.models.load import choose_dtype
+
+    place = torch.device(device)
+    quantization = choose_quantization(EngineConfig(), checkpoint, place)
+    return quantization or str(choose_dtype(checkpoint, "auto", place)).removeprefix("torch.")
 
 
 def label(name: str) -> str:

@@ -32,12 +32,20 @@ TREE = NO_CONFIDENCE + 1  # first of one row per tree width: deviation from RESC
 CELLS = (TREE + len(WIDTHS)) * DEPTHS
 FIRST_TOKEN = NO_CONFIDENCE * DEPTHS  # cell of first tokens whatever their confidence
 MAX_RATE = 0.995  # no draft token is certain
-LEAST_PROBABILITY = 0.005  # draft tokens that are less likely to be accepted are not considered
+LEAST_PROBABILITY = 0.02  # draft tokens that are less likely to be accepted are not considered
 
 # At temperature > 0 the argmax is not always sampled: an acceptance probability p at temperature 0 becomes p to this
 # power. A rule of thumb until something is counted.
 TEMPERATURE_POWERS = {"greedy": 1.0, "low": 1.5, "high": 3.0}
 LOW_TEMPERATURE = 0.8  # upper end of "low"
+
+
+def request_class_of(seq: Sequence) -> str:
+    """Return the class of requests that share acceptance rates, by temperature."""
+    temperature = seq.request.params.temperature
+    if temperature == 0:
+        return "greedy"
+    return "low" if temperature <= LOW_TEMPERATURE else "high"
 
 
 def rescue_rate(width: float, depth: int) -> float:
@@ -94,17 +102,17 @@ class ClassRates:
         self.growth = [1.0] + [(after / before) ** power for before, after in zip(known, known[1:DEPTHS], strict=False)]
         self.growth += [1.0] * (DEPTHS - len(self.growth))
         self.trials, self.accepted = [0.0] * CELLS, [0.0] * CELLS
-        self._rates: dict[int, float] = {}  # cached while a few more counts hardly change them
+        self.known_rates: dict[int, float] = {}  # cached while a few more counts hardly change them
         self._counts_left = 0  # until the cache is cleared
         self._decay = 1 - 1 / tuning.class_memory
 
     def rate(self, at: int) -> float:
         """Return the posterior mean of a cell."""
-        found = self._rates.get(at)
+        found = self.known_rates.get(at)
         if found is None:
             weight = self.tuning.class_prior
             found = (weight * self._prior_rate(at) + self.accepted[at]) / (weight + self.trials[at])
-            self._rates[at] = found = found if found < MAX_RATE else MAX_RATE
+            self.known_rates[at] = found = min(found, MAX_RATE)
         return found
 
     def _prior_rate(self, at: int) -> float:
@@ -113,9 +121,8 @@ class ClassRates:
         if row >= TREE:  # if second choices are hardly ever right in the first level, they are not at greater depths
             return min(0.5, self.rate(TREE * DEPTHS)) if depth else 0.5
         if row < NO_CONFIDENCE:
-            return self.trust * float(BIN_MIDDLES[row] ** self.power) + (1 - self.trust) * self.rate(
-                FIRST_TOKEN + depth
-            )
+            confidence = float(BIN_MIDDLES[row] ** self.power)
+            return self.trust * confidence + (1 - self.trust) * self.rate(FIRST_TOKEN + depth)
         return min(MAX_RATE, self.rate(at - 1) * self.growth[depth]) if depth else self.prior
 
     @property
@@ -125,10 +132,10 @@ class ClassRates:
 
     def bonus(self, rate: float, depth: int) -> float:
         """Return the optimism bonus of a rate. It fades with the trials of its depth."""
-        trials, tuning = self.trials[FIRST_TOKEN + (depth if depth < DEPTHS else DEPTHS) - 1], self.tuning
-        if trials >= tuning.familiar:
+        trials, familiar = self.trials[FIRST_TOKEN + min(depth, DEPTHS) - 1], self.tuning.familiar
+        if trials >= familiar:
             return 0.0
-        return tuning.optimism * (1 - trials / tuning.familiar) * math.sqrt(max(0.0, rate * (1 - rate)) / (1 + trials))
+        return self.tuning.optimism * (1 - trials / familiar) * math.sqrt(max(0.0, rate * (1 - rate)) / (1 + trials))
 
     def count(self, at: int, accepted: float, weight: float = 1.0) -> None:
         """Count a draft token, accepted or not."""
@@ -136,7 +143,7 @@ class ClassRates:
         self.accepted[at] = self.accepted[at] * self._decay + accepted
         self._counts_left -= 1
         if self._counts_left <= 0:
-            self._rates.clear()
+            self.known_rates.clear()
             self._counts_left = min(16, int(self.trials[FIRST_TOKEN] / 8))
 
     def level_rate(self, first_rate: float, depth: int, width: float) -> float:
@@ -264,14 +271,17 @@ class RequestAcceptance:
     def free_probs(self, drafter: str, draft: Draft) -> list[float]:
         """Return the probability that each node of a draft is accepted, together with all before it."""
         rates, confidence = self.rates[drafter], draft.confidence
-        rate, odds = rates.group.rate, rates.odds
+        group, odds = rates.group, rates.odds
+        known, row = group.known_rates, FIRST_TOKEN
         probs: list[float] = []
-        depths: list[int] = []
+        columns: list[int] = []  # depth - 1 of each node, at most that of the last cell
         for node, parent in enumerate(draft.parents):
-            depth, before = (depths[parent] + 1, probs[parent]) if parent >= 0 else (1, 1.0)
-            depths.append(depth)
-            found = rate(cell(None if confidence is None else confidence[node], depth))
-            probs.append(before * found * odds / (1 - found + found * odds))
+            column = min(columns[parent] + 1, DEPTHS - 1) if parent >= 0 else 0
+            columns.append(column)
+            if confidence is not None:
+                row = cell(confidence[node], 1)
+            rate = known.get(row + column) or group.rate(row + column)
+            probs.append((probs[parent] if parent >= 0 else 1.0) * rate * odds / (1 - rate + rate * odds))
         return probs
 
     def chain_probs(self, drafter: str, depth: int, optimistic: bool = True) -> list[float]:
@@ -279,13 +289,17 @@ class RequestAcceptance:
 
         Tokens that are easy for one drafter are easy for another, so the confidence of free drafts counts.
         """
-        rates, prob = self.rates[drafter], 1.0
+        rates, first, prob, rate = self.rates[drafter], cell(self.free_confidence, 1), 1.0, 0.0
+        group, odds = rates.group, rates.odds
+        known, optimistic = group.known_rates, optimistic and not group.is_familiar
         probs: list[float] = []
-        for at in range(1, depth + 1):
-            if at <= DEPTHS:
-                rate = rates.rate(cell(self.free_confidence, at))
-                rate += rates.group.bonus(rate, at) if optimistic else 0.0
-            prob *= rate if rate < 1 else 1.0
+        for at in range(depth):
+            if at < DEPTHS:
+                rate = known.get(first + at) or group.rate(first + at)
+                rate = rate * odds / (1 - rate + rate * odds)
+                if optimistic:
+                    rate = min(1.0, rate + group.bonus(rate, at + 1))
+            prob *= rate
             probs.append(prob)
             if prob < LEAST_PROBABILITY:
                 break
@@ -293,7 +307,7 @@ class RequestAcceptance:
 
     def level_probs(self, drafter: str, depth: int, width: float) -> list[float]:
         """Return the probability, per level of a tree that is not drafted yet, that one of its nodes is accepted."""
-        rates, prob = self.rates[drafter], 1.0
+        rates, prob, rate = self.rates[drafter], 1.0, 0.0
         probs: list[float] = []
         for at in range(1, depth + 1):
             if at <= DEPTHS:
@@ -314,20 +328,10 @@ class AcceptanceModel:
         """Return the rates of a drafter in a request class, made on first use."""
         found = self._classes.get((drafter, request_class))
         if found is None:
-            power = TEMPERATURE_POWERS[request_class.partition(",")[0]]
-            found = self._classes[drafter, request_class] = ClassRates(
-                self.traits.get(drafter, DrafterTraits()), power, self.tuning
-            )
+            traits, power = self.traits.get(drafter, DrafterTraits()), TEMPERATURE_POWERS[request_class]
+            found = self._classes[drafter, request_class] = ClassRates(traits, power, self.tuning)
         return found
 
     def request(self, request_class: str, drafters: Iterable[str]) -> RequestAcceptance:
         """Return the acceptance of a new request."""
         return RequestAcceptance({name: RequestRates(self.class_rates(name, request_class)) for name in drafters})
-
-
-def request_class_of(seq: Sequence) -> str:
-    """Return the class of requests that share acceptance rates: by temperature, and whether a grammar applies."""
-    params = seq.request.params
-    sampled = "low" if params.temperature <= LOW_TEMPERATURE else "high"
-    temperature = "greedy" if params.temperature == 0 else sampled
-    return f"{temperature}, grammar" if params.structured_outputs is not None else temperature

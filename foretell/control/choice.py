@@ -14,6 +14,8 @@ from .acceptance_model import WIDTHS
 from .draft_latency import DraftPrices
 from .settings import ControllerTuning
 
+FREE = DraftPrices()
+
 
 @dataclass(slots=True)
 class StepCostView:
@@ -29,10 +31,12 @@ class StepCostView:
     padded_sizes: tuple[int, ...] = ()  # row counts to which the step of a single sequence is padded
     plain_seconds: float = field(init=False)  # seconds of the step without drafts
     plain_share: float = field(init=False)  # that divided by the decoding sequences
+    _shares: list[float] = field(init=False, repr=False)  # cached result of `shares`
 
     def __post_init__(self) -> None:
         self.plain_seconds = self.curve[self.rows] + self.context_seconds
         self.plain_share = self.plain_seconds / max(1, self.num_decoding)
+        self._shares = []
 
     def padded_nodes(self, nodes: int) -> int:
         """Return the nodes of a tree that fills the padded step of a single sequence, at least `nodes`."""
@@ -50,23 +54,29 @@ class StepCostView:
         at = min(self.rows + rows, len(self.curve) - 1)
         return self.curve[at] - self.curve[self.rows] + rows * self.row_context_seconds
 
+    def shares(self, most: int) -> list[float]:
+        """Return a sequence's share of the step by its draft tokens, at least up to `most`, if all have as many."""
+        found = self._shares
+        if len(found) <= most:
+            count, gap, last = self.num_decoding, self.host_gap - self.curve[self.rows], len(self.curve) - 1
+            for nodes in range(len(found), most + 1):
+                shared = self.curve[min(self.rows + nodes * count, last)] + gap
+                found.append(self.plain_share + nodes * self.row_context_seconds + shared / count)
+        return found
+
     def sequence_seconds(self, nodes: int, prices: DraftPrices | None = None, depth: int = 0) -> float:
         """Return a sequence's share of the step if all draft `nodes` tokens; start and levels are shared."""
-        count, at = self.num_decoding, self.rows + nodes * self.num_decoding
-        curve, last = self.curve, len(self.curve) - 1
-        shared = curve[at if at < last else last] - curve[self.rows] + self.host_gap
-        found = self.plain_share + nodes * self.row_context_seconds
-        if prices is not None:
-            shared += prices[0] - self.hidden_gap + prices[1] * depth
-            found += prices[2] * nodes
-        return found + shared / count
+        found = self.shares(nodes)[nodes]
+        if prices is None:
+            return found
+        return found + (prices.start - self.hidden_gap + prices.level * depth) / self.num_decoding + prices.node * nodes
 
     def break_even(self, prices: DraftPrices | None = None) -> float:
         """Return the break-even acceptance of one draft token: the cost ratio of the step minus 1. It can exceed 1."""
         return self.sequence_seconds(1, prices, 1) / self.plain_share - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrafterOption:
     """Drafts that one drafter could make for a sequence."""
 
@@ -76,9 +86,16 @@ class DrafterOption:
     prefill_seconds: float = 0.0  # share of this step in the drafter's prefill
     max_nodes: int = 0  # of a tree; 0 if the drafter makes chains only
     tree_prices: DraftPrices | None = None
-    level_probs: Callable[[float], list[float]] = (
-        lambda width: []
-    )  # of a tree by width: each level has an accepted node
+    level_probs: Callable[[float], list[float]] | None = None  # of a tree by width: each level has an accepted node
+
+    def trees(self, view: StepCostView, width: int) -> Iterator[tuple[int, int, float]]:
+        """Yield nodes, depth and expected tokens of trees of a width, widened by nodes that only fill a padded step."""
+        for depth in range(1, self.max_nodes // width + 1):
+            nodes = min(self.max_nodes, view.padded_nodes(width * depth))
+            probs = self.level_probs(nodes / depth) if self.level_probs else []
+            if depth > len(probs):
+                return
+            yield nodes, depth, 1 + sum(probs[:depth])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +117,15 @@ class Choice:
         """Return the choice with another number of nodes."""
         if nodes == self.nodes:
             return self
-        expected, levels = 1 + sum(self.accept_probs[:nodes]), self.levels if nodes > self.levels else 0
-        seconds = view.sequence_seconds(nodes, self.prices, levels or nodes)
+        if not nodes:
+            return PLAIN
+        levels = self.levels if nodes > self.levels else 0
+        expected, seconds = (
+            1 + sum(self.accept_probs[:nodes]),
+            view.sequence_seconds(nodes, self.prices, levels or nodes),
+        )
         speedup = max(1.0, min(self.speedup, expected * view.plain_share / seconds))
-        return replace(self, nodes=nodes, levels=levels, speedup=speedup) if nodes else PLAIN
+        return Choice(self.drafter, nodes, speedup, self.accept_probs, levels, self.prices)
 
 
 PLAIN = Choice()
@@ -128,30 +150,29 @@ def choose(
     the least draft length, unloaded drafters, free KV pages and the token limit of a step, the tokens that a grammar
     forces or forbids, and `max_tokens` (already a limit of the options).
     """
-    urgent = has_priority if any(has_priority) else ()
-    if urgent:
-        alone = replace(view, num_decoding=1)
-        best = [
-            best_choice(
-                alone if first else view, [each for each in mine if first or each.prices is None], margin, tuning
+    if any(has_priority):
+        return _choose_with_priority(view, options, margin, throughput, has_priority, tuning)
+    best = [best_choice(view, mine, margin, tuning) for mine in options]
+    if view.num_decoding == 1 and len(best) == 1:
+        return best
+    chosen, (nodes, speed) = best, allocate(view, best, throughput, margin)
+    timed = [choice.drafter for choice in best if choice.prices is not None]
+    # Levels are shared, so fewer drafters may be faster than each sequence's best: one of them, or only free ones. If
+    # all sequences draft alike, the best choice of each is exact.
+    kept = {*timed, ""} if len({*timed}) > 1 else {""} if 0 < len(timed) < len(best) else ()
+    for drafter in sorted(kept):
+        others = [
+            choice
+            if choice.prices is None or choice.drafter == drafter
+            else best_choice(
+                view, [each for each in mine if each.prices is None or each.drafter == drafter], margin, tuning
             )
-            for mine, first in zip(options, urgent, strict=True)
+            for choice, mine in zip(best, options, strict=True)
         ]
-        nodes = _allocate_with_priority(view, best, urgent, throughput, margin, tuning)
-    else:
-        best = [best_choice(view, mine, margin, tuning) for mine in options]
-        if view.num_decoding == 1 and len(best) == 1:
-            return best
-        nodes, speed = allocate(view, best, throughput, margin)
-        drafters = {choice.drafter for choice in best if choice.prices is not None}
-        for kept in (*drafters, "") if len(drafters) > 1 else ("",) if drafters else ():
-            # Levels are shared, so fewer drafters may be faster than each sequence's best: one of them, or free ones.
-            fewer = [[each for each in mine if each.prices is None or each.drafter == kept] for mine in options]
-            others = [best_choice(view, mine, margin, tuning) for mine in fewer]
-            found, reached = allocate(view, others, throughput, margin)
-            if reached > speed:
-                best, nodes, speed = others, found, reached
-    return [choice.resized(view, count) for choice, count in zip(best, nodes, strict=True)]
+        found, reached = allocate(view, others, throughput, margin)
+        if reached > speed:
+            chosen, nodes, speed = others, found, reached
+    return [choice.resized(view, count) for choice, count in zip(chosen, nodes, strict=True)]
 
 
 def best_choice(
@@ -159,64 +180,58 @@ def best_choice(
 ) -> Choice:
     """Return the fastest drafter and shape for one sequence if all others draft alike, or PLAIN within `margin`."""
     best, length, chosen = 1 + margin, 0, None
-    share, cutoff, seconds_of = view.plain_share, tuning.chain_cutoff, view.sequence_seconds
+    share, cutoff, count = view.plain_share, tuning.chain_cutoff, view.num_decoding
     for option in options:
-        expected, best_here, prices, prefill = 1.0, 0.0, option.prices, option.prefill_seconds
+        start, level, node, _ = option.prices or FREE
+        per_node, fixed = level / count + node, option.prefill_seconds
+        if option.prices is not None:
+            fixed += (start - view.hidden_gap) / count
+        shares = view.shares(len(option.accept_probs))
+        expected, best_here = 1.0, 0.0
         for nodes, probability in enumerate(option.accept_probs, 1):
             expected += probability
-            speedup = expected * share / (seconds_of(nodes, prices, nodes) + prefill)
-            if speedup > best:
-                best, length, chosen = speedup, nodes, option
+            speedup = expected * share / (shares[nodes] + fixed + per_node * nodes)
             if speedup > best_here:
                 best_here = speedup
+                if speedup > best:
+                    best, length, chosen = speedup, nodes, option
             elif speedup < cutoff * best_here:
                 break  # later tokens cost as much and are accepted less often; only the start can be expensive
-    tree = _best_tree(view, options, best, tuning)
-    if tree is not None:
-        return tree
+    for option in options:
+        if option.max_nodes:
+            tree = _best_tree(view, option, best, cutoff)
+            if tree is not None:
+                return tree
     if chosen is None:
         return PLAIN
     # A node is worth no more than those before it, because drafts are always cut at their end.
-    spare = length if view.num_decoding == 1 else 2 * length + 1
-    return Choice(chosen.drafter, length, best, tuple(accumulate(chosen.accept_probs[:spare], min)), 0, chosen.prices)
+    probs = accumulate(chosen.accept_probs[: length if count == 1 else 2 * length + 1], min)
+    return Choice(chosen.drafter, length, best, tuple(probs), 0, chosen.prices)
 
 
-def _best_tree(
-    view: StepCostView, options: Sequence[DrafterOption], best: float, tuning: ControllerTuning
-) -> Choice | None:
-    """Return the fastest tree, or None if none is faster than `best`."""
-    found: tuple[DrafterOption, int, int, float] | None = None
-    for option in options:
-        for width in WIDTHS if option.max_nodes else ():
-            best_here = 0.0
-            for nodes, depth, expected in _tree_sizes(view, option, width):
-                seconds = view.sequence_seconds(nodes, option.tree_prices, depth) + option.prefill_seconds
-                speedup = expected * view.plain_share / seconds
-                best_here = max(best_here, speedup)
-                if speedup > best:
-                    best, found = speedup, (option, depth, nodes, expected)
-                if speedup < tuning.chain_cutoff * best_here:
-                    break
-            if best_here < tuning.chain_cutoff * best:
-                break  # rows are too expensive for wider trees
+def _best_tree(view: StepCostView, option: DrafterOption, best: float, cutoff: float) -> Choice | None:
+    """Return the fastest tree of a drafter, or None if none is faster than `best`."""
+    found: tuple[int, int, float] | None = None
+    for width in WIDTHS:
+        best_here = 0.0
+        for nodes, depth, expected in option.trees(view, width):
+            seconds = view.sequence_seconds(nodes, option.tree_prices, depth) + option.prefill_seconds
+            speedup = expected * view.plain_share / seconds
+            best_here = max(best_here, speedup)
+            if speedup > best:
+                best, found = speedup, (nodes, depth, expected)
+            if speedup < cutoff * best_here:
+                break
+        if best_here < cutoff * best:
+            break  # rows are too expensive for wider trees
     if found is None:
         return None
-    option, depth, nodes, expected = found
+    nodes, depth, expected = found
     # A tree that `allocate` cuts to its depth becomes a chain. The further nodes share what the tree adds to that.
     chain = option.accept_probs[:depth]
     more = max(0.0, expected - 1 - sum(chain)) / max(1, nodes - depth)
     probs = tuple(accumulate([*chain, *[more] * (nodes - len(chain))], min))
     return Choice(option.drafter, nodes, best, probs, depth, option.tree_prices)
-
-
-def _tree_sizes(view: StepCostView, option: DrafterOption, width: int) -> Iterator[tuple[int, int, float]]:
-    """Yield nodes, depth and expected tokens of trees of a width, widened by nodes that only fill a padded step."""
-    for depth in range(1, option.max_nodes // width + 1):
-        nodes = min(option.max_nodes, view.padded_nodes(width * depth))
-        probs = option.level_probs(nodes / depth)
-        if depth > len(probs):
-            return
-        yield nodes, depth, 1 + sum(probs[:depth])
 
 
 def allocate(
@@ -228,24 +243,28 @@ def allocate(
     """
     count, taken, best_rows = view.num_decoding, [0] * len(choices), 0
     best, gained = (count if throughput else 1.0) / view.plain_seconds * (1 + margin), 0.0
-    groups: dict[DraftPrices, int] = {}  # depth of each kind of draft
-    fixed, drafting = view.plain_seconds + view.host_gap, 0.0
+    depths: dict[DraftPrices, int] = {}  # of each kind of draft
     order = sorted(_node_values(choices, throughput), reverse=True)[:max_nodes]
+    curve, at, last = view.curve, view.rows, len(view.curve) - 1
+    seconds, row_seconds = view.context_seconds + view.host_gap, view.row_context_seconds
     for rows, (value, index) in enumerate(order, 1):
         gained += value
-        choice, prices = choices[index], choices[index].prices
+        choice = choices[index]
+        prices = choice.prices
         if prices is not None:
             taken[index] = depth = taken[index] + 1
-            before = groups.get(prices)
+            before = depths.get(prices)
             if before is None:
-                groups[prices] = before = 0
-                drafting += prices.start - (0.0 if drafting else view.hidden_gap)
+                seconds += prices.start - (0.0 if depths else view.hidden_gap)
+                depths[prices] = before = 0
             if before < depth and not before >= choice.levels > 0:
-                groups[prices] = depth
-                drafting += prices.level
-            drafting += prices.node
+                depths[prices] = depth
+                seconds += prices.level
+            seconds += prices.node
+        seconds += row_seconds
+        at += at < last
         tokens = count + gained if throughput else 1 / (1 - gained / count)
-        speed = tokens / (fixed + view.extra_seconds(rows) + drafting)
+        speed = tokens / (seconds + curve[at])
         if speed > best:
             best, best_rows = speed, rows
     nodes = [0] * len(choices)
@@ -258,30 +277,41 @@ def _node_values(choices: Sequence[Choice], throughput: bool) -> list[tuple[floa
     """Return the value of each node and the index of its sequence. Values never increase along a draft."""
     items = []
     for index, choice in enumerate(choices):
+        if throughput:
+            items += [(probability, index) for probability in choice.accept_probs]
+            continue
         expected, least = 1.0, float("inf")
         for probability in choice.accept_probs:
-            value = probability if throughput else 1 / expected - 1 / (expected + probability)
-            least = min(least, value)
+            value = 1 / expected - 1 / (expected + probability)
+            least = value if value < least else least
             items.append((least, index))
             expected += probability
     return items
 
 
-def _allocate_with_priority(
-    view: StepCostView, choices: list[Choice], urgent: Sequence[bool], throughput: bool, margin: float,
+def _choose_with_priority(
+    view: StepCostView,
+    options: Sequence[Sequence[DrafterOption]],
+    margin: float,
+    throughput: bool,
+    urgent: Sequence[bool],
     tuning: ControllerTuning,
-) -> list[int]:  # fmt: skip
-    """Return the nodes of each sequence if some are late on their SLO."""
-    limit = view.free_rows(tuning.slo_step_growth)
-    nodes = [choice.nodes if first else 0 for choice, first in zip(choices, urgent, strict=True)]
+) -> list[Choice]:
+    """Return the choice of each sequence if some are late on their SLO."""
+    alone, limit = replace(view, num_decoding=1), view.free_rows(tuning.slo_step_growth)
+    first, rest = [], []
+    for mine, late in zip(options, urgent, strict=True):
+        first.append(best_choice(alone, mine, margin, tuning) if late else PLAIN)
+        free = [] if late else [each for each in mine if each.prices is None]
+        rest.append(best_choice(view, free, margin, tuning))
+    nodes = [choice.nodes for choice in first]
     if sum(nodes) > limit:  # keep the nodes that are most likely accepted
-        values = _node_values([choice if first else PLAIN for choice, first in zip(choices, urgent, strict=True)], True)
-        kept = [index for _, index in sorted(values, reverse=True)[:limit]]
-        nodes = [kept.count(index) for index in range(len(choices))]
-    rest = replace(view, rows=min(view.rows + sum(nodes), len(view.curve) - 1), host_gap=0.0)
-    others = [PLAIN if first else choice for choice, first in zip(choices, urgent, strict=True)]
-    further, _ = allocate(rest, others, throughput, 0.0, rest.free_rows(margin))
-    return [mine + other for mine, other in zip(nodes, further, strict=True)]
+        kept = [index for _, index in sorted(_node_values(first, True), reverse=True)[:limit]]
+        nodes = [kept.count(index) for index in range(len(first))]
+    others = replace(view, rows=min(view.rows + sum(nodes), len(view.curve) - 1), host_gap=0.0)
+    further, _ = allocate(others, rest, throughput, 0.0, others.free_rows(margin))
+    best = [choice if late else other for choice, other, late in zip(first, rest, urgent, strict=True)]
+    return [choice.resized(view, mine + more) for choice, mine, more in zip(best, nodes, further, strict=True)]
 
 
 def min_probability(

@@ -21,7 +21,6 @@ LOW_ACCEPT = "low_accept"  # the draft would not have paid
 OUTDONE = "outdone"  # another drafter was better
 NOT_POLLED = "not_asked"  # the poll limiter skipped the sequence
 NO_COSTS = "no_costs"  # the latency model has no step yet
-BASELINE = "compared"  # it would have paid, but this was a plain step to compare with
 LATE = "late"  # it would have paid, but the step was in flight before the sequence was polled
 
 # Shares of steps with drafts below which speculation is reported off, and above which it is on again (hysteresis).
@@ -66,7 +65,7 @@ class DecisionLog:
         `with_draft` are those that had or could make a draft, `unpolled` those that were not asked, `chosen` the one
         that drafts because of `reason`, or "".
         """
-        lost = reason if reason in (BASELINE, LATE, NO_COSTS) else LOW_ACCEPT
+        lost = reason if reason in (LATE, NO_COSTS) else LOW_ACCEPT
         without = NO_COSTS if reason == NO_COSTS else NO_DRAFT
         counts, others = self._counts, OUTDONE if chosen else lost
         for drafter in drafters:

@@ -49,7 +49,7 @@ class DraftCosts:
             return self._like.prices(plain_seconds)
         tuning, one_token = self.tuning, max(self.cost_share * plain_seconds, 1e-9)
         start, node = tuning.draft_start_share * one_token, tuning.draft_node_share * one_token
-        return DraftPrices(start, one_token - start - node, node, tuning.draft_node_share * one_token)
+        return DraftPrices(start, one_token - start - node, node, node)
 
     def seconds(self, depth: int, nodes: int, prefill: int, plain_seconds: float) -> float:
         """Return the expected seconds of a draft."""
@@ -80,44 +80,32 @@ class DraftCosts:
 
 
 class DraftLatency:
-    """Prices of all drafters, and how many tokens of each sequence a drafter has in its KV cache."""
+    """Prices of all drafters."""
 
     def __init__(self, traits: Mapping[str, DrafterTraits], tuning: ControllerTuning = ControllerTuning()) -> None:
-        self.traits, self.tuning = traits, tuning
+        self.traits = traits
         self.free = frozenset(name for name, each in traits.items() if each.is_free)
         self.costs = {name: DraftCosts(each.relative_cost, tuning=tuning) for name, each in traits.items()}
         for name, each in traits.items():
             if each.makes_trees and not each.is_free:
                 self.costs[name + TREE_SUFFIX] = DraftCosts(each.relative_cost, self.costs[name], tuning)
-        self._prefilled: dict[int, dict[str, int]] = {}  # tokens by sequence and drafter
-
-    def prefill_tokens(self, seq: Sequence, drafter: str) -> int:
-        """Return the tokens that a drafter must prefill before it can draft."""
-        if not self.traits[drafter].needs_prefill:
-            return 0
-        return len(seq.tokens) - self._prefilled.get(seq.id, {}).get(drafter, 0)
 
     def costs_of(self, drafter: str, tree: bool) -> DraftCosts:
         """Return the costs of a drafter's trees or of its chains."""
         return self.costs.get(drafter + TREE_SUFFIX, self.costs[drafter]) if tree else self.costs[drafter]
 
-    def observe(self, results: list[StepResult], seconds: float | None, plain_seconds: float) -> None:
-        """Update the costs with the drafts of one step. `seconds` is None for an outlier step.
+    def observe(self, results: list[StepResult], prefill: int, seconds: float, plain_seconds: float) -> None:
+        """Update the costs with the drafts of one step, before which drafters prefilled so many tokens.
 
         Steps with several drafters, or with both trees and chains, are skipped: their times cannot be separated.
         """
-        made = [result for result in results if result.scheduled.budget.drafter in self.costs and len(result.draft)]
-        made = [result for result in made if result.scheduled.budget.drafter not in self.free]
-        shapes = {(result.scheduled.budget.drafter, result.scheduled.budget.is_tree) for result in made}
-        if len(shapes) != 1:
-            return
-        ((drafter, tree),) = shapes
-        prefill = 0
-        if self.traits[drafter].needs_prefill:
-            prefill = sum([self._update_prefilled(result, drafter) for result in made])
-        if seconds is not None:
-            depth = max([self._drafted_levels(result, drafter) for result in made])
-            nodes = sum([len(result.draft) for result in made])
+        made = [each for each in results if len(each.draft) and each.scheduled.budget.drafter in self.costs]
+        made = [each for each in made if each.scheduled.budget.drafter not in self.free]
+        shapes = {(each.scheduled.budget.drafter, each.scheduled.budget.is_tree) for each in made}
+        if len(shapes) == 1:
+            ((drafter, tree),) = shapes
+            depth = max([self._drafted_levels(each, drafter) for each in made])
+            nodes = sum([len(each.draft) for each in made])
             self.costs_of(drafter, tree).observe(depth, nodes, prefill, seconds, plain_seconds)
 
     def _drafted_levels(self, result: StepResult, drafter: str) -> int:
@@ -132,24 +120,6 @@ class DraftLatency:
         traits = self.traits[drafter]
         sampled = seq.request.params.temperature > 0 and seq.request.rule != "match"
         return traits.single_graph and (traits.samples_single_graph or not sampled)
-
-    def _update_prefilled(self, result: StepResult, drafter: str) -> int:
-        """Record that a drafter has prefilled a sequence, and return the tokens that were new to it."""
-        prefilled = self._prefilled.setdefault(result.scheduled.seq.id, {})
-        before, prefilled[drafter] = prefilled.get(drafter, 0), result.scheduled.length
-        return result.scheduled.length - before
-
-    def forget_drafter(self, drafter: str) -> None:
-        """Drop what a drafter had prefilled, because it was unloaded."""
-        for prefilled in self._prefilled.values():
-            prefilled.pop(drafter, None)
-
-    def forget(self, seq_id: int) -> None:
-        """Drop a finished sequence."""
-        self._prefilled.pop(seq_id, None)
-
-    def __len__(self) -> int:
-        return len(self._prefilled)
 
 
 class HostGap:
@@ -187,7 +157,7 @@ class HostGap:
         self._observed_at = (0.0, 0) if times is None or times.host_gap is not None else (now, count)
         if times is None or times.is_outlier or sequences != count or self._observed_at[1] != count:
             return
-        host = self._observed_at[0] - before - times.target_seconds - times.draft_seconds
+        host = now - before - times.target_seconds - times.draft_seconds
         known = self._host_seconds.get(has_drafts, host)
         if 0 < host < times.target_seconds:  # else the engine was idle in between
             self._host_seconds[has_drafts] = known + 0.05 * (min(host, 3 * known) - known)
@@ -208,12 +178,10 @@ class HostGap:
         """
         if self._savings >= self.seconds(batch_size):
             return False
-        self._async_steps += 1
         known = len(self._samples.get((batch_size.bit_length(), False), ())) >= 3
-        if self._async_steps < (self.tuning.gap_interval if known else self.tuning.gap_interval // 16):
-            return True
-        self._async_steps = 0
-        return False
+        interval = self.tuning.gap_interval if known else self.tuning.gap_interval // 16
+        self._async_steps = (self._async_steps + 1) % interval
+        return self._async_steps > 0
 
     def seconds(self, batch_size: int) -> float:
         """Return the median gap at this batch size or the nearest measured one; 0 before any measurement."""

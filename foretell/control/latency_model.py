@@ -39,14 +39,10 @@ class Fit:
         self.noise = tuning.noise  # running median of the absolute relative residual
         self.trend = 0.0  # moving average of the signed residual, in clips
 
-    def value(self, features: Vector) -> float:
-        """Return the expected seconds."""
-        return float(features @ self.mean)
-
     def observe(self, features: Vector, seconds: float) -> None:
         """Update the fit with one measurement."""
         tuning = self.tuning
-        expected = max(self.value(features), 1e-9)
+        expected = max(float(features @ self.mean), 1e-9)
         residual = seconds / expected - 1
         limit = tuning.outlier * max(self.noise, tuning.noise)
         # The median and not the mean, which the outliers would dominate.
@@ -137,13 +133,14 @@ class StepCosts:
         return sum(means[knot] * weight for knot, weight in knots) + means[-2] * context + means[-1] * pairs
 
     @property
+    def token_seconds(self) -> float:
+        """Return the seconds of attention per cached token, further rows of a sequence aside."""
+        return self._means[-2] if self._means else 0.0
+
+    @property
     def pair_seconds(self) -> float:
         """Return the seconds of a further row of a sequence per cached token of it."""
         return self._means[-1] if self._means else 0.0
-
-    def context_seconds(self, context: int) -> float:
-        """Return the seconds of attention over `context` cached tokens, further rows of a sequence aside."""
-        return self._means[-2] * context if self._means else 0.0
 
     def curve(self, rows: int) -> list[float]:
         """Return the seconds of steps of 0 to at least `rows` rows with an empty KV cache. They never decrease."""
@@ -193,15 +190,10 @@ class StepCosts:
         shape = np.array([1 + prior.row * max(0, knot - prior.free_rows) for knot in KNOTS] + tokens)
         shape *= median_low(seconds / float(features @ shape) for features, seconds in self._initial)
         # The prior covariance has three parts: the overall pace, the cost of a row, and a bend of the curve around that
-        # line, which is correlated between neighbouring knots.
-        log_rows = np.log2(np.array(KNOTS, float))
-        further_rows = np.append(np.array(KNOTS, float) - 1, [0.0, 0.0])
-        bend = np.diag(np.ones(len(shape)))
-        distance = np.abs(log_rows[:, None] - log_rows[None, :])
-        bend[: len(KNOTS), : len(KNOTS)] = tuning.bend**2 * np.exp(
-            -distance / 3
-        )  # correlated over three doublings of rows
-        slope = tuning.slope * prior.row * shape[0] * further_rows
+        # line, which is correlated over three doublings of rows.
+        doublings, bend = np.log2(KNOTS), np.eye(FEATURES)
+        bend[:-2, :-2] = tuning.bend**2 * np.exp(-np.abs(doublings[:, None] - doublings) / 3)
+        slope = tuning.slope * prior.row * shape[0] * np.array([*(knot - 1 for knot in KNOTS), 0, 0])
         covariance = np.outer(shape, shape) * (bend + tuning.pace**2) + np.outer(slope, slope)
         fit = Fit(shape, covariance, tuning)
         for features, seconds in self._initial:
@@ -237,14 +229,11 @@ def isotonic(values: list[float], variances: list[float]) -> list[float]:
 
 def interpolate_knots(values: list[float], rows: int) -> list[float]:
     """Return the values at 0 to `rows` rows: linear between the knots, the last segment extended beyond them."""
-    found = [values[0]]
-    for low, high, value, after in zip(KNOTS, KNOTS[1:], values, values[1:], strict=False):
-        slope = (after - value) / (high - low)
-        found += [slope * more + value for more in range(min(high, rows + 1) - low)]
-    if rows >= KNOTS[-1]:
+    found = np.interp(np.arange(rows + 1), KNOTS, values)
+    if rows > KNOTS[-1]:
         slope = (values[-1] - values[-2]) / (KNOTS[-1] - KNOTS[-2])
-        found += [values[-1] + slope * more for more in range(rows + 1 - KNOTS[-1])]
-    return found
+        found[KNOTS[-1] :] += slope * np.arange(rows + 1 - KNOTS[-1])
+    return list(found.tolist())
 
 
 def pad_to_sizes(curve: list[float], sizes: tuple[int, ...]) -> list[float]:

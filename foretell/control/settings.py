@@ -66,6 +66,7 @@ class ControllerTuning:
     confidence_trust: float = 0.7  # weight of a free drafter's own confidence in the prior of a confidence bin
     cross_trust: float = 0.2  # weight of free drafters' confidence in the prior of a timed drafter's bin
     optimism: float = 1.0  # standard deviations that are added to a rate with few trials (UCB)
+    optimism_share: float = 0.02  # of a request's tokens: what its drafts may lose before its rates get no bonus
     familiar: float = 64.0  # trials from which on that bonus is 0
     # Latency. Noise and deviations are relative to a step.
     noise: float = 0.1  # assumed noise of one measurement
@@ -90,7 +91,6 @@ class ControllerTuning:
     probe_tokens: int = 2  # draft tokens of a probe of an unused drafter
     probe_time_share: float = 0.01  # upper bound on probes, as a share of step time
     probe_interval: int = 32  # least interval of probes, doubled up to 32 times; most of choices that do not pay
-    baseline_interval: int = 256  # speculative steps per plain one, which keeps the price of plain steps known
     # Overhead of polling.
     poll_start_share: float = 0.015  # of a sequence's decode time: what its polls may cost before they have paid
     poll_max_credit: int = 64  # polls that a sequence can have in the bank: drafts are rare and save much

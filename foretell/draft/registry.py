@@ -14,6 +14,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.corpus.drafter import CorpusDrafter, IndexedCorpus
 from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
+from foretell.draft.heads.assistant import AssistantDrafter
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.eagle import DistilledDrafter, EagleDrafter
@@ -29,7 +30,7 @@ from foretell.draft.supervisor import isolate
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder, first_layers
-from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
+from foretell.models.draft_heads import AssistantHead, BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
 from foretell.models.draft_heads.loading import head_kind
 from foretell.models.quantize import QuantFormat
 from foretell.options import closest, nearest
@@ -56,6 +57,8 @@ def head_drafter(
         kind = EagleDrafter
     elif isinstance(head, DistilledHead):
         kind = DistilledDrafter
+    elif isinstance(head, AssistantHead):
+        kind = AssistantDrafter
     return kind(runner, head, pages, name, draft_temperature, min_confidence, single_graph)
 
 
@@ -195,7 +198,7 @@ def drafter_name(kind: str, argument: str) -> str:
     return f"{kind}:{argument}" if argument else kind
 
 
-HEADS = ("eagle", "block", "medusa", "mtp")
+HEADS = ("eagle", "block", "medusa", "mtp", "assistant")
 
 
 def is_head(drafter: str) -> bool:

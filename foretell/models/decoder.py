@@ -52,8 +52,9 @@ class Attention(nn.Module):
         config = config.at(layer)
         self.config, self.layer = config, layer
         self.rope, self.window = config.ropes[layer], config.windows[layer]
-        self.kv_layer = layer if sizes is None or sizes.kv_layer is None else sizes.kv_layer
-        self.num_keys = config.kv_heads if self.kv_layer == layer else 0  # heads that this layer projects
+        shared = None if sizes is None else sizes.kv_layer
+        self.kv_layer = layer if shared is None else shared
+        self.num_keys = config.kv_heads if shared is None else 0  # heads that this layer projects
         self.num_values = self.num_keys if sizes is None or sizes.projects_values else 0
         heads = config.heads + self.num_keys + self.num_values
         self.qkv = Linear(config.width, heads * config.head_dim, config.qkv_bias)
@@ -233,11 +234,7 @@ class Decoder(nn.Module):
 
     def attention_layout(self, page_size: int) -> AttentionLayout:
         """Return the settings of attention over pages of this size."""
-        c, by_window = self.local, {}
-        for window, sizes in zip(c.windows, c.layer_sizes, strict=False):
-            by_window[window] = c.heads // sizes.kv_heads
-        windows, group = frozenset(c.windows), c.heads // c.kv_heads
-        return AttentionLayout(page_size, group, windows, self.dtype, self.embed.device, tuple(by_window.items()))
+        return attention_layout(self.local, page_size, self.embed)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -307,6 +304,15 @@ class Decoder(nn.Module):
         is_remote = (tokens < local.start) | (tokens >= local.stop)
         rows = F.embedding((tokens - local.start).masked_fill(is_remote, 0), self.embed)
         return self.ranks.all_reduce(rows.masked_fill(is_remote[:, None], 0.0))
+
+
+def attention_layout(config: ModelConfig, page_size: int, like: Tensor) -> AttentionLayout:
+    """Return the settings of attention over pages of this size, with the dtype and device of `like`."""
+    by_window = {}
+    for window, sizes in zip(config.windows, config.layer_sizes, strict=False):
+        by_window[window] = config.heads // sizes.kv_heads
+    windows, group = frozenset(config.windows), config.heads // config.kv_heads
+    return AttentionLayout(page_size, group, windows, like.dtype, like.device, tuple(by_window.items()))
 
 
 def kv_shapes(config: ModelConfig) -> tuple[LayerShape, ...]:

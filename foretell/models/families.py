@@ -15,6 +15,7 @@ class Family:
     model_types: tuple[str, ...] = ()  # in config.json
     gguf: tuple[str, ...] = ()  # general.architecture
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' values of absent config.json entries
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # other defaults of some model types
     gguf_of: str = ""  # the family whose architecture its GGUF files state
     interleaved: bool = False  # GGUF files pair neighbouring dimensions for RoPE
     norm_offset: bool = False  # safetensors store norm weights minus one
@@ -118,8 +119,9 @@ FAMILIES = {
     ),
     "gemma4": Family(
         "Gemma 4 (dense), text part of its checkpoints",
-        ("gemma4_text",),
-        defaults=GEMMA
+        ("gemma4_text", "gemma4_unified_text"),
+        ("gemma4",),
+        GEMMA
         | {
             "vocab_size": 262_144,
             "max_position_embeddings": 131_072,
@@ -135,6 +137,14 @@ FAMILIES = {
                     "rope_theta": 1_000_000.0,
                 },
             },
+        },
+        variants={
+            "gemma4_unified_text": {
+                "max_position_embeddings": 262_144,
+                "sliding_window": 1024,
+                "hidden_size_per_layer_input": 0,
+                "vocab_size_per_layer_input": 0,
+            }
         },
         tested="per-layer inputs, shared keys and values, layers of different sizes, values that are keys",
         torch_on=("cpu", "cuda"),
@@ -188,6 +198,7 @@ MULTIMODAL = {
     "gemma3": ("vision_tower.", "multi_modal_projector."),
     "mistral3": ("vision_tower.", "multi_modal_projector."),
     "gemma4": ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
+    "gemma4_unified": ("vision_embedder.", "embed_vision.", "embed_audio."),
     "qwen3_vl": ("visual.",),
 }
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.config_fields import ConfigFields
 from foretell.models.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES, MULTIMODAL
+from foretell.models.gguf_gemma4 import gemma4_entries, gemma4_factors
 from foretell.models.layer_config import (
     MOST_LAYERS,
     gemma4_layer_sizes,
@@ -44,7 +46,7 @@ NULLABLE = (
 ROPE_FREQS = ("llama", "ministral3", "smollm3", "exaone4", "phi3")  # GGUF files may divide their frequencies
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # End tokens by name, in addition to the keys of the file: many chat models state only one of two.
-END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>")
+END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<turn|>")
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 SAMPLING_KEYS = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 # Far above any model, and low enough that no product overflows: larger numbers are corrupt.
@@ -79,7 +81,7 @@ def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
         check_supported(config, name, tuple(BY_MODEL_TYPE))
     family = BY_MODEL_TYPE[name]
     stated = {name: value for name, value in config.values.items() if value is not None or name in NULLABLE}
-    config = ConfigFields({**FAMILIES[family].defaults, **stated})
+    config = ConfigFields({**FAMILIES[family].defaults, **FAMILIES[family].variants.get(name, {}), **stated})
     layer_types = hf_layer_types(config, family)
     settings = _hf_sizes(config, family) | _hf_traits(config, family)
     settings["windows"] = hf_windows(config, family, layer_types)
@@ -92,7 +94,7 @@ def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
 def _gemma4_layers(config: ConfigFields, layer_types: list[str]) -> Settings:
     width = config.integer("hidden_size_per_layer_input", 0, least=0)
     words = config.integer("vocab_size")
-    vocab = config.integer("vocab_size_per_layer_input", words)
+    vocab = config.integer("vocab_size_per_layer_input", words, least=0)
     if width and vocab < words:
         raise config.invalid("vocab_size_per_layer_input", f"at least the vocabulary, {words}")
     return {
@@ -184,6 +186,8 @@ def from_gguf(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> M
     config = ConfigFields(values, f"{name}.")
     check_supported(config, name, tuple(BY_GGUF))
     family = BY_GGUF[name]
+    if family == "gemma4":
+        return _gemma4_from_gguf(config, tensors)
     dims = _gguf_rotated_dims(config, family)
     settings = _gguf_sizes(config, tensors) | _gguf_traits(config, family, tensors)
     settings["windows"] = gguf_windows(config, family, settings["layers"])
@@ -195,6 +199,16 @@ def from_gguf(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> M
     factors = short if family in ROPE_FREQS else ()
     settings["ropes"] = gguf_ropes(config, family, settings["windows"], gguf_rope(config, factors, long, dims))
     return _make(settings, family)
+
+
+def _gemma4_from_gguf(config: ConfigFields, tensors: Mapping[str, LazyTensor]) -> ModelConfig:
+    entries = gemma4_entries(config, tensors)
+    factors = gemma4_factors(_rope_factors(tensors, "rope_freqs.weight", entries["global_head_dim"] // 2))
+    found = from_hf(entries)
+    ropes = zip(found.ropes, found.windows, strict=True)
+    return replace(
+        found, ropes=tuple(rope if window is not None else replace(rope, factors=factors) for rope, window in ropes)
+    )
 
 
 def _gguf_rotated_dims(config: ConfigFields, family: str) -> int:

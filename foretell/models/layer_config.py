@@ -12,7 +12,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 MOST_LAYERS = 10_000  # a corrupt number must not exhaust memory
 # One layer in this many has full attention, unless the config states the layers.
 PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo3": 4, "exaone4": 4}
-GGUF_PATTERNS = {"gemma2": 2, "gemma3": 6, "exaone4": 4, "olmo2": 4}  # OLMo 3 is `olmo2` with a window
+GGUF_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "exaone4": 4, "olmo2": 4}  # OLMo 3 is `olmo2` with a window
 ALWAYS_SLIDING = ("mistral", "ministral3", "phi3")  # all layers slide if there is a window
 NO_ROPE_INTERVAL = 4  # SmolLM3: one layer in this many has no RoPE; GGUF files do not state it
 
@@ -337,6 +337,8 @@ def gguf_ropes(config: ConfigFields, family: str, windows: Windows, far: Rope) -
         near = Rope(far.theta)
     if family == "exaone4" and any(windows):
         far = NO_ROPE
+    if family == "granite" and not config.flag("rope.scaling.finetuned", True):  # llama.cpp's switch for RoPE
+        near = far = NO_ROPE
     ropes = [far if window is None else near for window in windows]
     if family == "smollm3":
         ropes = [NO_ROPE if (layer + 1) % NO_ROPE_INTERVAL == 0 else rope for layer, rope in enumerate(ropes)]

@@ -29,13 +29,16 @@ KINDS = {  # by model type in configs and GGUF files, without dashes and undersc
 }
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "expert_count")
 SENSES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
-SOFTCAPPED = ("gemma2", "gemma3_text", "gemma4_text")
+SOFTCAPPED = ("gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "gemma4")
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 RECURRENT_LAYERS = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
 
 
 def check_supported(config: ConfigFields, name: str, known: Collection[str]) -> None:
     """Raise UnsupportedModelError with the reason unless the model type `name` is one of `known` and supported."""
+    if name in ASSISTANTS:
+        raise UnsupportedModelError(f"{name!r} drafts for Gemma 4; serve its target with --drafter assistant:FOLDER")
     kind = _kind_by_fields(config, name) or _kind_by_name(name, known)
     if kind:
         called = repr(name) if name else "this"

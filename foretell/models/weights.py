@@ -95,6 +95,10 @@ HF = {
     "per_layer_gate": "per_layer_input_gate",
     "per_layer_out": "per_layer_projection",
     "per_layer_norm": "post_per_layer_input_norm",
+    "scale": "layer_scalar",
+    "per_layer_embed": "embed_tokens_per_layer.weight",
+    "per_layer_projection": "per_layer_model_projection.weight",
+    "per_layer_projection_norm": "per_layer_projection_norm.weight",
 }
 HF_SANDWICH = HF | {
     "attention_post_norm": "post_attention_layernorm",
@@ -119,9 +123,16 @@ GGUF = {
     "attention_post_norm": "post_attention_norm",
     "ffn_norm": "ffn_norm",
     "ffn_post_norm": "post_ffw_norm",
+    "per_layer_gate": "inp_gate",
+    "per_layer_out": "proj",
+    "per_layer_norm": "post_norm",
+    "scale": "layer_output_scale.weight",
+    "per_layer_embed": "per_layer_token_embd.weight",
+    "per_layer_projection": "per_layer_model_proj.weight",
+    "per_layer_projection_norm": "per_layer_proj_norm.weight",
 }
 ROPE_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|attn_rot_embd\.weight)$")  # recomputed from the config
-KEYS_AND_VALUES = re.compile(r"layers\.(\d{1,4})\.self_attn\.[kv]_(proj|norm)\.")
+KEYS_AND_VALUES = re.compile(r"(?:layers|blk)\.(\d{1,4})\.(self_attn\.[kv]_(proj|norm)|attn_[kv](_norm)?)\.")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # read with the config
 
 
@@ -274,12 +285,12 @@ def map_parameters(decoder: Decoder, is_gguf: bool) -> dict[str, ParameterRows]:
         for part, kind, target in _block_rows(block, slices, heads, add):
             targets[f"{names['block']}.{layer}.{names[part]}.{kind}"] = target
         if block.scale is not None:
-            targets[f"{names['block']}.{layer}.layer_scalar"] = ParameterRows(block.scale)
+            targets[f"{names['block']}.{layer}.{names['scale']}"] = ParameterRows(block.scale)
     if (inputs := decoder.per_layer) is not None:
         assert inputs.projection.weight is not None, "the weights are not packed"
-        targets["embed_tokens_per_layer.weight"] = ParameterRows(inputs.embed)
-        targets["per_layer_model_projection.weight"] = ParameterRows(inputs.projection.weight)
-        targets["per_layer_projection_norm.weight"] = ParameterRows(inputs.norm.weight)
+        targets[names["per_layer_embed"]] = ParameterRows(inputs.embed)
+        targets[names["per_layer_projection"]] = ParameterRows(inputs.projection.weight)
+        targets[names["per_layer_projection_norm"]] = ParameterRows(inputs.norm.weight)
     return targets
 
 

@@ -255,7 +255,7 @@ def check_speculation(config: SpeculationConfig) -> None:
 
 
 NGRAM_DRAFTERS = frozenset(("auto", "ngram"))
-MODEL_DRAFTERS = frozenset(("model", "self", "exit", "eagle", "block", "medusa", "mtp", "distilled"))
+MODEL_DRAFTERS = frozenset(("model", "self", "exit", "eagle", "block", "medusa", "mtp", "assistant", "distilled"))
 ALL_DRAFTERS = NGRAM_DRAFTERS | MODEL_DRAFTERS | {"suffix", "corpus", "recycle", "lookahead", "prediction"}
 OPTION_USERS = {  # drafters that use an option; plug-in drafters may use any
     "prompt_lookup_min": NGRAM_DRAFTERS,

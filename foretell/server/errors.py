@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
 from foretell.errors import CapacityError, ContextLengthError, RequestError, UnknownModelError
 from foretell.options import closest
-from foretell.server.openai.requests import UNSUPPORTED_FIELDS, Speculative, StrictModel
+from foretell.server.openai.requests import MEDIA_FIELDS, TEXT_ONLY, UNSUPPORTED_FIELDS, Speculative, StrictModel
 
 FIELD = re.compile(r"[a-z0-9_.]+")
 UNION_BRANCHES = ("bool", "dict", "float", "int", "list", "str")  # pydantic adds these to an error's location
@@ -111,6 +111,8 @@ def validation_error(error: RequestValidationError, known: list[str]) -> ApiErro
     if problem["type"] == "extra_forbidden":
         param = ".".join([*_field_path(location[:-1]), location[-1]])
         reason = UNSUPPORTED_FIELDS.get(param) or f"is not known; {_known_field(param, known)}"
+        if location[-1] in MEDIA_FIELDS and param not in UNSUPPORTED_FIELDS:
+            reason = TEXT_ONLY
         return ApiError(400, f"{param}: {reason}", param=param, code="unsupported_parameter")
     if not location and problem["type"] == "model_attributes_type":
         # FastAPI reads a body as JSON only if the header says so.

@@ -39,6 +39,17 @@ class LogprobFormatter:
         top = [self._chat_entry(token, logprob) for token, logprob in row.top]
         return {**self._chat_entry(row.token, row.logprob), "top_logprobs": top}
 
+    def with_ids(self, rows: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """Return llama.cpp's `completion_probabilities`."""
+        return [
+            {
+                "id": row.token,
+                **self._chat_row(row),
+                "top_logprobs": [{"id": token, **self._chat_entry(token, logprob)} for token, logprob in row.top],
+            }
+            for row in rows
+        ]
+
     def _chat_entry(self, token: int, logprob: float) -> dict[str, Any]:
         token_bytes = self.tokenizer.token_bytes(token)
         return {"token": self._text(token), "logprob": max(logprob, MIN_LOGPROB), "bytes": list(token_bytes)}

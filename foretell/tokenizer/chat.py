@@ -42,18 +42,20 @@ def as_text(content: Any, index: int) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list | tuple):
-        return "".join(part_text(part, index) for part in content)
+        return "".join(part_text(part, index, place) for place, part in enumerate(content))
     found = "none" if content is None else type(content).__name__
     raise RequestError(
         "messages", f"message {index} needs a content that is a string or a list of text parts, not {found}"
     )
 
 
-def part_text(part: Any, index: int) -> str:
+def part_text(part: Any, index: int, place: int) -> str:
     """Return the text of one part; other types are not supported."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(kind, str) and kind != "text":
-        raise RequestError("messages", f"message {index} has a part of type {kind!r}; only text is supported")
+        raise RequestError(
+            f"messages.{index}.content.{place}", f"is of type {kind!r}; this model takes text only, leave it out"
+        )
     if kind != "text" or not isinstance(part.get("text"), str):
         raise RequestError("messages", f"message {index} has a part that is not {{'type': 'text', 'text': ...}}")
     return str(part["text"])

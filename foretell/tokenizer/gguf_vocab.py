@@ -107,14 +107,14 @@ FIM_KEYS = {
     "separator": ("fim_sep",),
 }
 # A GGUF file has no generation config; these tokens end a turn if the chat template uses them.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>")
 SPACE = "\u2581"
 
 
 def read_gguf(metadata: Mapping[str, Any]) -> TokenizerSpec:
     """Build a tokenizer from metadata; the kinds are those of llama.cpp."""
     kind = str(metadata.get(KEY + "model"))
-    builders = {"gpt2": byte_level, "llama": sentence_piece}
+    builders = {"gpt2": byte_level, "llama": sentence_piece, "gemma4": sentence_piece}
     if kind not in builders:
         raise UnsupportedModelError(
             f"this GGUF file has a tokenizer of kind {kind!r}; supported are {', '.join(builders)}"
@@ -185,17 +185,24 @@ def read_merge(line: str, vocab: Mapping[str, int]) -> tuple[str, str]:
 def sentence_piece(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
-    """Return a SentencePiece BPE tokenizer with byte fallback, and that it adds BOS by default."""
+    """Return a SentencePiece BPE tokenizer with byte fallback, and that it adds BOS by default.
+
+    Gemma 4's files state the merges; the scores of others imply them.
+    """
+    states_merges = metadata.get(KEY + "model") == "gemma4"
     spelled = with_marks(tokens)
     vocab = {text: i for i, text in enumerate(spelled) if types[i] != UNUSED}
-    merges = list(merges_from_scores(spelled, types, require(metadata, "scores", len(tokens)), vocab))
+    if states_merges:
+        merges = [read_merge(line, vocab) for line in require(metadata, "merges")]
+    else:
+        merges = list(merges_from_scores(spelled, types, require(metadata, "scores", len(tokens)), vocab))
     ids = named_ids(metadata, len(tokens))
     unknown = spelled[ids["unk"]] if "unk" in ids else None
     bpe = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(bpe)
     spaces = normalizers.Replace(" ", SPACE)
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get(KEY + "add_space_prefix", True):
+    if metadata.get(KEY + "add_space_prefix", not states_merges):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
         steps.append(decoders.Strip(" ", 1, 0))
     else:

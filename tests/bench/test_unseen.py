@@ -13,7 +13,7 @@ from foretell.cli.main import main
 
 
 def cell(fifth: float, slow: float, noise: float = 1.0, noise_slow: float = 0.0) -> UnseenCell:
-    return UnseenCell("auto", 0.0, 100, 1, 1.1, fifth, slow, noise, noise_slow, True, ())
+    return UnseenCell("auto", 0.0, 100, 1, 1.1, fifth, slow, 1.0, noise, noise_slow, True, ())
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,5 @@ def test_the_command_measures_new_prompts(tiny_folder: Path, tmp_path: Path, mon
     assert [cell["drafter"] for cell in found["cells"]] == ["suffix,recycle"] * 2
     assert all(cell["same_text"] and cell["requests"] == 2 for cell in found["cells"])
     assert "unseen" in page.read_text()
+    assert all(cell["noise_speedup"] > 0 and cell["noise_speedup"] != cell["speedup"] for cell in found["cells"])
     assert main([*command, "--quick", "--model", str(tiny_folder)]) == 2

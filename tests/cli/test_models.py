@@ -15,11 +15,13 @@ from foretell.cli.ps import duration
 from foretell.cli.show import kernels
 from foretell.hub.catalog import BUILTINS, SMOLLM2, BuiltinModel
 from foretell.hub.mapped_file import write_mapped
+from foretell.kernels.native.library import library
 from foretell.models.families import BY_MODEL_TYPE, FAMILIES
 from foretell.models.hf_config import from_hf
 from foretell.server import registry
 from foretell.server.registry import registered, registry_folder, running_servers
 from tests.folder import write_tiny_folder
+from tests.heads.assistants import write_pair
 from tests.models.families import MODELS
 from tests.quantized_folder import write_quantized_folder
 
@@ -119,7 +121,9 @@ def test_show_describes_a_model_and_its_drafters(tiny_folder: Path, capsys: pyte
     assert found["parameters"] > 0 and found["context"] > 0 and found["family"]
     assert {"ngram", "suffix", "self:int8"} <= {each["drafter"] for each in found["drafters"]}
     assert (found["on_cpu"], found["on_cuda"]) == ("native library", "Triton kernels")
+    assert (found["format_on_cpu"], found["format_on_cuda"]) == ("float32", "bfloat16")
     words = run(capsys, "show", str(tiny_folder))[1]
+    assert "native library, weights in float32" in words and "Triton kernels, weights in bfloat16" in words
     assert "parameters" in words and "suffix" in words and "native library" in words
 
 
@@ -136,6 +140,21 @@ def test_show_lists_the_error_of_each_matrix(tmp_path: Path, capsys: pytest.Capt
     assert {(each["runs_as"], each["max_error"]) for each in exact} == {("float32", 0.0)}
     words = run(capsys, "show", plain, "--weights", "-q", "int8")[1]
     assert "model.layers.1.mlp.down_proj.weight" in words and "mean error" in words and "%" in words
+
+
+def test_show_knows_the_modules_of_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = write_quantized_folder(tmp_path, "gptq symmetric", mtp=True)
+    found = json.loads(run(capsys, "show", str(folder), "--json")[1])
+    assert found["format_on_cpu"] == ("int4" if library() else "float32")
+    assert found["drafters"][0]["drafter"] == "mtp"
+
+
+def test_show_names_the_assistant_of_gemma_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, assistant = write_pair(tmp_path)
+    found = json.loads(run(capsys, "show", str(target), "--json")[1])
+    assert found["drafters"][0]["drafter"] == "assistant:FOLDER" and "torch" in found["on_cpu"]
+    words = run(capsys, "show", str(assistant))[1]
+    assert "drafts for Gemma 4" in words and "ngram" not in words
 
 
 def test_show_says_why_a_model_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

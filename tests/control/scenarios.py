@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.latency_model import StepCosts
+from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import ControllerSettings, ControllerTuning
 from foretell.types import DrafterTraits
 from tests.control.simulation import AcceptanceFn, Machine, Scenario, SimulatedDrafter, SimulationResult, Simulator
@@ -134,7 +134,8 @@ def adaptive(
         )
         for each in scenario.drafters
     }
-    costs = StepCosts(sizes=scenario.machine.sizes if knows_sizes else ())
+    prior = CostPrior(row=scenario.machine.prior_row)
+    costs = StepCosts(prior, scenario.machine.sizes if knows_sizes else ())
     clock = partial(next, count(0.0, 1e-4))
     return AdaptiveController(traits, settings, costs, clock=clock, tuning=tuning)
 

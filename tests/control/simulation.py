@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from itertools import accumulate
 
 from foretell.control.controller import Controller
+from foretell.control.latency_model import CostPrior
 from foretell.sampling_params import SamplingParams
 from foretell.types import (
     Budget,
@@ -50,6 +51,7 @@ class Machine:
     noise: float = 0.05  # standard deviation of the logarithm
     outliers: float = 0.01  # share of steps that take several times as long
     sizes: tuple[int, ...] = ()  # row counts that a step is padded to
+    prior_row: float = CostPrior.row  # what the controller assumes of a row before any step, over a step of one
     poll: float = 0.0  # host seconds to ask the free drafters for the drafts of one sequence
 
     def expected_seconds(self, rows: int, context: int) -> float:

@@ -125,7 +125,7 @@ def test_a_rate_is_the_mean_of_a_beta_posterior() -> None:
     hits = [rng.random() < 0.4 for _ in range(300)]
     for hit in hits:
         group.count(cell(None, 1), hit)
-    group._rates.clear()
+    group.known_rates.clear()
     assert group.rate(cell(None, 1)) == pytest.approx((12 * 0.7 + sum(hits)) / (12 + 300))
 
 

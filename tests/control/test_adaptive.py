@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from foretell.control.acceptance_model import FIRST_TOKEN
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
-from foretell.control.latency_model import StepCosts
+from foretell.control.latency_model import INITIAL_STEPS, StepCosts
 from foretell.control.settings import ControllerSettings
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
@@ -83,10 +83,7 @@ def test_finished_requests_leave_no_state() -> None:
     generate_all(engine)
     controller = engine.controller
     assert isinstance(controller, AdaptiveController)
-    assert not len(controller.poll_limiter)
-    assert not len(controller.draft_latency)
-    assert not len(controller.slo)
-    assert not controller._requests and not controller._waits
+    assert not controller.states
 
 
 @pytest.mark.parametrize("adapts", [False, True])
@@ -173,19 +170,11 @@ def test_accepted_drafts_are_used_and_rejected_ones_dropped() -> None:
     assert "break-even" in bad.controller.decisions.reason
 
 
-def test_the_first_step_is_plain_because_its_cost_is_unknown() -> None:
+def test_the_first_steps_are_plain_because_their_cost_is_unknown() -> None:
     clock = Clock(FREE)
-    assert clock.step([clock.sequence()], DRAFTS, 0.0, accepted=4)[0].nodes == 0
-
-
-def test_baseline_steps_are_plain_and_rare() -> None:
-    clock = Clock(FREE)
-    seq = clock.sequence(100_000)
-    nodes = [clock.step([seq], DRAFTS, 0.001, accepted=4)[0].nodes for _ in range(4000)]
-    plain = [i for i, count in enumerate(nodes) if not count][1:]  # the first step has no costs to compare
-    assert len(plain) >= 2
-    assert all(b - a >= 256 for a, b in pairwise(plain))
-    assert ("free", "skipped", "compared") in clock.controller.decision_counts and clock.controller.decisions.on
+    seq = clock.sequence()
+    nodes = [clock.step([seq], DRAFTS, 0.0, accepted=4)[0].nodes for _ in range(INITIAL_STEPS + 1)]
+    assert not any(nodes[:-1]) and nodes[-1]
 
 
 def test_a_choice_stands_for_some_steps_while_no_free_drafter_has_a_draft() -> None:
@@ -204,11 +193,25 @@ def test_a_choice_stands_for_some_steps_while_no_free_drafter_has_a_draft() -> N
     before, searched = searched, 0
     budgets = [clock.step([seq], {}, 0.001, accepted=2)[0] for _ in range(100)]
     assert before and searched <= 40
-    assert sum(budget.drafter == "head" and budget.nodes > 0 for budget in budgets) >= 95, "baseline steps aside"
+    assert sum(budget.drafter == "head" and budget.nodes > 0 for budget in budgets) == 100
     searched, fresh = 0, clock.sequence(100_000)
     for _ in range(10):
         clock.step([fresh], DRAFTS, 0.001, accepted=4)
     assert searched == 10, "a free draft is compared at once"
+
+
+@pytest.mark.parametrize(("accepted", "is_optimistic"), [(0, False), (8, True)])
+def test_a_request_whose_drafts_lost_too_much_pays_for_no_more_optimism(accepted: int, is_optimistic: bool) -> None:
+    clock = Clock({"head": DrafterTraits(relative_cost=0.3, prior_acceptance=0.9)})
+    seq, controller = clock.sequence(60), clock.controller
+    for _ in range(INITIAL_STEPS + 5):
+        clock.step([seq], {}, 0.001, accepted=accepted)
+    state, acceptance = controller.states[seq.id], controller.states[seq.id].acceptance
+    assert (state.lost_steps < controller.tuning.optimism_share * 61) == is_optimistic
+    assert not acceptance.rates["head"].group.is_familiar
+    (option,) = controller.options.of(controller.options.view([seq]), state, {})
+    assert option.accept_probs == acceptance.chain_probs("head", state.limit, is_optimistic)
+    assert option.accept_probs != acceptance.chain_probs("head", state.limit, not is_optimistic)
 
 
 def test_timed_drafters_that_do_not_pay_are_considered_less_and_less_often() -> None:
@@ -216,7 +219,7 @@ def test_timed_drafters_that_do_not_pay_are_considered_less_and_less_often() -> 
     seq, adapt, searched = clock.sequence(100_000), clock.controller._adapt, list[int]()
 
     def counted(*arguments: Any, **options: Any) -> dict[int, Budget]:
-        searched.append(clock.controller.poll_limiter.step)
+        searched.append(clock.controller.step)
         return adapt(*arguments, **options)
 
     clock.controller._adapt = counted  # type: ignore[method-assign]
@@ -232,7 +235,7 @@ def test_drafts_respect_remaining_tokens_and_max_draft(remaining: int, max_draft
     clock = Clock(FREE)
     for _ in range(30):
         clock.step([clock.sequence(10_000)], DRAFTS, 0.001, accepted=4)
-    seqs = [clock.sequence(remaining, max_draft=max_draft) for _ in range(2)]  # one may be a baseline step
+    seqs = [clock.sequence(remaining, max_draft=max_draft) for _ in range(2)]
     assert max(clock.step([seq], DRAFTS, 0.001, accepted=4)[0].nodes for seq in seqs) == most
 
 
@@ -322,6 +325,7 @@ def test_step_costs_are_learned_from_a_large_batch() -> None:
 def test_an_outlier_step_does_not_update_the_costs() -> None:
     controller = AdaptiveController({"timed": DrafterTraits(needs_prefill=True)}, clock=ticking())
     seq = Clock({"timed": DrafterTraits()}).sequence()
+    controller.wants_free_drafts([seq])
 
     def observe(times: StepTimes, nodes: int = 0) -> None:
         budget = Budget(nodes, "timed") if nodes else Budget()
@@ -334,7 +338,7 @@ def test_an_outlier_step_does_not_update_the_costs() -> None:
     before = (controller.costs.dump(), controller.costs.steps, controller.draft_costs["timed"].dump())
     observe(StepTimes(9.0, 9.0, 9.0, is_outlier=True), nodes=3)
     assert (controller.costs.dump(), controller.costs.steps, controller.draft_costs["timed"].dump()) == before
-    assert controller.draft_latency.prefill_tokens(seq, "timed") == 0, "it has prefilled the sequence"
+    assert controller.options.prefill_tokens(controller.states[seq.id], "timed") == 0, "it has prefilled the sequence"
     observe(StepTimes(0.002, 0.01, 0.002), nodes=3)
     assert controller.draft_costs["timed"].dump() and controller.costs.steps == before[1] + 1
 
@@ -342,7 +346,8 @@ def test_an_outlier_step_does_not_update_the_costs() -> None:
 def test_a_long_prompt_is_not_prefilled_for_a_new_drafter() -> None:
     clock = Clock({"timed": DrafterTraits(needs_prefill=True)})
     short, long = clock.sequence(500), clock.sequence(500)
-    clock.step([short], {"timed": Draft.chain([5] * 16, "timed")}, 0.001, accepted=0)
+    for _ in range(INITIAL_STEPS):
+        clock.step([short], {}, 0.001, accepted=0)
     long.tokens, long.num_computed_tokens = [1] * 20_000, 19_999
     long.request = replace(long.request, prompt=(1,) * 19_000, max_tokens=1500)
     lengths = [

@@ -80,7 +80,7 @@ def test_a_single_graph_chain_costs_all_its_levels_unless_it_is_sampled(temperat
     for budgeted, drafted in ((7, 1), (4, 4), (5, 2), (2, 2), (7, 5)) * 20:
         scheduled = ScheduledSequence.of(sequence(temperature), 1, Budget(budgeted, "model"))
         result = StepResult(scheduled, Draft.chain([1] * drafted, "model"), VerifyResult((), 1), new_tokens=(1,))
-        latency.observe([result], 1e-3 + (drafted if temperature else budgeted) * 0.5e-3, 0.01)
+        latency.observe([result], 0, 1e-3 + (drafted if temperature else budgeted) * 0.5e-3, 0.01)
     for levels in (1, 4, 7):
         found = latency.costs["model"].seconds(levels, levels, 0, 0.01)
         assert found == pytest.approx(1e-3 + levels * 0.5e-3, rel=0.1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.control.overhead import Exploration, PollLimiter
+from foretell.control.acceptance_model import RequestAcceptance
+from foretell.control.sequence_state import PollLimiter, Probes, SequenceState
 from foretell.control.settings import ControllerTuning
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
@@ -23,25 +24,26 @@ class Clock:
         return self.now
 
 
-def sequences(count: int, tokens: int = 10_000) -> list[Sequence]:
-    return [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, tokens), [1]) for i in range(count)]
+def sequences(count: int, tokens: int = 10_000) -> list[SequenceState]:
+    seqs = [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, tokens), [1]) for i in range(count)]
+    return [SequenceState(seq, RequestAcceptance({})) for seq in seqs]
 
 
 def poll_without_payoff(
-    limiter: PollLimiter, clock: Clock, seqs: list[Sequence], steps: int, poll_seconds: float
+    limiter: PollLimiter, clock: Clock, states: list[SequenceState], steps: int, poll_seconds: float
 ) -> list[set[int]]:
     """Run steps whose polls save nothing, and return the sequences polled in each."""
-    polled = []
-    for _ in range(steps):
-        selected = limiter.select(seqs, PLAIN_SECONDS)
+    polled, before = [], max(state.polled_at for state in states)
+    for step in range(before + 1, before + steps + 1):
+        selected = limiter.select(states, step, PLAIN_SECONDS)
         clock.now += poll_seconds * len(selected)
-        for seq in selected:
-            limiter.record_payoff(seq.id, 0.0)
+        for state in selected:
+            limiter.record_payoff(state, 0.0)
         limiter.finish_polls()
-        polled.append({seq.id for seq in selected})
-        for seq in seqs:
-            assert limiter.was_skipped(seq.id) == (seq.id not in polled[-1])
-            seq.tokens.append(1)
+        polled.append({state.seq.id for state in selected})
+        for state in states:
+            assert (state.polled_at == step) == (state.seq.id in polled[-1])
+            state.seq.tokens.append(1)
     return polled
 
 
@@ -67,10 +69,10 @@ def test_polls_of_a_short_output_cost_a_bounded_share_of_its_time(poll_seconds: 
 
 
 def test_a_sequence_whose_drafts_pay_is_polled_in_every_step() -> None:
-    limiter, (seq,) = PollLimiter(), sequences(1)
-    for _ in range(100):
-        assert limiter.select([seq], PLAIN_SECONDS) == [seq]
-        limiter.record_payoff(seq.id, 1.0)
+    limiter, (state,) = PollLimiter(Clock()), sequences(1)
+    for step in range(100):
+        assert limiter.select([state], step, PLAIN_SECONDS) == [state]
+        limiter.record_payoff(state, 1.0)
         limiter.finish_polls()
 
 
@@ -83,51 +85,33 @@ def test_sequences_are_polled_more_often_once_the_batch_has_shrunk() -> None:
     assert polls[1] > 3 * polls[0] > 0
 
 
-def test_a_finished_sequence_leaves_no_state() -> None:
-    limiter, seqs = PollLimiter(), sequences(2)
-    limiter.select(seqs, PLAIN_SECONDS)
-    limiter.forget(0)
-    assert len(limiter) == 1
-
-
 @pytest.mark.parametrize(("share", "at_least", "at_most"), [(0.5, 0, 900), (3.0, 1000, 1000)])
 def test_a_sequence_whose_drafts_save_less_than_its_polls_cost_is_rarely_polled(
     share: float, at_least: int, at_most: int
 ) -> None:
     clock = Clock()
-    limiter, (seq,) = PollLimiter(clock), sequences(1, tokens=2000)
+    limiter, (state,) = PollLimiter(clock), sequences(1, tokens=2000)
     polled = []
     for step in range(1000):
-        selected = limiter.select([seq], PLAIN_SECONDS)
+        selected = limiter.select([state], step, PLAIN_SECONDS)
         clock.now += 1e-4 * len(selected)
         for each in selected:  # nothing and twice the share in turn
-            limiter.record_payoff(each.id, 0.0 if step % 2 else 2 * share * 1.7e-4)
+            limiter.record_payoff(each, 0.0 if step % 2 else 2 * share * 1.7e-4)
         limiter.finish_polls()
-        seq.tokens.append(1)
+        state.seq.tokens.append(1)
         polled.append(len(selected))
     assert at_least <= sum(polled) <= at_most
     assert share > 1 or sum(polled[500:]) <= 150
 
 
 def test_probes_stay_within_their_share_of_time_and_back_off() -> None:
-    exploration, probes = Exploration(), []
+    scheduler, probes = Probes(), []
     for step in range(20_000):
-        if exploration.is_idle("head", used=False, step=step) and exploration.begin_probe("head", step, 0.004, 0.01):
+        if scheduler.is_idle("head", used=False, step=step) and scheduler.begin("head", step, 0.004, 0.01):
             probes.append(step)
     waits = [after - before for before, after in zip(probes, probes[1:], strict=False)]
     assert waits == sorted(waits) and waits[-1] == 32 * TUNING.probe_interval
     assert len(probes) * 0.004 <= TUNING.probe_time_share * 20_000 * 0.01
-    exploration.reset_backoff("head")
+    scheduler.reset_backoff("head")
     step = probes[-1] + 40
-    assert exploration.begin_probe("head", step, 0.004, 0.01), "an accepted token ends the backoff"
-
-
-def test_baseline_steps_are_rare() -> None:
-    exploration, plain = Exploration(), []
-    for step in range(4000):
-        due = exploration.wants_baseline(1.3)
-        exploration.record_step(not due)
-        plain += [step] if due else []
-    assert plain[0] >= 1.3 * TUNING.baseline_interval
-    waits = {after - before for before, after in zip(plain, plain[1:], strict=False)}
-    assert waits == {plain[0] + 1}
+    assert scheduler.begin("head", step, 0.004, 0.01), "an accepted token ends the backoff"

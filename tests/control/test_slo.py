@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from foretell.control.acceptance_model import RequestAcceptance
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.choice import DrafterOption, StepCostView, choose
+from foretell.control.sequence_state import SequenceState
 from foretell.control.settings import ControllerSettings, ControllerTuning
-from foretell.control.slo import SloTracker
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 from foretell.types import DrafterTraits, Request, Sequence, SpeculationChoice
@@ -24,9 +25,11 @@ BATCH_OF_8 = free(steady(0.7), Machine(row=0.004), requests=48, tokens=200, load
 def simulate(scenario: Scenario, throughput: bool) -> SimulationResult:
     controller = adaptive(scenario, ControllerSettings(throughput=throughput))
     simulator = Simulator(scenario, controller)
-    controller.slo.clock = simulator.clock
+    controller.clock = simulator.clock
+    # The clock is without noise and the reported times are not, so their difference is not host time.
+    controller.host_gap.observe_step = lambda *given: None  # type: ignore[method-assign]
     found = simulator.run()
-    assert len(controller.slo) == 0
+    assert not controller.states
     return found
 
 
@@ -78,72 +81,61 @@ def test_priority_lengthens_a_step_by_half_at_most() -> None:
     assert lengths(steep, probs, [True, True], False) == [3, 1]
 
 
-def test_late_sequences_are_found_by_the_clock() -> None:
-    now = [0.0]
-    tracker = SloTracker(lambda: now[0])
-
-    def sequence_of(num_output: int, **choice: float) -> Sequence:
-        asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
-        request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked)
-        return Sequence(0, request, [1] * (1 + num_output))
-
-    fast = sequence_of(0, min_tokens_per_second=10.0)
-    assert not tracker.late([fast], 0.1), "still in prefill"
-    fast.tokens.append(1)
-    assert not tracker.late([fast], 0.1), "its first token is new"
-    now[0] = 1.0
-    fast.tokens += [1] * 5
-    assert tracker.late([fast], 0.1) == [fast]
-    fast.tokens += [1] * 10
-    assert not tracker.late([fast], 0.1)
-    tracker.forget(0)
-    late = sequence_of(1, deadline=5.0)
-    assert tracker.late([late], 0.1) == [late], "a hundred plain steps would take ten seconds"
-    tracker.forget(0)
-    assert not tracker.late([sequence_of(1, deadline=20.0)], 0.1)
-    assert not tracker.late([sequence_of(1)], 0.1)
+TUNING = ControllerTuning()
 
 
-def sequence(num_output: int, **choice: float) -> Sequence:
-    """Return a sequence of up to 100 output tokens with an SLO."""
+def state_of(num_output: int, **choice: float) -> SequenceState:
+    """Return a sequence of up to 100 output tokens with an SLO, admitted at 0 seconds."""
     asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
     request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked, drafters=("free",))
-    return Sequence(0, request, [1] * (1 + num_output), num_computed_tokens=num_output)
+    seq = Sequence(0, request, [1] * (1 + num_output), num_computed_tokens=num_output)
+    return SequenceState(seq, RequestAcceptance({}))
+
+
+def is_late(state: SequenceState, now: float, best: float | None = None) -> bool:
+    """Return whether it is late if a plain step takes 0.1 s; `best`: tokens per second of a plan estimated now."""
+    if best is not None:
+        state.best_speed, state.best_until = best, now + TUNING.slo_hold_seconds
+    return state.is_late(now, 0.1, TUNING)
+
+
+def test_late_sequences_are_found_by_the_clock() -> None:
+    fast = state_of(0, min_tokens_per_second=10.0)
+    assert not is_late(fast, 0.0), "still in prefill"
+    fast.seq.tokens.append(1)
+    assert not is_late(fast, 0.0), "its first token is new"
+    fast.seq.tokens += [1] * 5
+    assert is_late(fast, 1.0)
+    fast.seq.tokens += [1] * 10
+    assert not is_late(fast, 1.0)
+    assert is_late(state_of(1, deadline=5.0), 0.0), "a hundred plain steps would take ten seconds"
+    assert not is_late(state_of(1, deadline=20.0), 0.0)
+    assert not state_of(1).has_slo and not is_late(state_of(1), 0.0)
 
 
 def test_priority_ends_with_the_deadline() -> None:
-    now = [0.0]
-    tracker, seq = SloTracker(lambda: now[0]), sequence(1, deadline=5.0)
-    assert tracker.late([seq], 0.1) == [seq]
-    now[0] = 4.9
-    assert tracker.late([seq], 0.1) == [seq]
-    now[0] = 5.1
-    assert not tracker.late([seq], 0.1), "it cannot be met anymore"
+    state = state_of(1, deadline=5.0)
+    assert is_late(state, 0.0) and is_late(state, 4.9)
+    assert not is_late(state, 5.1), "it cannot be met anymore"
 
 
 @pytest.mark.parametrize("choice", [{"min_tokens_per_second": 20.0}, {"deadline": 6.0}])
 def test_priority_ends_where_the_best_plan_is_too_slow(choice: dict[str, float]) -> None:
-    now = [0.0]
-    tracker, seq = SloTracker(lambda: now[0]), sequence(1, **choice)
-    tracker.late([seq], 0.1)
-    now[0] = 1.0
-    assert tracker.late([seq], 0.1) == [seq]
-    assert not tracker.can_catch_up(seq, 0.1, best=10.0), "99 tokens at 10 a second are too slow, even with an error"
-    assert not tracker.late([seq], 0.1)
-    now[0] += ControllerTuning().slo_hold_seconds + 0.01
-    assert tracker.late([seq], 0.1) == [seq], "the estimate is too old"
-    assert tracker.can_catch_up(seq, 0.1, best=40.0) and tracker.late([seq], 0.1) == [seq]
-    tracker.forget(0)
-    assert len(tracker) == 0 and not tracker._best
+    state, now = state_of(1, **choice), 1.0
+    is_late(state, 0.0)
+    assert is_late(state, now)
+    assert not is_late(state, now, best=10.0), "99 tokens at 10 a second are too slow, even with an error"
+    assert not is_late(state, now)
+    now += TUNING.slo_hold_seconds + 0.01
+    assert is_late(state, now), "the estimate is too old"
+    assert is_late(state, now, best=40.0) and is_late(state, now)
 
 
 def test_an_slo_that_is_missed_does_not_hide_the_other_one() -> None:
-    now = [0.0]
-    tracker, seq = SloTracker(lambda: now[0]), sequence(1, min_tokens_per_second=1000.0, deadline=6.0)
-    tracker.late([seq], 0.1)
-    now[0] = 1.0
-    assert tracker.can_catch_up(seq, 0.1, best=50.0), "the deadline can be met"
-    assert not tracker.can_catch_up(seq, 0.01, best=50.0), "and would be met anyway"
+    state = state_of(1, min_tokens_per_second=1000.0, deadline=6.0)
+    is_late(state, 0.0)
+    assert is_late(state, 1.0, best=50.0), "the deadline can be met"
+    assert not state.is_late(1.0, 0.01, TUNING), "and would be met anyway"
 
 
 def test_an_slo_out_of_reach_costs_others_nothing() -> None:

@@ -35,7 +35,7 @@ from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 from tests.fake_graphs import PaddedExecutor, RandomExecutor, use_fake_graphs, use_random_drafts
-from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, generate, run, tiny_decoder
+from tests.tiny import CONFIG, PROMPTS, VOCAB, WITH_CACHE, OwnHead, World, add, generate, run, tiny_decoder
 
 CONTEXT, NODES = 2048, 16
 
@@ -51,7 +51,7 @@ def long_engine(drafter: Drafter, device: str = "cpu") -> Engine:
     return Engine(runner, drafter, FixedController(NODES), Scheduler(runner, None, 4, CONTEXT))
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_the_warmup_changes_no_output(config: HeadConfig) -> None:
     world = World(pages=128)
     truth = generate(OwnHead(config, single_graph=True), world)
@@ -69,7 +69,7 @@ def test_the_warmup_changes_no_output(config: HeadConfig) -> None:
     assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_drafts_of_all_depths_and_prefills_of_a_head_are_captured(config: HeadConfig) -> None:
     engine = World(pages=128).engine(drafter := OwnHead(config, single_graph=True))
     head = drafter.inner

@@ -12,13 +12,13 @@ from foretell.draft.heads.graph_draft import draft_row
 from foretell.draft.mix import MixDrafter
 from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence
-from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate
+from tests.tiny import HEADS, PROMPTS, WITH_CACHE, OwnHead, World, add, generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_head_does_not_change_the_output(config: HeadConfig, packed: bool) -> None:
     world = World(device="cuda")
     for temperature in (0.0, 1.0):
@@ -45,7 +45,7 @@ def same(found: Draft, truth: Draft) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_replayed_draft_equals_its_eager_run_and_the_reference(config: HeadConfig, temperature: float) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, single, temperature) for single in (True, False))
     for budget in (Budget(4), Budget(14, max_depth=3)):
@@ -60,7 +60,7 @@ def test_a_replayed_draft_equals_its_eager_run_and_the_reference(config: HeadCon
             assert draft.confidence == pytest.approx(truth.confidence, rel=2e-2)
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_graph_serves_other_sequences(config: HeadConfig) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, single, 0.0) for single in (True, False))
     for budget in (Budget(3), Budget(14, max_depth=3)):
@@ -71,7 +71,7 @@ def test_a_graph_serves_other_sequences(config: HeadConfig) -> None:
             assert [draft.tokens for draft in found] == [draft.tokens for draft in truth]
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_prefill_is_captured_and_stores_what_the_reference_stores(config: HeadConfig) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, single, 0.0) for single in (True, False))
     assert any(each is not None for each in drafter._graph_prefill.graphs.graphs.values())

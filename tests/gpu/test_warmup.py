@@ -22,7 +22,7 @@ from foretell.runner.cuda.warmup import dummy_tree
 from foretell.types import Draft
 from tests.engine.test_warmup import generate_after, long_engine, of_all_sizes, tasks
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
-from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, run
+from tests.tiny import PROMPTS, WITH_CACHE, OwnHead, World, add, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -38,7 +38,7 @@ def test_the_first_request_needs_no_capture() -> None:
     assert executor.graph_cache().graphs == recorded
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_head_has_captured_its_drafts_and_prefills(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "CAPTURE_AFTER", 1_000_000)  # no capture of shapes that larger graphs serve
     engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))

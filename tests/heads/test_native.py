@@ -18,11 +18,11 @@ from foretell.models.draft_heads.loading import _quantize_for_cuda
 from foretell.models.quantize import CudaQuantizedLinear
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_head_losslessness import remembered
-from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, random_head, tiny_decoder
+from tests.tiny import HEADS, PROMPTS, WITH_CACHE, OwnHead, World, add, random_head, tiny_decoder
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
 Served = EagleDrafter | BlockDrafter | MedusaDrafter
-SERVED = {name: HEADS[name] for name in HEADS if name != "causal block"}
+SERVED = {name: HEADS[name] for name in WITH_CACHE if name != "causal block"}
 KEEPS = {name: config for name, config in SERVED.items() if name != "medusa"}
 
 

@@ -27,7 +27,7 @@ from tests.fake_graphs import FakeCapture
 from tests.heads.test_head_losslessness import Compared
 from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
 from tests.laws.test_losslessness import WORLDS as LAWS
-from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
+from tests.tiny import CONTEXT, HEADS, PROMPTS, WITH_CACHE, OwnHead, World, add, generate, run, tree_around
 
 LONG = [*PROMPTS, [1 + i % 30 for i in range(45)]]
 
@@ -77,7 +77,7 @@ WORLD = World(page_size=7, pages=170, budget=2)
 SOME = [slice(0, 1), slice(0, None)]
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_chain_equals_the_reference(config: HeadConfig) -> None:
     drafters, sequences = waiting(config)
     for some in SOME:
@@ -85,7 +85,7 @@ def test_a_chain_equals_the_reference(config: HeadConfig) -> None:
         both(drafters, sequences, [Budget(1 + i % 4, min_probability=0.003 * i) for i in range(len(LONG))], some)
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_tree_equals_the_reference(config: HeadConfig) -> None:
     drafters, sequences = waiting(config)
     shapes = [(6, 3), (30, 3), (24, 6), (3, 2), (40, 2), (12, 5)]
@@ -140,7 +140,7 @@ def test_a_level_keeps_the_order_in_which_it_was_found() -> None:
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_sampled_drafts_equal_the_reference(config: HeadConfig, rule: str) -> None:
     """Each sequence with its own noise, and some of them greedy."""
     for temperatures in ((0.8,), (0.0, 1.3, 0.7)):
@@ -151,7 +151,7 @@ def test_sampled_drafts_equal_the_reference(config: HeadConfig, rule: str) -> No
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_sequence_may_finish_before_the_others_are_drafted(config: HeadConfig, whole: bool) -> None:
     engine = World(pages=400).engine(drafter := OwnHead(config, single_graph=whole))
     prompts = ([1 + j % 30 for j in range(CONTEXT - 5)], PROMPTS[1])
@@ -181,7 +181,7 @@ class Whole(Compared):
 
 
 @pytest.mark.parametrize("levels", [0, 3])
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_drafts_and_kv_equal_the_reference_over_many_steps(config: HeadConfig, levels: int) -> None:
     """With prefix cache hits, preempted sequences, and sequences that other drafters drafted for."""
     if levels and config.kind == "medusa":
@@ -233,7 +233,7 @@ class Watched(GraphCache[Any, Any]):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_the_graph_never_reads_values_on_the_host(config: HeadConfig, temperature: float) -> None:
     engine = World(budget=9, levels=3).engine(drafter := OwnHead(config, single_graph=True))
     inner: Any = drafter.inner
@@ -252,7 +252,7 @@ def test_the_graph_never_reads_values_on_the_host(config: HeadConfig, temperatur
         torch.ones(3).tolist(), torch.ones(1).item()
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_old_table_contents_do_not_matter(config: HeadConfig) -> None:
     """The same buffers serve other sequences, more and fewer, longer and shorter."""
     drafters, sequences = waiting(config)
@@ -280,7 +280,7 @@ def test_batches_are_split_into_bounded_passes(positions: list[int], monkeypatch
     assert all(len(sequences[some]) > 1 for some in merged), "no pass is empty"
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_several_passes_equal_the_reference(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     drafters, sequences = waiting(config, temperatures=(0.0, 1.0))
     monkeypatch.setattr(head_tables, "MAX_POSITIONS", 1024)  # two sequences at once
@@ -292,7 +292,7 @@ def test_several_passes_equal_the_reference(config: HeadConfig, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_a_padded_draft_is_the_same(config: HeadConfig, temperature: float) -> None:
     """Padded in depth, width, batch and length."""
     drafters, sequences = waiting(config, temperatures=(temperature,))
@@ -314,7 +314,7 @@ def test_a_padded_draft_is_the_same(config: HeadConfig, temperature: float) -> N
     assert tape.count == recorded and sum(whole._graph.graphs.policy.requests.values()) >= 2
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 @torch.inference_mode()
 def test_a_padded_prefill_stores_the_same(config: HeadConfig) -> None:
     """The same positions are read with exact and with padded rows and columns."""

@@ -111,9 +111,15 @@ def branch(tree: Draft, node: int) -> list[int]:
 
 def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, float]:
     """Return the head's probabilities after a branch, step by step by the reference implementation."""
+    from foretell.draft.heads.assistant import AssistantDrafter
     from foretell.draft.heads.eagle import EagleDrafter
     from foretell.runner.heads.kv import DraftAttention
 
+    if isinstance(drafter, AssistantDrafter):
+        with torch.inference_mode():
+            steps = drafter._steps([seq])
+            *_, logits = [steps.chain_step([token]) for token in (seq.tokens[-1], *tokens)]
+        return dict(enumerate(logits[0].softmax(-1).tolist()))
     assert isinstance(drafter, EagleDrafter)
     head, text = drafter.head, len(seq.tokens)
     with torch.inference_mode():

@@ -15,14 +15,22 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.models.hf_config import from_hf
 from tests.models import families
-from tests.tiny import HEADS, VOCAB, OwnHead, World, early_exit, generate, quantized_self, tree_around
+from tests.tiny import HEADS, VOCAB, OwnHead, World, early_exit, fitting, generate, quantized_self, tree_around
 
 NAMES = (
+    "llama",
+    "mistral, sliding",
+    "qwen2, sliding from layer 1",
+    "qwen3",
+    "gemma3",
+    "internlm3",
+    "granite 4, no RoPE",
     "phi3, long factors",
     "granite",
     "gemma2",
     "gemma4",
     "gemma4, values are keys",
+    "gemma4 unified",
     "smollm3",
     "olmo2",
     "olmo3",
@@ -37,6 +45,7 @@ DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
     "self int8": lambda truth: quantized_self("int8"),
     "eagle": lambda truth: OwnHead(HEADS["eagle"]),
 }
+ASSISTANTS = [name for name in NAMES if name.startswith("gemma4")]
 SAMPLED = {"temperature": 1.0, "max_tokens": 12}
 
 
@@ -56,5 +65,10 @@ def test_no_draft_and_no_batch_changes_the_output(name: str) -> None:
             if rng.random() < 0.2:
                 engine.scheduler.preempt(seq)
 
-    for make in DRAFTERS.values():
-        assert generate(make(truth), world(name, pages=16, max_num_seqs=5), preempt_some, **SAMPLED) == truth
+    drafters = [make(truth) for make in DRAFTERS.values()]
+    if name in ASSISTANTS:
+        drafters += [
+            OwnHead(fitting(HEADS[each], world(name).config), packed=True) for each in HEADS if "assist" in each
+        ]
+    for drafter in drafters:
+        assert generate(drafter, world(name, pages=16, max_num_seqs=5), preempt_some, **SAMPLED) == truth

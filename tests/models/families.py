@@ -15,6 +15,8 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeHybridConfig,
@@ -41,6 +43,8 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
+
+from foretell.models.families import BY_MODEL_TYPE
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -154,6 +158,17 @@ MODELS: dict[str, tuple[Model, Any]] = {
             tie_word_embeddings=True,
         ),
     ),
+    "granite 4, no RoPE": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig(
+            **GRANITE,
+            num_local_experts=0,
+            shared_intermediate_size=40,
+            mamba_n_heads=4,
+            layer_types=["full_attention"] * 3,
+            position_embedding_type="nope",
+        ),
+    ),
     "gemma2": (
         Gemma2ForCausalLM,
         Gemma2Config(**(GEMMA | {"num_hidden_layers": 3}), final_logit_softcapping=9.0, attn_logit_softcapping=5.0),
@@ -175,6 +190,29 @@ MODELS: dict[str, tuple[Model, Any]] = {
             layer_types=["sliding_attention", "full_attention", "full_attention"],
             attention_k_eq_v=True,
             num_global_key_value_heads=1,
+        ),
+    ),
+    "gemma4 unified": (
+        Gemma4UnifiedForCausalLM,
+        Gemma4UnifiedTextConfig(
+            **(SIZES | {"num_hidden_layers": 7, "head_dim": 8, "sliding_window": 9}),
+            global_head_dim=16,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            attention_bias=True,
+        ),
+    ),
+    "gemma4, stated sizes": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(
+            **(SIZES | GEMMA4 | {"num_hidden_layers": 4}),
+            num_kv_shared_layers=2,
+            layer_types=["full_attention", "sliding_attention"] * 2,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 50_000.0},
+                "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+            },
+            tie_word_embeddings=False,
         ),
     ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**FOUR, pad_token_id=0)),
@@ -213,9 +251,14 @@ MODELS: dict[str, tuple[Model, Any]] = {
 }
 
 
-def make(name: str) -> Model:
-    """Weights large enough that logits differ by far more than float error."""
+# A model of each family, by our name of it.
+ONE_EACH = {BY_MODEL_TYPE[config.model_type]: name for name, (_, config) in reversed(MODELS.items())}
+
+
+def make(name: str, **changes: Any) -> Model:
+    """Weights large enough that logits differ by far more than float error; `changes` are of the config."""
     kind, config = MODELS[name]
+    config = type(config).from_dict(config.to_dict() | changes) if changes else config
     torch.manual_seed(0)
     model = kind(config).float().eval()
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ ARCHS = {
     "qwen3": "qwen3",
     "phi3": "phi3",
     "granite": "granite",
+    "granitemoehybrid": "granite",  # without state-space layers
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "smollm3": "smollm3",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
@@ -36,16 +40,22 @@ ARCHS = {
 INTERLEAVED = ("llama", "mistral3", "granite", "smollm3")  # llama.cpp rotates neighbouring dimensions
 
 
+def arch_of(config: Any) -> str:
+    return ARCHS[config.model_type]
+
+
 def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = None) -> None:
     """The model as llama.cpp's converter writes it, in float32."""
-    config: Any = model.config
-    arch = ARCHS[config.model_type]
+    config: Any = copy.deepcopy(model.config)
+    config.allow_global_per_layer_attribute_access = True  # else `head_dim` of a model whose layers differ raises
+    arch = arch_of(config)
     writer = gguf.GGUFWriter(path, arch)
     write_sizes(writer, config)
     write_traits(writer, config, extra := dict(extra or {}))
     names = gguf.get_tensor_name_map(architecture(arch), config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in unfused(model.state_dict()).items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
+            name += ".weight" * name.endswith("layer_scalar")
             known = names.get_name(name, (".weight", ".bias"))
             assert known is not None, name
             writer.add_tensor(known, converted(name, tensor, config, arch))
@@ -57,6 +67,21 @@ def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = N
     writer.close()
 
 
+def unfused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with the feed-forward of Granite 4 as the converter writes it."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = tensor.chunk(2)
+            found |= {
+                name.replace("shared_mlp.input_linear", f"mlp.{part}_proj"): rows
+                for part, rows in (("gate", gate), ("up", up))
+            }
+        else:
+            found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+    return found
+
+
 def architecture(name: str) -> gguf.MODEL_ARCH:
     return next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
 
@@ -65,7 +90,7 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "shared_intermediate_size", config.intermediate_size))
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -89,7 +114,10 @@ def write_traits(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarr
             writer.add_rope_scaling_attn_factors(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
             extra |= {f"rope_factors_{n}.weight": np.array(rope[f"{n}_factor"], np.float32) for n in ("short", "long")}
-    if config.model_type == "granite":
+    if config.model_type == "granitemoehybrid":
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        writer.add_head_count_kv([config.num_key_value_heads] * config.num_hidden_layers)
+    if config.model_type in ("granite", "granitemoehybrid"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
@@ -97,6 +125,8 @@ def write_traits(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarr
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch_of(config) == "gemma4":
+        write_gemma4(writer, config, extra)
     if config.model_type in ("olmo3", "exaone4") and config.sliding_window:
         writer.add_sliding_window_pattern([name == "sliding_attention" for name in config.layer_types])
     if config.model_type == "ministral3":
@@ -104,6 +134,29 @@ def write_traits(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarr
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "llama3":
         extra.setdefault("rope_freqs.weight", llama3_factors(rope, config.head_dim))
+
+
+def write_gemma4(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarray]) -> None:
+    """What the converter's `Gemma4Model` writes; keys that were written before have their last value."""
+    layers, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    slides = [name == "sliding_attention" for name in config.layer_types]
+    full = config.per_layer_config[slides.index(False)].head_dim
+    near = config.per_layer_config[slides.index(True)].head_dim
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(getattr(config, "hidden_size_per_layer_input", 0))
+    writer.add_sliding_window_pattern(slides)
+    for name, value in (("", full), ("_swa", near)):
+        getattr(writer, f"add_key_length{name}")(value)
+        getattr(writer, f"add_value_length{name}")(value)
+        getattr(writer, f"add_rope_dimension_count{name}")(value)
+    if config.use_double_wide_mlp:
+        writer.add_feed_forward_length([config.intermediate_size * (1 + (i >= layers - shared)) for i in range(layers)])
+    writer.add_head_count_kv([config.per_layer_config[i].num_key_value_heads for i in range(layers)])
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    rotated = int(full * config.rope_parameters["full_attention"]["partial_rotary_factor"] / 2)
+    extra["rope_freqs.weight"] = np.array([1.0] * rotated + [1e30] * (full // 2 - rotated), np.float32)
 
 
 def write_rope(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import ModelError
 from foretell.models.config import ModelConfig
-from foretell.models.hf_config import eos_token_ids, read_config, sampling_defaults
+from foretell.models.draft_heads.formats import HeadFile, layout_of
+from foretell.models.hf_config import eos_token_ids, from_hf, read_config, sampling_defaults
 
 from .checkpoints import GEMMA, LLAMA, folder, gguf, gguf_values
 
@@ -91,6 +93,59 @@ def test_folder(base: dict[str, Any], change: dict[str, Any], generation: dict[s
 def test_gguf(arch: str, change: dict[str, Any]) -> None:
     named = {key.replace("gemma3", arch): value for key, value in change.items()}
     read_or_refused(gguf(gguf_values(arch) | named))
+
+
+GEMMA4 = gguf_values(
+    "gemma4",
+    attention__key_length=8,
+    attention__key_length_swa=4,
+    attention__sliding_window=8,
+    attention__sliding_window_pattern=[True, False],
+)
+GEMMA4_KEYS = st.sampled_from(
+    [
+        *GEMMA4,
+        *(f"gemma4.attention.{key}" for key in ("shared_kv_layers", "value_length", "value_length_swa")),
+        *(f"gemma4.{key}" for key in ("embedding_length_per_layer_input", "final_logit_softcapping", "expert_count")),
+        *(f"gemma4.rope.{key}" for key in ("freq_base", "freq_base_swa", "dimension_count", "dimension_count_swa")),
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(GEMMA4_KEYS, st.one_of(JUNK, st.lists(st.integers(1, 48), max_size=2)), min_size=1, max_size=3),
+    st.sampled_from([None, "rope_freqs.weight", "per_layer_token_embd.weight", "blk.1.attn_v.weight"]),
+)
+def test_gguf_of_gemma4(change: dict[str, Any], extra: str | None) -> None:
+    tensors = {"token_embd.weight": torch.zeros(48, 16)}
+    read_or_refused(gguf(GEMMA4 | change, tensors | ({} if extra is None else {extra: torch.ones(4)})))
+
+
+def test_gguf_of_gemma4_as_it_should_be() -> None:
+    assert read_config(gguf(GEMMA4)).layer_sizes[1].head_dim == 8
+
+
+TARGET = from_hf(LLAMA | {"model_type": "gemma4_text", "head_dim": 8, "hidden_size_per_layer_input": 0})
+TEXT = LLAMA | {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
+ASSISTANT = {
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": 16,
+    "text_config": TEXT | {"model_type": "gemma4_text"},
+}
+ASSISTANT_KEYS = st.sampled_from(
+    [*ASSISTANT, "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k", "tie_word_embeddings"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(ASSISTANT_KEYS, JUNK, max_size=2), st.dictionaries(HF_KEYS, JUNK, max_size=2))
+def test_assistant(change: dict[str, Any], text: dict[str, Any]) -> None:
+    config = ASSISTANT | {"text_config": ASSISTANT["text_config"] | text} | change  # type: ignore[operator]
+    try:
+        layout_of(HeadFile.of("folder", config, {}, TARGET))
+    except ModelError as error:
+        assert "\n" not in str(error)
 
 
 def read_or_refused(checkpoint: Any) -> None:

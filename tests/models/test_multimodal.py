@@ -13,6 +13,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen3VLConfig,
@@ -28,6 +30,7 @@ from .running import Reader, gap, greedy, logits
 
 SIGLIP = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 PIXTRAL = SIGLIP | {"model_type": "pixtral", "head_dim": 8, "image_size": 28, "patch_size": 14}
+SMALL_PATCHES = {"patch_size": 2, "pooling_kernel_size": 1, "model_patch_size": 2}
 QWEN_VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -55,6 +58,13 @@ def make(name: str) -> families.Model:
         text = text_config("gemma4") | {"use_bidirectional_attention": "vision"}
         config = Gemma4Config(text_config=text, vision_config=SIGLIP | {"head_dim": 8})
         return Gemma4ForConditionalGeneration(config)
+    if name == "gemma4_unified":
+        config = Gemma4UnifiedConfig(
+            text_config=text_config("gemma4 unified"),
+            vision_config={"mm_embed_dim": 32, "mm_posemb_size": 8, "output_proj_dims": 32} | SMALL_PATCHES,
+            audio_config={"audio_embed_dim": 8},
+        )
+        return Gemma4UnifiedForConditionalGeneration(config)
     if name == "qwen3_vl":
         text = text_config("qwen3") | {"model_type": "qwen3_vl_text", "tie_word_embeddings": True}
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
@@ -68,7 +78,7 @@ def make(name: str) -> families.Model:
     return Mistral3ForConditionalGeneration(config)
 
 
-@pytest.fixture(params=["gemma3", "gemma4", "mistral3", "mistral3, untied", "qwen3_vl"])
+@pytest.fixture(params=["gemma3", "gemma4", "gemma4_unified", "mistral3", "mistral3, untied", "qwen3_vl"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[families.Model, Path]:
     model = make(request.param).float().eval()
     with torch.no_grad():

@@ -28,7 +28,7 @@ from foretell.runner.cuda.warmup import (
     run_dummy_steps,
 )
 from foretell.runner.model_runner import ModelRunner
-from tests.tiny import CONFIG, HEADS, tiny_decoder
+from tests.tiny import CONFIG, WITH_CACHE, tiny_decoder
 from tests.waiting import TIMEOUT
 
 TURNS, SLOW = Rope(), Rope(theta=5e5)
@@ -78,7 +78,7 @@ def test_the_warm_up_is_complete_when_the_load_ends(drafts: bool) -> None:
     assert warming.steps == len(PLAIN_STEPS) + drafts * len(DRAFT_STEPS) and not warming.drafts
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_heads_warm_up_within_their_grace_period(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = DummyHeads([config, config], trees=True)
 

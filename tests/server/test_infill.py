@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from foretell.engine.streams import StreamItem
 from foretell.server.choice_state import ChoiceState
+from foretell.server.llama_cpp import response_builder
 from foretell.server.llama_cpp.requests import LlamaCompletionRequest
 from foretell.server.llama_cpp.response_builder import LlamaResponseBuilder
 from foretell.tokenizer import Tokenizer
@@ -104,13 +106,21 @@ def test_a_model_without_the_tokens_refuses_by_name(server: ServerProcess) -> No
         ({"input_prefix": "a " * 2 * CONTEXT, "input_suffix": ""}, "prompt"),
         ({"input_prefix": "a", "input_suffix": "", "grammar": "root ::= x"}, "grammar"),
         ({"input_prefix": "a", "input_suffix": "", "temperature": -1}, "temperature"),
+        ({"input_prefix": "a", "input_suffix": "", "repeat_penalty": 101}, "repeat_penalty"),
+        ({"input_prefix": "a", "input_suffix": "", "repeat_penalty": 0}, "repeat_penalty"),
+        ({"input_prefix": "a", "input_suffix": "", "top_k": -2}, "top_k"),
+        ({"input_prefix": "a", "input_suffix": "", "top_p": 1.5}, "top_p"),
+        ({"input_prefix": "a", "input_suffix": "", "n_probs": 21}, "n_probs"),
+        ({"input_prefix": "a", "input_suffix": "", "n_probs": 1, "post_sampling_probs": True}, "post_sampling_probs"),
     ],
 )
 def test_bad_requests_are_refused(fim: ServerProcess, body: dict[str, Any], param: str) -> None:
     assert fim.post("/infill", 400, **body)["error"]["param"] == param
 
 
-def test_the_time_limit_ends_after_a_line() -> None:
+def test_the_time_limit_ends_after_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(100.0)  # each look at the clock is a second later
+    monkeypatch.setattr(response_builder, "perf_counter", lambda: next(seconds))
     request: Any = SimpleNamespace(drafters=(), speculation=SpeculationChoice(enabled=False))
     job: Any = SimpleNamespace(choices=lambda: [ChoiceState(request, 0)])
 
@@ -125,12 +135,13 @@ def test_the_time_limit_ends_after_a_line() -> None:
             found.append(builder.finished)
         return found
 
-    assert finished_after(0, "one", " line\n", "two") == [False, True, True]
-    assert finished_after(10**9, "one", "\n") == finished_after(None, "one", "\n") == [False, False]
+    assert finished_after(1, "one", " line\n", "two") == [False, True, True]
+    for limit in (10**9, None, 0, -1):
+        assert finished_after(limit, "one", "\n") == [False, False]
 
 
 def test_a_late_gap_is_aborted(fim: ServerProcess) -> None:
-    body: Any = {"input_prefix": "", "input_suffix": "", "n_predict": 300, "ignore_eos": True, "t_max_predict_ms": 0}
+    body: Any = {"input_prefix": "", "input_suffix": "", "n_predict": 300, "ignore_eos": True, "t_max_predict_ms": 1}
     reply = fim.post("/infill", **body)
     assert reply["stop_type"] == "eos" or reply["has_new_line"] == (reply["tokens_predicted"] < 300)
 
@@ -160,6 +171,33 @@ def test_a_completion_in_llama_cpps_shape_streamed_and_not(server: ServerProcess
     assert chosen == {"content": whole["content"], "timings/predicted_n": 10}
     warm = server.post("/completion", **{**body, "n_predict": 0})
     assert (warm["content"], warm["tokens"], warm["tokens_predicted"]) == ("", [], 0)
+
+
+def test_logprobs_in_llama_cpps_shape_streamed_and_not(server: ServerProcess) -> None:
+    body: Any = {"prompt": BEFORE, "n_predict": 6, "temperature": 0, "n_probs": 3, "return_tokens": True}
+    whole = server.post("/completion", **body)
+    rows = whole["completion_probabilities"]
+    assert [row["id"] for row in rows] == whole["tokens"] and whole["generation_settings"]["n_probs"] == 3
+    assert bytes(byte for row in rows for byte in row["bytes"]).decode(errors="replace") == whole["content"]
+    openai = server.post("/v1/completions", prompt=BEFORE, max_tokens=6, temperature=0, logprobs=3)["choices"][0]
+    assert [row["logprob"] for row in rows] == openai["logprobs"]["token_logprobs"]
+    for row in rows:
+        assert [set(top) for top in row["top_logprobs"]] == [{"id", "token", "bytes", "logprob"}] * 3
+        assert row["top_logprobs"][0]["id"] == row["id"], "greedy"
+    *parts, last = events(server, "/completion", **body)
+    assert [row for part in parts for row in part["completion_probabilities"]] == rows
+    assert "completion_probabilities" not in last
+    without = server.post("/completion", **{**body, "n_probs": 0})
+    assert "completion_probabilities" not in without and without["content"] == whole["content"]
+    assert server.post("/completion", **{**body, "n_predict": 0})["completion_probabilities"] == []
+
+
+def test_defaults_that_llama_cpps_clients_send(server: ServerProcess) -> None:
+    given: Any = {"seed": 2**32 - 1, "t_max_predict_ms": -1, "top_k": -1, "repeat_penalty": 1.0, "n_probs": 0}
+    assert LlamaCompletionRequest(prompt="a", **given).as_completion("a", 1, 1).seed is None
+    assert server.post("/completion", prompt="a", n_predict=-2, stop=["e", "a", "\n"], **given)["stop"] is True
+    error = server.post("/completion", 400, prompt=["a", "b"])["error"]
+    assert error["param"] == "prompt" and "one request for each" in error["message"]
 
 
 def test_what_editors_ask_about_the_server(server: ServerProcess) -> None:

@@ -141,6 +141,9 @@ def test_options_have_their_effect_or_are_named(assembly: Assembly) -> None:
         assert (chat.temperature, chat.top_k, chat.top_p, chat.min_p, chat.seed) == (0.7, 9, 0.9, 0.05, 3)
         assert (chat.stop, chat.repetition_penalty, chat.max_tokens) == (["e"], 1.2, None)
         assert (chat.presence_penalty, chat.frequency_penalty, chat.stream) == (0.1, 0.2, True)
+        floats = {"seed": 3.0, "top_k": 9.0, "num_predict": 5.0}
+        chat = OllamaChatRequest.model_validate({"messages": HELLO, "options": floats}).to_chat("tiny")
+        assert (chat.seed, chat.top_k, chat.max_tokens) == (3, 9, 5)
         sent = {"messages": HELLO, "options": {"num_predict": 1, "num_ctx": 4096, "mirostat": 0}}
         reply = await client.post("/api/chat", json=sent)
         assert reply.headers["x-foretell-ignored-fields"] == "options.mirostat, options.num_ctx"
@@ -155,6 +158,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "options.temperature": ("/api/chat", {"messages": HELLO, "options": {"temperature": "hot"}}),
     "options.top_p": ("/api/chat", {"messages": HELLO, "options": {"top_p": 7}}),
     "options.repeat_penalty": ("/api/chat", {"messages": HELLO, "options": {"repeat_penalty": -1}}),
+    "options.seed": ("/api/chat", {"messages": HELLO, "options": {"seed": 4.5}}),
     "format": ("/api/chat", {"messages": HELLO, "format": "xml"}),
     "logprobs": ("/api/chat", {"messages": HELLO, "logprobs": True}),
     "have no embeddings": ("/api/embed", {"input": "a"}),

@@ -28,7 +28,7 @@ def attack(server: ServerProcess, place: Path, *flags: str) -> None:
     """Run schemathesis; the server must be healthy afterwards."""
     program = str(Path(sys.executable).parent / "schemathesis")
     words = [program, "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--seed", "1", "--no-color", *flags]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=1200, cwd=place)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=7200, cwd=place)
     assert done.returncode == 0, done.stdout[-6000:]
     assert server.http.get("/health").status_code == 200
 
@@ -169,6 +169,8 @@ AGREED: dict[str, list[tuple[dict[str, Any], bool]]] = {
         ({"prompt": "a", "zzz": 1}, True),
         ({"prompt": "a", "speculative": {"zzz": 1}}, False),
         ({"prompt": "a", "prediction": {"content": [{"type": "text"}]}}, False),
+        ({"prompt": "a", "prediction": {"content": [{"text": "b"}]}}, False),
+        ({"prompt": "a", "prediction": {"content": [{"type": "text", "text": "b"}]}}, True),
     ],
     "ChatCompletionRequest": [
         ({"messages": [{"role": "tool"}]}, True),

@@ -27,7 +27,7 @@ from foretell.runner.heads.ops import (
 )
 from foretell.runner.heads.sampler import gather_logits
 from tests.tensor_parallel.fake_ranks import FakeRanks, run_ranks
-from tests.tiny import CONFIG, CONTEXT, HEADS, random_head, tiny_decoder
+from tests.tiny import CONFIG, CONTEXT, WITH_CACHE, random_head, tiny_decoder
 
 VOCAB = 70
 THREE = {
@@ -37,7 +37,7 @@ THREE = {
         draft_vocab=None if config.draft_vocab is None else 50,
         layer=replace(config.layer, heads=6, kv_heads=3, ffn=44, qkv_bias=True, out_bias=True, mlp_bias=True),
     )
-    for name, config in HEADS.items()
+    for name, config in WITH_CACHE.items()
 }
 OWN = {
     f"{name} with ends of its own": replace(THREE[name], own_embed=True, own_output=True)

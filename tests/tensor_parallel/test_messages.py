@@ -16,7 +16,7 @@ from foretell.tensor_parallel.messages import (
     parse_message,
     step_message,
 )
-from tests.tiny import HEADS
+from tests.tiny import WITH_CACHE
 
 SPANS = {
     "one": [Span(0, 5, 3, (7, 2), ())],
@@ -51,7 +51,7 @@ def test_head_ops(job: HeadOp) -> None:
     assert parse_message(head_op_message(7, job)) == (7, job)
 
 
-@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
 def test_head_configs(config: HeadConfig) -> None:
     assert parse_message(head_config_message(5, config)) == (5, config)
 

@@ -169,7 +169,7 @@ CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments":
         ([{"role": "assistant", "content": 7, "tool_calls": [CALL]}], "message 0 needs a content"),
         (
             [HI, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            "message 1 has a part of type 'image_url'; only text is supported",
+            "is of type 'image_url'; this model takes text only",
         ),
         ([{"role": "user", "content": ["hi"]}], "message 0 has a part that is not"),
         ([{"role": "user", "content": [{"text": "hi"}]}], "message 0 has a part that is not"),
@@ -180,7 +180,7 @@ CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments":
 def test_invalid_messages_are_named(messages: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         with_template(CHATML).apply_chat_template(messages)
-    assert caught.value.field == "messages" and "\n" not in str(caught.value)
+    assert caught.value.field in ("messages", "messages.1.content.0") and "\n" not in str(caught.value)
 
 
 def test_parts_of_text_are_joined() -> None:

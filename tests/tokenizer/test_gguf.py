@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, pre_tokenizers
+from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
@@ -66,6 +68,32 @@ def test_sentence_piece_ids_are_those_of_the_original(text: str) -> None:
     built, original = Tokenizer.from_gguf(sentence_piece_metadata()), tiny("metaspace")
     assert built.encode(text) == original.encode(text)
     assert built.decode(built.encode(text)) == original.decode(original.encode(text))
+
+
+@cache
+def gemma4() -> tuple[Tokenizer, Any]:
+    """A tokenizer of Gemma 4's kind from a GGUF file, and transformers' own."""
+    model = json.loads(metaspace_json())["model"]
+    merges = [" ".join(pair) for pair in model["merges"]]
+    stated = {"model": "gemma4", "merges": merges, "add_space_prefix": False, "add_bos_token": True}
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    theirs = GemmaTokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], **names)
+    return Tokenizer.from_gguf(sentence_piece_metadata(**stated)), theirs
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=unicode_texts)
+def test_gemma4_states_its_merges(text: str) -> None:
+    built, theirs = gemma4()
+    ids = built.encode(text, add_special=False)
+    assert ids == theirs.encode(text, add_special_tokens=False)
+    assert built.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert built.encode(text) == [built.bos_id, *ids]
+
+
+def test_a_gemma4_file_without_merges_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.merges"):
+        Tokenizer.from_gguf(sentence_piece_metadata(model="gemma4"))
 
 
 def test_the_space_in_front_is_left_out_where_the_file_says_so() -> None:

@@ -13,7 +13,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.registry import head_drafter
 from foretell.kv.cache import LayerShape
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights, make_head
+from foretell.models.draft_heads import AssistantConfig, DraftHead, HeadConfig, TargetWeights, make_head
 from foretell.models.draft_heads.loading import pack_head
 from foretell.runner.cuda.warmup import DUMMY_WEIGHT, DummySequences
 from foretell.runner.heads.kv import head_layer_shapes
@@ -108,7 +108,8 @@ class DummyHeads:
 
     def __init__(self, configs: Iterable[HeadConfig], trees: bool) -> None:
         """`trees`: the heads will be asked for trees."""
-        self.configs = tuple(configs)
+        # An assistant attends to the target's layers, which the model that stands in has not; it has no kernels.
+        self.configs = tuple(config for config in configs if not isinstance(config, AssistantConfig))
         chains = warmup_chains(MAX_DEPTH)
         grown = warmup_trees(MAX_NODES, MAX_DEPTH) if trees else []
         # Sampled drafts have kernels of their own, which do not depend on the depth.

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from foretell.errors import ModelError
-from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MedusaHead, MtpHead
+from foretell.models.draft_heads import (
+    AssistantHead,
+    BlockHead,
+    DistilledHead,
+    DraftHead,
+    EagleHead,
+    MedusaHead,
+    MtpHead,
+)
 from foretell.models.draft_heads.dense_attention import DenseBlockAttention, DenseChainAttention
 from foretell.runner.batch_layout import pack
 from foretell.runner.model_runner import ModelRunner
@@ -53,6 +61,8 @@ def check_wiring(runner: ModelRunner, head: DraftHead[Any], prompts: list[list[i
 
     Raises `ModelError` if no wiring drafts better than chance.
     """
+    if isinstance(head, AssistantHead):
+        return ""  # its config leaves nothing open, and it needs the target's pages to draft
     generated = generate_samples(runner, prompts)
     samples = [sample for sample in generated if len(sample.tokens) - sample.first >= MIN_TOKENS]
     if not samples:

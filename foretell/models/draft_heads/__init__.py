@@ -2,7 +2,7 @@
 
 The module that is trained is the module that is served. Both make one like this:
 
-    head = make_head(config)                    # EagleHead, BlockHead, MedusaHead, MtpHead or DistilledHead, by config
+    head = make_head(config)                    # EagleHead, BlockHead, MedusaHead .., by config
     head.draft_ids.copy_(ids)                   # ascending target token ids, if `config.draft_vocab` is a subset
     head.to(device, dtype)
     head.share_weights(TargetWeights.of(target))  # target: an unprepared `Decoder`; after `to`, before forward
@@ -41,15 +41,22 @@ masks later rows of the block if `config.causal_in_block`.
 MEDUSA. No attention. The hidden state of position t-1, the one before the anchor, drafts positions t+1, t+2 ..
     logits = head.logits(head(hidden_states))   # [..., heads, outputs]
 
+ASSISTANT (Gemma 4). It attends to the target's own KV: `groups` are the spans of the target's cache, and the position
+stays that of the last token. The input is (normalized hidden state before the last token, last token).
+    states = head.step(tokens, hidden, positions, groups, cache)   # [n, width]
+    logits, hidden = head.logits(states), head.carry(states)       # of the next draft token, for the next step
+
 Parameter names are part of the file format: `fc`, `tap_norms.i`, `fc_norm`, `embed_norm`, `feature_norm`, `norm`,
 `output`, `embed` (if own), `layers.i.{attention_norm,ffn_norm}`, `layers.i.attention.{q,kv,out,q_norm,k_norm}` (keys
 above values in kv), `layers.i.ffn.{gate_up,down}` (gate above up), `hints`, `mask`, `markov_in` [vocab, rank],
 `markov_out`, `surety` (the confidence head), `blocks.head.layer`.
 """
 
+from .assistant import AssistantHead
 from .base import DraftHead, TargetWeights
 from .block import BlockHead
 from .config import (
+    AssistantConfig,
     BlockConfig,
     DistilledConfig,
     EagleConfig,
@@ -67,6 +74,8 @@ from .medusa import MedusaHead
 from .mtp import MtpHead
 
 __all__ = [
+    "AssistantConfig",
+    "AssistantHead",
     "Attend",
     "BlockConfig",
     "BlockHead",

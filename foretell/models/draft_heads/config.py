@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from foretell.errors import ModelError
-from foretell.models.config import Activation, Rope
+from foretell.models.config import Activation, ModelConfig, Rope
 
 FORMAT = "foretell-head"  # format name in `config.json`, to recognize our own files
 VERSION = 1
@@ -178,6 +178,20 @@ class DistilledConfig(HeadConfig):
     kind: ClassVar[str] = "distilled"
 
     layers: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantConfig(HeadConfig):
+    """Gemma 4's `assistant`: layers that attend to the target's own KV. It is read from its authors' format only.
+
+    The `kv_layer` of each layer of `decoder` is the layer of the target whose keys and values it attends to.
+    """
+
+    kind: ClassVar[str] = "assistant"
+
+    decoder: ModelConfig
+    centroids: int = 0  # clusters of the vocabulary; 0: logits of all tokens
+    active_centroids: int = 0  # clusters whose tokens get logits
 
 
 KINDS: dict[str, type[HeadConfig]] = {

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretell.errors import ModelError, RequestError
+from foretell.models.draft_heads.assistant import AssistantHead
 from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.block import BlockHead
 from foretell.models.draft_heads.config import (
     FILE,
+    AssistantConfig,
     BlockConfig,
     DistilledConfig,
     EagleConfig,
@@ -132,6 +134,8 @@ def make_head(config: HeadConfig, shard: Shard | None = None) -> DraftHead[Any]:
         return MedusaHead(config, shard)
     if isinstance(config, DistilledConfig):
         return DistilledHead(config, shard)
+    if isinstance(config, AssistantConfig):
+        return AssistantHead(config, shard)
     raise ModelError(f"unknown head config {type(config).__name__}")
 
 
@@ -156,9 +160,15 @@ def read_head(folder: Path) -> DraftHead[Any]:
     return head
 
 
-def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: str) -> None:
+def fill_head(
+    head: DraftHead[Any],
+    state: Mapping[str, torch.Tensor],
+    where: str,
+    file_names: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
     """Load the tensors of a file into a head, or their shards into a rank's part of it.
 
+    `file_names` are the names in the file of the tensors that are stacked in ours, where they differ.
     Raise ModelError unless the file has exactly the head's own tensors with the right shapes.
     """
     with torch.device("meta"):
@@ -169,10 +179,13 @@ def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: st
     if spare := sorted(set(state) - set(wanted)):
         raise ModelError(f"{where}: tensor {spare[0]!r} does not belong to this head, {len(spare)} in all")
     for name, tensor in state.items():
+        stored = " and ".join(map(repr, (file_names or {}).get(name, (name,))))
         if tensor.shape != wanted[name].shape:
             raise ModelError(
-                f"{where}: tensor {name!r} has shape {list(tensor.shape)}, but the config requires "
+                f"{where}: tensor {stored} has shape {list(tensor.shape)}, but the config requires "
                 f"{list(wanted[name].shape)}"
             )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelError(f"{where}: tensor {stored} has values that are not finite: the file is damaged")
         with torch.no_grad():
             own[name].copy_(shard_tensor(head, name, tensor))

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foretell.kernels.kv_types import decode_kv, encode_kv
 from foretell.kv.cache import KVCache, LayerShape, slots_of
-from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, LayerConfig, MedusaConfig
+from foretell.models.draft_heads import AssistantConfig, BlockConfig, DraftHead, HeadConfig, LayerConfig, MedusaConfig
 from foretell.models.draft_heads.base import local_layer_config
 from foretell.models.draft_heads.config import DistilledConfig, EagleConfig, MtpConfig
 from foretell.models.sharding import Shard
@@ -120,6 +120,8 @@ def _kv_layers(config: HeadConfig, split: bool) -> tuple[int, bool]:
 
     Every rank of a sharded head stores its part of them until the leader requests the prefill.
     """
+    if isinstance(config, AssistantConfig):  # it attends to the target's KV, and drafts from the last hidden state
+        return 0, False
     if isinstance(config, MedusaConfig):
         return 0, True
     assert isinstance(config, EagleConfig | MtpConfig | BlockConfig | DistilledConfig), "there are no other kinds"
@@ -134,7 +136,7 @@ class HeadPages:
     def __init__(self, cache: KVCache, first: int, layers: int, keeps_states: bool) -> None:
         """`first` is the index of the head's first layer in the cache."""
         self.first = first
-        self.page_size, self.device, self.dtype = cache.page_size, cache.keys[first].device, cache.dtype
+        self.page_size, self.device, self.dtype = cache.page_size, cache.keys[0].device, cache.dtype
         self.keys, self.values = cache.keys[first : first + layers], cache.values[first : first + layers]
         self.hidden_state_cache = cache.keys[first + layers] if keeps_states else None
 

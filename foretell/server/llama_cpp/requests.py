@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import ChatMessageParam, Tool
 from foretell.server.openai.requests import (
     CompletionRequest,
@@ -31,6 +32,7 @@ SHARED = (
     "speculative",
     "cache_salt",
 )  # fields with the same name and meaning in a completion request
+RANDOM_SEEDS = (-1, 2**32 - 1)  # llama.cpp's seeds are unsigned
 
 
 class LlamaRequest(StrictModel):
@@ -38,9 +40,9 @@ class LlamaRequest(StrictModel):
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
-    n_predict: int | None = ranged("Maximum output tokens; -1 and the default are the rest of the context.", -1)
-    t_max_predict_ms: int | None = ranged(
-        "Milliseconds from the first token after which the output ends, once it has a line break.", 0
+    n_predict: int | None = described("Maximum output tokens; the default and negative numbers: the context's rest.")
+    t_max_predict_ms: int | None = described(
+        "Milliseconds from the first token after which the output ends, once it has a line break; 0 or less: no limit."
     )
     response_fields: FailFastList[str] | None = described("Only these fields of the response; `a/b` is b in a.")
     temperature: float | None = ranged("Randomness; 0 is greedy.", 0)
@@ -50,10 +52,11 @@ class LlamaRequest(StrictModel):
     repeat_penalty: float | None = ranged("Divides the logits of tokens that occurred; 1 is none.", above=0)
     presence_penalty: float | None = ranged("Subtracted from the logits of tokens that occurred.", -2, 2)
     frequency_penalty: float | None = ranged("Subtracted for each time that a token occurred.", -2, 2)
-    seed: int | None = ranged("Seed of the samples; -1 is a random one.", -(2**63), 2**63 - 1)
+    seed: int | None = ranged("Seed of the samples; -1 and 4294967295 are random ones.", -(2**63), 2**63 - 1)
     stop: FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
     ignore_eos: bool | None = described("true: continue after the model's end-of-sequence tokens.")
-    n_probs: int | None = ranged("Accepted if 0: no probabilities are returned here.", 0, 0)
+    n_probs: int | None = ranged("Return logprobs of each token and of this many most likely ones; 0: none.", 0, 20)
+    post_sampling_probs: bool | None = described("Only false: logprobs are those of the model, before the samplers.")
     json_schema: dict[str, Any] | bool | str | None = described("A JSON schema of the output.")
     response_format: ResponseFormat | None = described("OpenAI's format of the output.")
     speculative: bool | Speculative | None = described("Speculative decoding of this request.")
@@ -74,6 +77,7 @@ class LlamaRequest(StrictModel):
 
     def as_completion(self, prompt: Any, unstreamed_max_tokens: int, context: int) -> CompletionRequest:
         """Return the completion request with this prompt; `context` bounds an output without a limit."""
+        self._check_values()
         limit = self.n_predict
         if limit is None or limit < 0:
             limit = context if self.stream else unstreamed_max_tokens
@@ -82,11 +86,27 @@ class LlamaRequest(StrictModel):
             fields["repetition_penalty"] = self.repeat_penalty
         if self.json_schema is not None:
             fields["guided_json"] = self.json_schema
-        if self.seed is not None and self.seed != -1:
+        if self.n_probs:
+            fields["logprobs"] = self.n_probs
+        if self.seed is not None and self.seed not in RANDOM_SEEDS:
             fields["seed"] = self.seed
         # n_predict 0 evaluates the prompt alone; a stream of items is needed for t_max_predict_ms, too
         fields |= {"max_tokens": max(1, limit), "stream": bool(self.stream) or self.t_max_predict_ms is not None}
         return CompletionRequest.model_construct(prompt=prompt, **fields)
+
+    def _check_values(self) -> None:
+        """Refuse a number outside its declared range, under llama.cpp's name of the field."""
+        for name, field in type(self).model_fields.items():
+            limits: Any = field.json_schema_extra
+            value = getattr(self, name)
+            if not isinstance(limits, dict) or not isinstance(value, int | float):
+                continue
+            low, high = limits.get("minimum"), limits.get("maximum")
+            if (low is not None and not value >= low) or (high is not None and not value <= high):
+                wanted = f"between {low} and {high}" if high is not None else f"{low} or more"
+                raise RequestError(name, f"must be {wanted}, not {value}")
+        if self.post_sampling_probs and self.n_probs:
+            raise RequestError("post_sampling_probs", "is not supported; leave it out for logprobs before the samplers")
 
 
 class LlamaCompletionRequest(LlamaRequest):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.server import usage
 from foretell.server.sse import sse_event
+from foretell.server.token_details import LogprobFormatter
 
 if TYPE_CHECKING:
     from foretell.engine.streams import StreamItem
@@ -31,14 +32,15 @@ class LlamaResponseBuilder:
         """Add an item; return its event, and the last one if the output ends with it."""
         self.choice.add(item)
         if self.body.n_predict == 0:  # the prompt is prefilled into the cache; the one output token is not returned
-            self.choice.tokens, self.choice.content = [], ""
+            self.choice.tokens, self.choice.logprobs, self.choice.content = [], [], ""
         text, tokens = item.delta.text if self.choice.tokens else "", self.choice.tokens[self._num_sent :]
         self._started = self._started or perf_counter()
         if self.choice.finish is None and self._is_late():
             self.choice.finish = "length"
         event = b""
         if text or (tokens and self.finished):
-            event = sse_event({"index": 0, "content": text, "tokens": tokens, "stop": False})
+            part = {"index": 0, "content": text, "tokens": tokens, "stop": False}
+            event = sse_event({**part, **self._probabilities(self._num_sent)})
             self._num_sent = len(self.choice.tokens)
         return event + (sse_event(self._filtered({**self.response(), "content": ""})) if self.finished else b"")
 
@@ -48,10 +50,14 @@ class LlamaResponseBuilder:
 
     def _is_late(self) -> bool:
         """Return whether the time of the request is over; an editor can use the lines so far."""
-        limit = self.body.t_max_predict_ms
-        return (
-            limit is not None and "\n" in self.choice.text and (perf_counter() - (self._started or 0.0)) * 1000 > limit
-        )
+        limit = self.body.t_max_predict_ms or 0
+        return limit > 0 and "\n" in self.choice.text and (perf_counter() - (self._started or 0.0)) * 1000 > limit
+
+    def _probabilities(self, start: int = 0) -> dict[str, Any]:
+        """Return the logprobs of the output tokens from `start`, if the request asks for them."""
+        if not self.body.n_probs:
+            return {}
+        return {"completion_probabilities": LogprobFormatter(self.tokenizer).with_ids(self.choice.logprobs[start:])}
 
     def complete(self) -> dict[str, Any]:
         """Return the complete response with the requested fields."""
@@ -67,6 +73,7 @@ class LlamaResponseBuilder:
             "index": 0,
             "content": choice.content,
             "tokens": choice.tokens if self.body.return_tokens else [],
+            **({} if self.body.stream else self._probabilities()),
             "id_slot": 0,
             "stop": True,
             "model": self.model,
@@ -104,6 +111,7 @@ class LlamaResponseBuilder:
             "frequency_penalty": params.frequency_penalty,
             "stop": list(params.stop),
             "ignore_eos": params.ignore_eos,
+            "n_probs": self.body.n_probs or 0,
             "stream": bool(self.body.stream),
         }
 

@@ -80,7 +80,8 @@ class OllamaRequest(TranslatedRequest):
         if fields.get("seed") == -1:
             del fields["seed"]  # a random one
         limit = options.get("num_predict")
-        if limit is not None and _number(limit, "num_predict", whole=True) > 0:  # others: until the context ends
+        limit = 0 if limit is None else _number(limit, "num_predict", whole=True)
+        if limit > 0:  # others: until the context ends
             fields["max_tokens"] = limit
         stop = options.get("stop")
         if stop is not None:
@@ -104,6 +105,8 @@ class OllamaRequest(TranslatedRequest):
 
 
 def _number(value: Any, name: str, whole: bool) -> Any:
+    if whole and isinstance(value, float) and value.is_integer():
+        return int(value)  # Ollama takes any JSON number
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise RequestError(f"options.{name}", f"must be {'an integer' if whole else 'a number'}")
     return value

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foretell.server.openai.requests import (
+    MEDIA_FIELDS,
     FailFastList,
     GenerationRequest,
     StrictModel,
@@ -61,9 +62,9 @@ class ChatMessageParam(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def reject_unsupported_content(cls, data: Any) -> Any:
-        """Reject audio and OpenAI's deprecated function calls, whose meaning would be lost."""
-        for name in ("audio", "function_call"):
-            if isinstance(data, dict) and data.get(name) is not None:
+        """Reject media and OpenAI's deprecated function calls, whose meaning would be lost."""
+        for name in ("function_call", *sorted(MEDIA_FIELDS)) if isinstance(data, dict) else ():
+            if data.get(name) not in (None, [], ""):
                 raise ValueError(f"{name} is not supported by this model; send text or tool_calls")
         return data
 

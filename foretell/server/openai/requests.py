@@ -86,6 +86,23 @@ OTHER_NAMES = {
 }
 UNSUPPORTED_FIELDS |= {name: f"is not known; did you mean {ours!r}?" for name, ours in OTHER_NAMES.items()}
 
+# Other servers' fields for images, audio and video. They are never ignored: the answer would be about nothing.
+MEDIA_FIELDS = frozenset(
+    (
+        "image",
+        "images",
+        "image_data",
+        "image_url",
+        "multimodal_data",
+        "video",
+        "videos",
+        "audio",
+        "audios",
+        "input_audio",
+    )
+)
+TEXT_ONLY = "is not supported: this model takes text only; leave the field out"
+
 SAMPLING_HELP = {field.name: field.metadata.get("help", "") for field in fields(SamplingParams)}
 
 
@@ -149,7 +166,7 @@ class StrictModel(BaseModel):
         ignored = IGNORED_FIELDS.get()
         refused = unknown[:1]
         if ignored is not None and len(unknown) <= MAX_IGNORED:
-            refused = [name for name in unknown if not cls.may_ignore(name, known)][:1]
+            refused = [name for name in unknown if not _may_ignore(cls, name, data[name], known)][:1]
             ignored |= dict.fromkeys(cls.path + name for name in unknown if name not in refused)
         return {name: value for name, value in data.items() if name in known or name in refused}
 
@@ -157,6 +174,12 @@ class StrictModel(BaseModel):
     def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
         """Return whether a request with this unknown field is served without it: it is no misspelt known field."""
         return very_close(name, known) is None
+
+
+def _may_ignore(model: type[StrictModel], name: str, value: Any, known: Iterable[str]) -> bool:
+    if name in MEDIA_FIELDS and name not in UNSUPPORTED_FIELDS:
+        return not value  # clients send empty lists of images
+    return model.may_ignore(name, known)
 
 
 class StreamOptions(StrictModel):
@@ -216,17 +239,12 @@ class Prediction(StrictModel):
 
     @field_validator("content")
     @classmethod
-    def check_parts(cls, content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-        if not isinstance(content, str):
-            for part in content:
-                if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise ValueError("must be a string, or parts of type text")
+    def check_parts(cls, content: str | list[TextPart]) -> str | list[TextPart]:
+        """Refuse parts without text here, because not every API that takes a prediction generates with it."""
+        parts = () if isinstance(content, str) else content
+        if not all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
+            raise ValueError("must be a string, or parts of type text")
         return content
-
-    @property
-    def expected(self) -> str:
-        """Return the text, of all parts."""
-        return self.content if isinstance(self.content, str) else "".join(part["text"] for part in self.content)
 
 
 class Speculative(StrictModel):

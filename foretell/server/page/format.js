@@ -13,7 +13,6 @@ const REASONS = {
   pays: "the draft is expected to save time",
   trial: "exploration, to measure its acceptance rate",
   fixed: "the draft length is fixed",
-  compared: "a plain step was run as baseline",
   late: "the draft came after the step had started",
   hurry: "the request is behind its SLO",
 };

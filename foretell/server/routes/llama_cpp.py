@@ -158,6 +158,8 @@ def _prompt(preprocessor: RequestPreprocessor, body: LlamaCompletionRequest) -> 
     """Return the prompt; in a list, strings between token ids are encoded without special tokens."""
     if isinstance(body.prompt, str):
         return body.prompt
+    if len(body.prompt) > 1 and all(isinstance(part, str) for part in body.prompt):
+        raise RequestError("prompt", "with several strings would be several prompts; send one request for each")
     preprocessor.check_length("prompt", "".join(part for part in body.prompt if isinstance(part, str)))
     tokens: list[int] = []
     for part in body.prompt:

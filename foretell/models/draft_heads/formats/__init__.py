@@ -9,7 +9,8 @@ from foretell.errors import ModelError, UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import FORMAT
-from foretell.models.draft_heads.formats import block, eagle, medusa, mtp
+from foretell.models.draft_heads.formats import assistant, block, eagle, medusa, mtp
+from foretell.models.unsupported import ASSISTANTS
 
 from .layout import HeadFile, TensorLayout, fill
 
@@ -48,6 +49,8 @@ def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callab
         )
     if model_type in SPECULATORS:
         return SPECULATORS[model_type]
+    if config.get("model_type") in ASSISTANTS:
+        return "assistant", assistant.assistant
     if "dflash_config" in config or "DFlashDraftModel" in (config.get("architectures") or []):
         return "block", block.dflash
     if plain & {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} and "fc.weight" in plain:
@@ -65,7 +68,9 @@ def layout_of(file: HeadFile) -> TensorLayout:
     """Return the layout of a head's file."""
     found = _rule(file.config.values, frozenset(file.tensors))
     if found is None:
-        raise ModelError(f"{file.where}: not a head in a known format: EAGLE, EAGLE-3, DFlash, DSpark, Medusa, MTP")
+        raise ModelError(
+            f"{file.where}: not a head in a known format: EAGLE, EAGLE-3, DFlash, DSpark, Medusa, MTP, assistant"
+        )
     return found[1](file)
 
 

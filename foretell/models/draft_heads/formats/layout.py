@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -139,20 +139,25 @@ def fill(layout: TensorLayout, file: HeadFile, shard: Shard | None = None) -> Dr
     if (ids := draft_ids(layout, file)) is not None:
         reads["draft_ids"] = lambda: ids
     head = make_head(layout.config, shard)
-    fill_head(head, LazyTensors(reads), file.where)
+    fill_head(head, LazyTensors(reads), file.where, layout.tensors)
     return head
 
 
 def _read(file: HeadFile, ours: str, theirs: tuple[str, ...], vocab: int) -> Tensor:
     found = _stacked(file, theirs)
+    if ours == "token_ordering" and not torch.equal(found.long().sort().values, torch.arange(vocab)):
+        raise ModelError(f"{file.where}: tensor {theirs[0]!r} does not have each token of the vocabulary once")
     return _fitted(found, vocab) if ours in ("embed", "markov_in") else found  # padded vocabularies differ in length
 
 
-def _stacked(file: HeadFile, names: Iterable[str]) -> Tensor:
+def _stacked(file: HeadFile, names: tuple[str, ...]) -> Tensor:
     found = []
     for name in names:
         file.shape(name)
         found.append(file.tensors[name].load())
+    if len({tuple(tensor.shape[1:]) for tensor in found}) > 1 or not all(tensor.dim() for tensor in found):
+        each = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in zip(names, found, strict=True))
+        raise ModelError(f"{file.where}: these tensors have shapes that do not belong together: {each}")
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
