@@ -33,7 +33,7 @@ from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import AssistantHead, BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
 from foretell.models.draft_heads.loading import head_kind
 from foretell.models.quantize import QuantFormat
-from foretell.options import nearest
+from foretell.options import closest, nearest
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
@@ -239,8 +239,10 @@ def find_kind(name: str) -> DrafterKind:
         return KINDS[name]
     outside = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in outside:
-        shown = [kind.usage for kind in KINDS.values()]
-        raise RequestError("drafter", f"{name!r} is not known; {nearest(name, ['none', 'auto', *shown, *outside])}")
+        names = ["none", "auto", *KINDS, *outside]
+        shown = ["none", "auto", *(kind.usage for kind in KINDS.values()), *outside]
+        hint = nearest(name, names if closest(name, names) else shown)
+        raise RequestError("drafter", f"{name!r} is not known; {hint}")
     return DrafterKind(name, outside[name].load(), "...", ".*")
 
 

@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import ModelError, RequestError, UnknownModelError, UnsupportedModelError
-from foretell.hub.catalog import BUILTINS
-from foretell.hub.gguf_file import open_gguf
-from foretell.hub.pairs import base_name, short_name
-from foretell.hub.resolve import begins_as_gguf
 from foretell.models.config_fields import ConfigFields
 from foretell.options import nearest
 from foretell.plan.devices import catalog
@@ -316,6 +312,9 @@ CONFIG = "config.json"
 
 def find_model_shape(spec: str, field: str) -> ModelShape:
     """Return the shape of a model given by name or path. `field` is the option to name in errors."""
+    from foretell.hub.catalog import BUILTINS
+    from foretell.hub.resolve import begins_as_gguf
+
     if not spec.strip():
         raise RequestError(field, f"is empty; {FORMS}")
     models = catalog()["models"]
@@ -332,11 +331,13 @@ def find_model_shape(spec: str, field: str) -> ModelShape:
     name = plain_name(spec)
     if name in models:
         return _from_catalog(name, models[name])
-    raise UnknownModelError(f"{field}: {spec!r} is not known; {nearest(name, models)} {FORMS}")
+    raise UnknownModelError(f"{field}: {spec!r} is not known; {nearest(name, models)}; {FORMS}")
 
 
 def plain_name(spec: str) -> str:
     """Return a Hugging Face id as a name of the catalog: without owner and suffixes such as -instruct."""
+    from foretell.hub.pairs import base_name, short_name
+
     return base_name(short_name(spec))
 
 
@@ -364,6 +365,8 @@ def _from_config(path: Path) -> ModelShape:
 
 
 def _from_gguf(path: Path) -> ModelShape:
+    from foretell.hub.gguf_file import open_gguf
+
     file = open_gguf(path)
     shapes = {info.name: info.shape for info in file.tensor_infos}
     return from_gguf(path.name, file.metadata, shapes, sum(info.size for info in file.tensor_infos))

@@ -48,6 +48,7 @@ def test_commas_name_several_drafters_and_auto_the_free_ones() -> None:
         ("exit:", "exit is written exit:N"),
         ("none,ngram", "none cannot be combined"),
         ("ngram,", "is not known"),
+        ("egle", "did you mean 'eagle'"),
     ],
 )
 def test_wrong_names_raise_errors_that_explain(wrong: str, words: str) -> None:

@@ -22,6 +22,7 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
     "negative_data_rejection,unsupported_method,allow_header_conformance"
 )
+SAMPLING = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 
 
 def attack(server: ServerProcess, place: Path, *flags: str) -> None:
@@ -51,6 +52,40 @@ def test_every_endpoint_is_described(server: ServerProcess) -> None:
         "/v1/responses/{response_id}", "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/ps",
         "/api/version",
     }  # fmt: skip
+
+
+def test_what_can_be_streamed_is_described_as_a_stream_too(server: ServerProcess) -> None:
+    schema = server.http.get("/openapi.json").json()
+    streamed = 0
+    for path, methods in schema["paths"].items():
+        body = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
+        name = "" if body is None else body["schema"].get("$ref", "").rpartition("/")[2]
+        if name and "stream" in schema["components"]["schemas"][name]["properties"]:
+            kinds = methods["post"]["responses"]["200"]["content"].keys()
+            assert kinds in ({"application/json", "text/event-stream"}, {"application/json", "application/x-ndjson"}), (
+                path
+            )
+            streamed += 1
+    assert streamed >= 7
+
+
+def test_the_described_ranges_are_those_that_are_checked(server: ServerProcess) -> None:
+    fields = server.http.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
+    for name in (*SAMPLING, "repetition_penalty"):
+        low, high, above = (fields[name].get(limit) for limit in ("minimum", "maximum", "exclusiveMinimum"))
+        served = {1e4 if high is None else high, above + 1e-4 if low is None else low}
+        refused = {above if low is None else low - 0.1, *(() if high is None else [high + 0.1])}
+        for value in (*served, *refused):
+            reply = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, name: value})
+            assert reply.status_code == (200 if value in served else 400), (name, value)
+
+
+def test_a_prediction_has_text_parts_as_described(server: ServerProcess) -> None:
+    parts = {400: [{"text": "a"}, {"type": "text"}], 200: [{"type": "text", "text": "a"}]}
+    for status, each in ((status, part) for status, found in parts.items() for part in found):
+        prediction = {"type": "content", "content": [each]}
+        body = {"prompt": "a", "max_tokens": 1, "prediction": prediction}
+        assert server.http.post("/v1/completions", json=body).status_code == status, each
 
 
 def test_events_are_described_one_by_one(server: ServerProcess) -> None:

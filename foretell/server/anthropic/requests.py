@@ -135,7 +135,7 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
     temperature: float | None = sampling("temperature", 0)
-    top_p: float | None = sampling("top_p", 0.001, 1)
+    top_p: float | None = sampling("top_p", above=0, maximum=1)
     top_k: int | None = sampling("top_k", -1)
 
     def chat_fields(self, reasons: bool) -> Fields:

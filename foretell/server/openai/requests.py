@@ -111,17 +111,21 @@ def described(description: str) -> Any:
     return Field(default=None, description=description)
 
 
-def ranged(description: str, minimum: float, maximum: float | None = None) -> Any:
+def ranged(
+    description: str, minimum: float | None = None, maximum: float | None = None, *, above: float | None = None
+) -> Any:
     """Return an optional field with its range in the OpenAPI schema; SamplingParams checks it with a clearer error."""
-    limits = {"minimum": minimum, "maximum": maximum}
+    limits = {"minimum": minimum, "exclusiveMinimum": above, "maximum": maximum}
     schema: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
     return Field(default=None, description=description, json_schema_extra=schema)
 
 
-def sampling(name: str, minimum: float, maximum: float | None = None) -> Any:
+def sampling(
+    name: str, minimum: float | None = None, maximum: float | None = None, *, above: float | None = None
+) -> Any:
     """Return an optional field with the description of this sampling parameter."""
     text = SAMPLING_HELP[name]
-    return ranged(f"{text[0].upper()}{text[1:]}.", minimum, maximum)
+    return ranged(f"{text[0].upper()}{text[1:]}.", minimum, maximum, above=above)
 
 
 def ignored(description: str) -> Any:
@@ -242,6 +246,11 @@ class Prediction(StrictModel):
             raise ValueError("must be a string, or parts of type text")
         return content
 
+    @property
+    def expected(self) -> str:
+        """Return the text, of all parts."""
+        return self.content if isinstance(self.content, str) else "".join(part["text"] for part in self.content)
+
 
 class Speculative(StrictModel):
     """Speculative decoding settings of this request; fields left out keep the server's settings."""
@@ -294,13 +303,13 @@ class GenerationRequest(IgnoredFields):
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
     stream_options: StreamOptions | None = described("What a stream contains besides the output.")
     n: int | None = sampling("n", 1, 128)
-    temperature: float | None = sampling("temperature", 0, 100)
-    top_p: float | None = sampling("top_p", 0.001, 1)
+    temperature: float | None = sampling("temperature", 0)
+    top_p: float | None = sampling("top_p", above=0, maximum=1)
     top_k: int | None = sampling("top_k", -1)
     min_p: float | None = sampling("min_p", 0, 1)
     presence_penalty: float | None = sampling("presence_penalty", -2, 2)
     frequency_penalty: float | None = sampling("frequency_penalty", -2, 2)
-    repetition_penalty: float | None = sampling("repetition_penalty", 0.01, 100)
+    repetition_penalty: float | None = sampling("repetition_penalty", above=0)
     max_tokens: int | None = ranged("Maximum output tokens; by default the rest of the context.", 1)
     min_tokens: int | None = sampling("min_tokens", 0)
     seed: int | None = sampling("seed", -(2**63), 2**63 - 1)

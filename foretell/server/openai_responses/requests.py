@@ -72,7 +72,7 @@ class ResponsesRequest(TranslatedRequest):
         examples=[64],
     )
     temperature: float | None = sampling("temperature", 0)
-    top_p: float | None = sampling("top_p", 0.001, 1)
+    top_p: float | None = sampling("top_p", above=0, maximum=1)
     top_logprobs: int | None = ranged("Only 0: /v1/chat/completions returns logprobs.", 0, 0)
     metadata: dict[str, Any] | None = described("Returned with the response; it has no other effect.")
     user: str | None = described("Returned with the response; it has no other effect.")

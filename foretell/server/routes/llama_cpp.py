@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("foretell")
 ANY: dict[str, Any] = {"description": "llama.cpp's fields"}
+OUTPUT: dict[str, Any] = {**ANY, "content": {"text/event-stream": {}}}  # besides JSON
 
 
 def llama_cpp_routes(service: Service) -> APIRouter:
@@ -47,12 +48,12 @@ def llama_cpp_routes(service: Service) -> APIRouter:
 
 
 def _add_generation_routes(router: APIRouter, service: Service) -> None:
-    @router.post("/completion", response_model=None, responses={200: ANY, **ERRORS})
+    @router.post("/completion", response_model=None, responses={200: OUTPUT, **ERRORS})
     async def completion(body: LlamaCompletionRequest, request: Request) -> Response:
         """Generate a completion, in llama.cpp's shape."""
         return await _respond(service, request, body)
 
-    @router.post("/infill", response_model=None, responses={200: ANY, **ERRORS})
+    @router.post("/infill", response_model=None, responses={200: OUTPUT, **ERRORS})
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Generate the text of a gap by the model's fill-in-the-middle tokens, in llama.cpp's shape."""
         return await _respond(service, request, body)

@@ -139,9 +139,11 @@ def _rows(api: Schema, schema: Schema) -> Iterator[str]:
 
 def _limits(field: Schema) -> str:
     """Return the range and the default of a field, if it has them and its description does not say so."""
-    low, high = field.get("minimum"), field.get("maximum")
+    low, high, above = (field.get(name) for name in ("minimum", "maximum", "exclusiveMinimum"))
     notes = []
-    if low is not None and abs(low) < MAX_SHOWN_LIMIT:
+    if above is not None:
+        notes.append(f"above {above:g}, at most {high:g}" if high is not None else f"above {above:g}")
+    elif low is not None and abs(low) < MAX_SHOWN_LIMIT:
         notes.append(f"{low:g} to {high:g}" if high is not None else f"{low:g} or more")
     if field.get("default") is not None:
         notes.append(f"default {json.dumps(field['default'])}")
