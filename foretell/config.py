@@ -137,7 +137,8 @@ class SpeculationConfig:
         "auto",
         "drafter, or several with commas: ngram, suffix, recycle, lookahead, corpus (of draft_corpus), model:NAME, "
         "self:int8, self:int4, exit:N, a head (eagle, block, medusa, mtp or distilled: the model's own, or with "
-        ":FOLDER another), a head's folder, none; auto: suffix, recycle, and the head that ships for the model",
+        ":FOLDER another), assistant:FOLDER, a head's folder, none; auto: suffix, recycle, and the head that ships for "
+        "the model",
         common=True,
     )
     max_draft: int | None = option(

@@ -20,7 +20,7 @@ from .decision_log import FIXED, LATE, NO_COSTS, NOT_POLLED, PAYS, PROBE, SLO, D
 from .draft_latency import DraftLatency, HostGap
 from .latency_model import INITIAL_STEPS, StepCosts
 from .options import OptionBuilder
-from .sequence_state import HeldChoice, PollLimiter, Probes, SequenceState
+from .sequence_history import HeldChoice, PollLimiter, Probes, SequenceHistory
 from .settings import AlwaysAvailable, ControllerSettings, ControllerTuning, DrafterLoader
 
 NO_BUDGET = Budget()
@@ -47,11 +47,11 @@ class AdaptiveController(Controller):
         self.acceptance, self.host_gap = AcceptanceModel(self.traits, tuning), HostGap(tuning)
         self.poll_limiter, self.probes, self.decisions = PollLimiter(clock, tuning), Probes(tuning), DecisionLog()
         self.options = OptionBuilder(settings, self.costs, self.draft_latency, self.host_gap, tuning)
-        self.states: dict[int, SequenceState] = {}  # by sequence
+        self.states: dict[int, SequenceHistory] = {}  # by sequence
         self.step = 0
         self._free = self.draft_latency.free
         self._timed = sorted(name for name in traits if name not in self._free)
-        self._considered: list[SequenceState] = []  # may draft in this step
+        self._considered: list[SequenceHistory] = []  # may draft in this step
         self._behind_slo: set[int] = set()  # of these, by id
         self._saved_seconds = 0.0  # time that the drafts of this step should save
         self._poll_length = float(tuning.new_drafter_tokens)  # tokens that free drafters are asked for
@@ -90,22 +90,22 @@ class AdaptiveController(Controller):
         length = limit if self.settings.fixed_length is not None else min(limit, int(self._poll_length))
         return [state.seq for state in considered if self._is_polled(state)], length
 
-    def _add(self, seq: Sequence) -> SequenceState:
+    def _add(self, seq: Sequence) -> SequenceHistory:
         acceptance = self.acceptance.request(request_class_of(seq), seq.request.drafters)
-        state = self.states[seq.id] = SequenceState(seq, acceptance)
+        state = self.states[seq.id] = SequenceHistory(seq, acceptance)
         if state.has_slo:
             state.admitted = self.clock()
         return state
 
-    def _is_polled(self, state: SequenceState) -> bool:
+    def _is_polled(self, state: SequenceHistory) -> bool:
         return state.polled_at == self.step and not self._free.isdisjoint(state.seq.request.drafters)
 
-    def _find_late(self, decoding: list[SequenceState], plain_seconds: float) -> set[int]:
+    def _find_late(self, decoding: list[SequenceHistory], plain_seconds: float) -> set[int]:
         watched = [state for state in decoding if state.has_slo]
         now = self.clock() if watched else 0.0
         return {state.seq.id for state in watched if state.is_late(now, plain_seconds, self.tuning)}
 
-    def _record_unpolled(self, seqs: list[Sequence], decoding: list[SequenceState]) -> None:
+    def _record_unpolled(self, seqs: list[Sequence], decoding: list[SequenceHistory]) -> None:
         unpolled = [state.seq.request.drafters for state in decoding if state.considered_at != self.step]
         self.decisions.record_unpolled(unpolled)
         if not self._considered and self.settings.fixed_length is None:
@@ -191,7 +191,7 @@ class AdaptiveController(Controller):
             choices = choose(view, available, *limits)
         return options, choices
 
-    def _can_catch_up(self, view: StepCostView, state: SequenceState, options: list[DrafterOption]) -> bool:
+    def _can_catch_up(self, view: StepCostView, state: SequenceHistory, options: list[DrafterOption]) -> bool:
         """Return whether a sequence that is late on its SLO can still meet it if no other one drafted."""
         alone, now = replace(view, num_decoding=1), self.clock()
         speedup = best_choice(alone, options, self.settings.margin, self.tuning).speedup
@@ -230,7 +230,7 @@ class AdaptiveController(Controller):
         self.host_gap.observe_savings(saved)
         return budgets
 
-    def _due_probes(self, view: StepCostView, used: set[str]) -> Iterator[tuple[str, SequenceState, Budget, float]]:
+    def _due_probes(self, view: StepCostView, used: set[str]) -> Iterator[tuple[str, SequenceHistory, Budget, float]]:
         """Yield the timed drafters that were not used for long, each with a sequence, a short draft and its seconds."""
         for drafter in self._timed:
             if not self.probes.is_idle(drafter, drafter in used, self.step):
@@ -271,7 +271,7 @@ class AdaptiveController(Controller):
                 state.acceptance.add_free(state.seq, drafts)
         self.poll_limiter.finish_polls()
 
-    def _fixed_budget(self, state: SequenceState, free_drafts: FreeDrafts, length: int) -> Budget:
+    def _fixed_budget(self, state: SequenceHistory, free_drafts: FreeDrafts, length: int) -> Budget:
         """Return a budget of a fixed length with the drafter that has the most expected accepted tokens."""
         for drafter in self.loader.unavailable.intersection(state.seq.request.drafters):
             self._request_load(drafter)
@@ -280,7 +280,7 @@ class AdaptiveController(Controller):
         self._record_decision(state, drafts, budget.drafter, FIXED)
         return budget
 
-    def _record_decision(self, state: SequenceState, drafts: Mapping[str, Draft], drafter: str, reason: str) -> None:
+    def _record_decision(self, state: SequenceHistory, drafts: Mapping[str, Draft], drafter: str, reason: str) -> None:
         drafters, free = state.seq.request.drafters, self._free
         with_draft = [name for name in drafters if name in drafts or name not in free]
         unpolled = () if state.polled_at == self.step else [name for name in drafters if name in free]
@@ -359,7 +359,7 @@ class AdaptiveController(Controller):
         state, traits = self.states.get(result.scheduled.seq.id), self.traits.get(result.scheduled.budget.drafter)
         return state.prefill(result.scheduled) if state and traits and traits.needs_prefill else 0
 
-    def _observe_draft(self, state: SequenceState, result: StepResult) -> None:
+    def _observe_draft(self, state: SequenceHistory, result: StepResult) -> None:
         """Follow the draft of a timed drafter; free ones are followed already."""
         scheduled, draft, acceptance = result.scheduled, result.draft, state.acceptance
         drafter = scheduled.budget.drafter
@@ -386,7 +386,7 @@ class AdaptiveController(Controller):
 
     # What can be seen from outside.
 
-    def _explain(self, view: StepCostView, states: list[SequenceState]) -> str:
+    def _explain(self, view: StepCostView, states: list[SequenceHistory]) -> str:
         """Return why speculation is on or off, for the log."""
         rates = self.options.break_even(view, states)
         is_sampled = any(state.seq.request.params.temperature > 0 for state in states)

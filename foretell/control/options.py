@@ -12,7 +12,7 @@ from .acceptance_model import FIRST_TOKEN
 from .choice import DrafterOption, StepCostView
 from .draft_latency import TREE_SUFFIX, DraftLatency, HostGap
 from .latency_model import StepCosts
-from .sequence_state import SequenceState
+from .sequence_history import SequenceHistory
 from .settings import MAX_TREE_ROWS, ControllerSettings, ControllerTuning
 
 
@@ -57,7 +57,7 @@ class OptionBuilder:
         )
 
     def of(
-        self, view: StepCostView, state: SequenceState, free_drafts: Mapping[str, Draft] | None
+        self, view: StepCostView, state: SequenceHistory, free_drafts: Mapping[str, Draft] | None
     ) -> list[DrafterOption]:
         """Return the options of a sequence; `free_drafts` is None if its free drafters were not polled.
 
@@ -75,7 +75,7 @@ class OptionBuilder:
                 found.append(self._timed(view, state, name, limit))
         return found
 
-    def _timed(self, view: StepCostView, state: SequenceState, name: str, limit: int) -> DrafterOption:
+    def _timed(self, view: StepCostView, state: SequenceHistory, name: str, limit: int) -> DrafterOption:
         """Return the expected drafts of a timed drafter, as chains and, if it makes them, as trees."""
         acceptance, tuning, costs = state.acceptance, self.tuning, self.draft_latency.costs
         is_new = acceptance.rates[name].group.trials[FIRST_TOKEN] < tuning.new_drafter_tokens
@@ -93,13 +93,13 @@ class OptionBuilder:
         level_probs = partial(acceptance.level_probs, name, length)
         return DrafterOption(name, probs, prices, prefill, nodes, tree_prices.prices(view.plain_seconds), level_probs)
 
-    def prefill_tokens(self, state: SequenceState, drafter: str) -> int:
+    def prefill_tokens(self, state: SequenceHistory, drafter: str) -> int:
         """Return the tokens that a drafter must prefill before it can draft."""
         return len(state.seq.tokens) - state.prefilled.get(drafter, 0) if self.traits[drafter].needs_prefill else 0
 
     def fixed(
         self,
-        state: SequenceState,
+        state: SequenceHistory,
         free_drafts: Mapping[str, Draft],
         length: int,
         unavailable: frozenset[str],
@@ -123,7 +123,7 @@ class OptionBuilder:
         nodes = self.settings.max_nodes(seq, count) if self.traits[drafter].makes_trees else 0
         return Budget(nodes, drafter, max_depth=length) if nodes > length else Budget(length, drafter)
 
-    def break_even(self, view: StepCostView, states: list[SequenceState]) -> dict[str, tuple[float, float]]:
+    def break_even(self, view: StepCostView, states: list[SequenceHistory]) -> dict[str, tuple[float, float]]:
         """Return the acceptance rate of first tokens and the one at which they pay, by drafter."""
         found = {}
         for name in sorted({name for state in states for name in state.acceptance.rates}):

@@ -221,7 +221,13 @@ KINDS: dict[str, DrafterKind] = {
         DrafterKind("model", _draft_model, "NAME", is_heavy=True),
         DrafterKind("self", _quantized_self, "int8 or self:int4", "int8|int4", is_heavy=True),
         DrafterKind("exit", _early_exit, "N", r"[1-9]\d*"),
-        *(DrafterKind(kind, _head(kind), "FOLDER", ".*", is_heavy=True, can_unload=False) for kind in HEADS),
+        *(
+            # No assistant ships with the package or is a part of its target.
+            DrafterKind(
+                kind, _head(kind), "FOLDER", ".+" if kind == "assistant" else ".*", is_heavy=True, can_unload=False
+            )
+            for kind in HEADS
+        ),
         DrafterKind("distilled", _distilled, "FOLDER", ".*", is_heavy=True, can_unload=False),
     )
 }

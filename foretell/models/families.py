@@ -44,8 +44,8 @@ FAMILIES = {
         tested="RoPE default, linear, llama3 and YaRN; biases; tied embeddings",
     ),
     "mistral": Family(
-        "Mistral",
-        ("mistral",),
+        "Mistral, Ministral 8B",
+        ("mistral", "ministral"),
         defaults={"sliding_window": 4096},
         gguf_of="llama",
         tested="with and without a window",

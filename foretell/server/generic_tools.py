@@ -41,17 +41,22 @@ def as_plain_turns(messages: Sequence[Message]) -> list[Message]:
     alternate.
     """
     turns: list[Message] = []
+    texts: list[list[Any]] = []  # of each turn; joined at the end, because a history may have a hundred thousand
     in_results = False
     for message in messages:
         is_result = message.get("role") == "tool"
         text = _result_text(message) if is_result else _call_text(message)
         if in_results and message.get("role") in ("tool", "user"):
-            turns[-1]["content"] += "\n" + text
+            texts[-1].append(text)
         else:
             rest = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
-            turns.append({**rest, "role": "user" if is_result else message["role"], "content": text})
+            turns.append({**rest, "role": "user" if is_result else message["role"]})
+            texts.append([text])
         in_results = is_result
-    return turns
+    return [
+        {**turn, "content": parts[0] if len(parts) == 1 else "\n".join(parts)}
+        for turn, parts in zip(turns, texts, strict=True)
+    ]
 
 
 def with_system_text(messages: Sequence[Message], text: str) -> list[Message]:

@@ -13,7 +13,6 @@ from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.config import MAX_STOP_CHARS, ServerConfig
 from foretell.server.openai.requests import (
     GenerationRequest,
-    Prediction,
     ResponseFormat,
     Speculative,
     StructuredOutputs,
@@ -68,7 +67,7 @@ def speculation_choice(body: GenerationRequest) -> SpeculationChoice:
         rule=options.rule,
         acceptance_threshold=_acceptance_thresholds(options),
         workload=options.workload,
-        prediction=None if body.prediction is None else _prediction_text(body.prediction),
+        prediction=None if body.prediction is None else body.prediction.expected,
         details=bool(body.return_token_details),
     )
 
@@ -96,12 +95,6 @@ def _acceptance_thresholds(options: Speculative) -> tuple[float, float] | None:
     if upper is None or lower is None:
         raise RequestError("speculative.acceptance_threshold", "and acceptance_threshold_lower go together; give both")
     return upper, lower
-
-
-def _prediction_text(prediction: Prediction) -> str:
-    if isinstance(prediction.content, str):
-        return prediction.content
-    return "".join(part["text"] for part in prediction.content)
 
 
 def grammar_spec(body: GenerationRequest) -> GrammarSpec | None:

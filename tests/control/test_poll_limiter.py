@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretell.control.acceptance_model import RequestAcceptance
-from foretell.control.sequence_state import PollLimiter, Probes, SequenceState
+from foretell.control.sequence_history import PollLimiter, Probes, SequenceHistory
 from foretell.control.settings import ControllerTuning
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
@@ -24,13 +24,13 @@ class Clock:
         return self.now
 
 
-def sequences(count: int, tokens: int = 10_000) -> list[SequenceState]:
+def sequences(count: int, tokens: int = 10_000) -> list[SequenceHistory]:
     seqs = [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, tokens), [1]) for i in range(count)]
-    return [SequenceState(seq, RequestAcceptance({})) for seq in seqs]
+    return [SequenceHistory(seq, RequestAcceptance({})) for seq in seqs]
 
 
 def poll_without_payoff(
-    limiter: PollLimiter, clock: Clock, states: list[SequenceState], steps: int, poll_seconds: float
+    limiter: PollLimiter, clock: Clock, states: list[SequenceHistory], steps: int, poll_seconds: float
 ) -> list[set[int]]:
     """Run steps whose polls save nothing, and return the sequences polled in each."""
     polled, before = [], max(state.polled_at for state in states)

@@ -10,7 +10,7 @@ import pytest
 from foretell.control.acceptance_model import RequestAcceptance
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.choice import DrafterOption, StepCostView, choose
-from foretell.control.sequence_state import SequenceState
+from foretell.control.sequence_history import SequenceHistory
 from foretell.control.settings import ControllerSettings, ControllerTuning
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
@@ -84,15 +84,15 @@ def test_priority_lengthens_a_step_by_half_at_most() -> None:
 TUNING = ControllerTuning()
 
 
-def state_of(num_output: int, **choice: float) -> SequenceState:
+def state_of(num_output: int, **choice: float) -> SequenceHistory:
     """Return a sequence of up to 100 output tokens with an SLO, admitted at 0 seconds."""
     asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
     request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked, drafters=("free",))
     seq = Sequence(0, request, [1] * (1 + num_output), num_computed_tokens=num_output)
-    return SequenceState(seq, RequestAcceptance({}))
+    return SequenceHistory(seq, RequestAcceptance({}))
 
 
-def is_late(state: SequenceState, now: float, best: float | None = None) -> bool:
+def is_late(state: SequenceHistory, now: float, best: float | None = None) -> bool:
     """Return whether it is late if a plain step takes 0.1 s; `best`: tokens per second of a plan estimated now."""
     if best is not None:
         state.best_speed, state.best_until = best, now + TUNING.slo_hold_seconds

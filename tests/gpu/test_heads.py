@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("config", WITH_CACHE.values(), ids=WITH_CACHE)
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_head_does_not_change_the_output(config: HeadConfig, packed: bool) -> None:
     world = World(device="cuda")
     for temperature in (0.0, 1.0):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretell import LLM
-from foretell.errors import ModelError
+from foretell.errors import ModelError, RequestError
 from foretell.hub import open_checkpoint
 from foretell.models.draft_heads import AssistantHead
 from foretell.models.draft_heads.loading import open_head
@@ -179,6 +179,15 @@ def test_an_assistant_is_refused_for_other_families(tmp_path: Path) -> None:
     assistants.save(tmp_path / "assistant", "gemma4")
     with pytest.raises(ModelError, match="drafts for Gemma 4, and the target is llama"):
         LLM(write_tiny_folder(tmp_path / "llama"), drafter=f"assistant:{tmp_path / 'assistant'}", quiet=True)
+
+
+def test_an_assistant_is_named_by_its_folder(tmp_path: Path) -> None:
+    target = write_tiny_folder(tmp_path / "target")
+    with pytest.raises(RequestError, match="assistant is written assistant:FOLDER"):
+        LLM(target, drafter="assistant", quiet=True)
+    (tmp_path / "file.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"file\.gguf: draft heads are read from a folder"):
+        LLM(target, drafter=f"assistant:{tmp_path / 'file.gguf'}", quiet=True)
 
 
 def test_token_ordering_has_every_token_once(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from transformers import (
     LlamaForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
@@ -121,6 +123,15 @@ MODELS: dict[str, tuple[Model, Any]] = {
     ),
     "mistral, sliding": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=8)),
     "mistral, not sliding": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
+    "ministral, stated layers": (
+        MinistralForCausalLM,
+        MinistralConfig(
+            **SIZES,
+            head_dim=16,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen2, sliding from layer 1": (
         Qwen2ForCausalLM,

@@ -20,6 +20,10 @@ CURSOR = REGION.replace("total)", "total<|user_cursor_is_here|>)")
 FOUND: list[tuple[str, str]] = [
     (f"### User Edits:\nx\n### User Excerpt:\n```a.py\nimport os\n{CURSOR}\nend\n```\n### Response:\n", REGION),
     (f"<code>\n{CODE}\n</code>\nRename add to plus.", f"<code>\n{CODE}\n</code>"),
+    (
+        f"<instruction>types</instruction>\n<code>{CODE}\n</code>\n<update>{CODE[:40]}\n</update>",  # apply models
+        f"<code>{CODE}\n</code>",
+    ),
     (f"<document>a\n<rewrite_this>\n{CODE}\n</rewrite_this>b</document> Make it fast", CODE + "\n"),
     (f"<|file_sep|>original/a.py\nx\n<|file_sep|>current/a.py\n{CODE}\n<|file_sep|>updated/a.py\n", CODE + "\n"),
     (f"```python\n{CODE}\n```\nAdd types. Answer with the whole file.", f"```python\n{CODE}\n```"),

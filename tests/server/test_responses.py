@@ -11,6 +11,7 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.server.choice_state import ChoiceState
+from foretell.server.errors import ApiError
 from foretell.server.openai_responses.requests import ResponsesRequest
 from foretell.server.openai_responses.store import ResponseStore
 from foretell.server.service import Service
@@ -195,14 +196,35 @@ def test_the_store_can_be_turned_off(assembly: Assembly) -> None:
     run_app(assembly, play, response_store_bytes=0)
 
 
+def test_a_conversation_cannot_outgrow_a_body_turn_by_turn(assembly: Assembly) -> None:
+    """The template leaves reasoning out, so that its tokens do not end the conversation."""
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x" * 900}]}
+        body: dict[str, Any] = {"input": [{"role": "user", "content": "a"}, thought], "max_output_tokens": 1}
+        statuses = []
+        for _ in range(5):
+            reply = await client.post(PATH, json=body)
+            statuses.append(reply.status_code)
+            body["previous_response_id"] = reply.json().get("id")
+        assert statuses[:3] == [200, 200, 200] and 404 in statuses[3:], statuses
+
+    run_app(assembly, play, max_body_bytes=3000, max_held_bytes=1 << 20)
+
+
 def test_the_store_is_bounded_in_bytes() -> None:
-    store = ResponseStore(10_000)
+    store = ResponseStore(10_000, 5_000)
     for number in range(50):
         store.put("me", {"id": str(number)}, [{"role": "user", "content": "x" * 1000}])
         store.response("me", "0") if number < 3 else None  # used last, so it is dropped after the others
         assert store.num_bytes <= 10_000
     assert 3 <= len(store) <= 8 and store.messages("me", "49")[0]["content"] == "x" * 1000
-    store.put("me", {"id": "huge"}, [{"role": "user", "content": "x" * 20_000}])
+    kept = len(store)
+    store.put("me", {"id": "long"}, [{"role": "user", "content": "x" * 6_000}])
+    assert len(store) == kept, "a conversation longer than a body is not kept, and takes the place of no other"
+    with pytest.raises(ApiError, match="send the whole input"):
+        store.messages("me", "long")
+    store.put("me", {"id": "huge", "text": "x" * 20_000}, [])
     assert len(store) == store.num_bytes == 0
     for number in range(3):
         store.put("me", {"id": str(number)}, [])

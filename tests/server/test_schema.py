@@ -16,6 +16,7 @@ import pytest
 
 from tests.server.conftest import KEYS
 from tests.server.process import ServerProcess
+from tests.waiting import TIMEOUT
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
@@ -28,6 +29,7 @@ def attack(server: ServerProcess, place: Path, *flags: str) -> None:
     """Run schemathesis; the server must be healthy afterwards."""
     program = str(Path(sys.executable).parent / "schemathesis")
     words = [program, "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--seed", "1", "--no-color", *flags]
+    words += ["--request-timeout", str(2 * TIMEOUT)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=7200, cwd=place)
     assert done.returncode == 0, done.stdout[-6000:]
     assert server.http.get("/health").status_code == 200

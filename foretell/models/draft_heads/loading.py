@@ -116,6 +116,8 @@ class HeadSource:
 
 def open_head(folder: Path, target: ModelConfig) -> HeadSource:
     """Read the config of the head in a folder."""
+    if folder.is_file():
+        raise ModelError(f"{folder}: draft heads are read from a folder with config.json and *.safetensors")
     check_weights(folder)
     config = read_json(folder / CONFIG)
     file = HeadFile.of(str(folder), config, decoded_tensors(config, folder_tensors(folder)), target)

@@ -170,17 +170,22 @@ def _chat_messages(message: MessageParam, where: str) -> list[dict[str, Any]]:
 
 def _user_messages(blocks: list[Block], where: str) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
+    texts: list[str] = []  # since the last tool result
+
+    def flush() -> None:
+        if texts:
+            messages.append({"role": "user", "content": BETWEEN_BLOCKS.join(texts)})
+            texts.clear()
+
     for i, block in enumerate(blocks):
         place = f"{where}.{i}"
-        if block.get("type") == "tool_result":
-            call_id = string_field(block, "tool_use_id", place)
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": _result_text(block, place)})
+        if block.get("type") != "tool_result":
+            texts.append(_user_text(block, place))
             continue
-        text = _user_text(block, place)
-        if messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += BETWEEN_BLOCKS + text
-        else:
-            messages.append({"role": "user", "content": text})
+        flush()
+        call_id = string_field(block, "tool_use_id", place)
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": _result_text(block, place)})
+    flush()
     return messages
 
 

@@ -246,6 +246,11 @@ class Prediction(StrictModel):
             raise ValueError("must be a string, or parts of type text")
         return content
 
+    @property
+    def expected(self) -> str:
+        """Return the text, of all parts."""
+        return self.content if isinstance(self.content, str) else "".join(part["text"] for part in self.content)
+
 
 class Speculative(StrictModel):
     """Speculative decoding settings of this request; fields left out keep the server's settings."""

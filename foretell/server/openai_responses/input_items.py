@@ -30,11 +30,14 @@ def chat_messages(items: Sequence[Block]) -> list[Message]:
             _extend(messages[-1], message)
         else:
             messages.append(message)
+    for message in messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = BETWEEN_THOUGHTS.join(filter(None, message["reasoning_content"]))
     return messages
 
 
 def _message(item: Block, where: str) -> Message:
-    """Return one item as a chat message."""
+    """Return one item as a chat message, its reasoning as a list of texts."""
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
@@ -50,7 +53,7 @@ def _message(item: Block, where: str) -> Message:
         return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), f"{where}.output")}
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
-        return {"role": "assistant", "content": "", "reasoning_content": _text(parts, f"{where}.content")}
+        return {"role": "assistant", "content": "", "reasoning_content": [_text(parts, f"{where}.content")]}
     taken = "send message, function_call, function_call_output or reasoning"
     raise RequestError(where, NOT_TAKEN.get(str(kind), f"has the type {kind!r}, which is not supported; {taken}"))
 
@@ -80,11 +83,9 @@ def _continues(last: Message, message: Message) -> bool:
 
 def _extend(last: Message, message: Message) -> None:
     last["content"] += message["content"]
-    if "reasoning_content" in message:
-        thoughts = [last.get("reasoning_content"), message["reasoning_content"]]
-        last["reasoning_content"] = BETWEEN_THOUGHTS.join(each for each in thoughts if each)
-    if "tool_calls" in message:
-        last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
+    for name in ("reasoning_content", "tool_calls"):
+        if name in message:
+            last.setdefault(name, []).extend(message[name])
 
 
 def answer_message(choice: ChoiceState) -> Message:

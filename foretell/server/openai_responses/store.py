@@ -27,10 +27,14 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Keeps the responses that were used last, up to a number of bytes."""
+    """Keeps the responses that were used last, up to a number of bytes.
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self.num_bytes = max_bytes, 0
+    A conversation beyond `max_conversation_bytes` is not kept: each request that continues it parses all of it, and
+    items that the chat template leaves out would let it grow without reaching the context's end.
+    """
+
+    def __init__(self, max_bytes: int, max_conversation_bytes: int) -> None:
+        self.max_bytes, self.max_conversation_bytes, self.num_bytes = max_bytes, max_conversation_bytes, 0
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
 
     def __len__(self) -> int:
@@ -41,10 +45,12 @@ class ResponseStore:
         return self.max_bytes > 0
 
     def put(self, owner: str, response: dict[str, Any], messages: list[Message]) -> None:
-        """Store a response of `owner`; drop the least recently used ones beyond the limit."""
+        """Store a response of `owner` and its conversation; drop the least recently used ones beyond the limit."""
         if not self.enabled:
             return
         entry = StoredResponse(json.dumps(response).encode(), json.dumps(messages).encode())
+        if len(entry.messages) > self.max_conversation_bytes:
+            return
         self._stored[owner, response["id"]] = entry
         self.num_bytes += entry.size
         while self.num_bytes > self.max_bytes:

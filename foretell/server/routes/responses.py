@@ -27,7 +27,7 @@ ResponseId = Annotated[str, Path(description="The id of a stored response.")]
 def responses_routes(service: Service) -> APIRouter:
     """Return the routes of the Responses API."""
     router = APIRouter(tags=["OpenAI responses"], route_class=JsonRoute)
-    stored = ResponseStore(service.config.response_store_bytes)
+    stored = ResponseStore(service.config.response_store_bytes, service.config.max_body_bytes)
 
     @router.post(
         "/v1/responses", response_model=None, responses={200: {"model": ResponseBody, "content": STREAM}, **ERRORS}

@@ -12,7 +12,7 @@ from .settings import ControllerTuning
 
 
 @dataclass(slots=True)
-class SequenceState:
+class SequenceHistory:
     """All that the controller keeps of one sequence."""
 
     seq: Sequence
@@ -73,12 +73,12 @@ class HeldChoice:
 
     @classmethod
     def of(
-        cls, states: list[SequenceState], step: int, num_running: int, budgets: dict[int, Budget], steps: int
+        cls, states: list[SequenceHistory], step: int, num_running: int, budgets: dict[int, Budget], steps: int
     ) -> HeldChoice:
         """Hold budgets of the sequences considered in this step, for so many further steps."""
         return cls([(state.seq.id, state.polled_at == step) for state in states], num_running, budgets, steps)
 
-    def reuse(self, seqs: list[Sequence], states: list[SequenceState], step: int) -> dict[int, Budget] | None:
+    def reuse(self, seqs: list[Sequence], states: list[SequenceHistory], step: int) -> dict[int, Budget] | None:
         """Return the budgets for one more step, or None if sequences changed or one is too near its end."""
         if self.steps_left <= 0 or self.num_running != len(seqs) or any(seq.pending != 1 for seq in seqs):
             return None
@@ -112,7 +112,7 @@ class PollLimiter:
         refill = min(tuning.poll_refill_share * plain_seconds, tuning.poll_refill_seconds * (1 + 0.1 * count))
         return count * self.poll_seconds / max(refill, 1e-9)
 
-    def select(self, states: list[SequenceState], step: int, plain_seconds: float) -> list[SequenceState]:
+    def select(self, states: list[SequenceHistory], step: int, plain_seconds: float) -> list[SequenceHistory]:
         """Start a step and return the sequences to poll. `plain_seconds` is the expected time without drafts."""
         self._num_polls = 0
         if not states:
@@ -133,12 +133,12 @@ class PollLimiter:
         share = self.tuning.poll_start_share * seq.remaining_tokens * token_seconds if self._mean_payoff > 0 else 0.0
         return max(share, 3 * self.poll_seconds)
 
-    def record_payoff(self, state: SequenceState, saved_seconds: float) -> None:
+    def record_payoff(self, state: SequenceHistory, saved_seconds: float) -> None:
         """Credit a poll with the time that its draft is expected to save."""
         net = self._book(state, saved_seconds)
         self._mean_payoff += 0.02 * (net - self._mean_payoff)
 
-    def record_late(self, state: SequenceState, found: bool) -> None:
+    def record_late(self, state: SequenceHistory, found: bool) -> None:
         """Charge a poll whose step was already in flight, so that it could not save anything.
 
         If it `found` a draft, the sequence is polled again in the next step.
@@ -147,7 +147,7 @@ class PollLimiter:
         if found:
             state.poll_credit = max(state.poll_credit or 0.0, self.poll_seconds)
 
-    def _book(self, state: SequenceState, saved_seconds: float) -> float:
+    def _book(self, state: SequenceHistory, saved_seconds: float) -> float:
         one, most = self.poll_seconds, self.tuning.poll_max_credit
         net = min(saved_seconds / one, most) - 1
         state.poll_credit = min(max(state.poll_credit or 0.0, 0.0) + net * one, most * one)
