@@ -23,7 +23,7 @@ from foretell.build.model_source import ModelSource, open_model
 from foretell.config import EngineConfig
 from foretell.models.hf_config import eos_token_ids
 from foretell.tokenizer import Tokenizer
-from foretell.train.sampler import GenerationRequest, Sampler
+from foretell.train.sampler import AnswerRequest, Sampler
 
 MARKER = "question"  # a single token
 SLOTS = {"cuda": 1024, "cpu": 16}
@@ -41,7 +41,7 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 def sample_questions(source: ModelSource, args: argparse.Namespace) -> list[str]:
     """Sample `args.count` questions and return those that ended within the limit."""
     begin, ends = opening(source.tokenizer), source.tokenizer.end_ids | eos_token_ids(source.checkpoint)
-    requests = [GenerationRequest(i, begin, args.temperature, args.longest) for i in range(args.count)]
+    requests = [AnswerRequest(i, begin, args.temperature, args.longest) for i in range(args.count)]
     slots = min(SLOTS[source.device.type], args.count)
     with torch.inference_mode():
         model = source.load()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import re
@@ -16,6 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
 from foretell.server.openai.requests import IGNORED_FIELDS
+from foretell.utils.system import without_gc
 
 LOG = logging.getLogger("foretell")
 IGNORED_HEADER = "X-Foretell-Ignored-Fields"
@@ -36,15 +36,11 @@ def parse_json(body: bytes) -> Any:
     The parser takes UTF-8 only, refuses unpaired surrogates, and nests at most 200 levels deep. A UTF-8 byte order mark
     is skipped. The garbage collector is off meanwhile: it would scan the new objects again and again.
     """
-    collecting = gc.isenabled()
-    gc.disable()
     try:
-        return from_json(body.removeprefix(UTF8_BOM))
+        with without_gc():
+            return from_json(body.removeprefix(UTF8_BOM))
     except ValueError as error:
         raise json.JSONDecodeError(_reason(body, str(error)), "", 0) from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _reason(body: bytes, error: str) -> str:

@@ -47,20 +47,27 @@ def trim_memory() -> None:
 
 
 @contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Run the block without cyclic garbage collection."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause garbage collection while many long-lived objects are created, and exclude them from later collections.
 
     Scanning them would take a fifth of the time, now and in every later collection.
     """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with without_gc():
         yield
         gc.freeze()
         atexit.register(gc.unfreeze)  # so that all objects are destroyed at exit; otherwise libraries report leaks
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def cpu_name() -> str:

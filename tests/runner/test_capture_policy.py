@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class World:
     """A graph cache and its clock. A capture takes a second, everything else no time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.tape = 1000.0, FakeCapture()
+        self.now, self.tape, self.collects = 1000.0, FakeCapture(), True
         monkeypatch.setattr("foretell.runner.cuda.graphs.perf_counter", lambda: self.now)
         self.recorder = self.tape.recorder()
         self.recorder.policy = CapturePolicy(clock=lambda: self.now)
@@ -88,6 +89,7 @@ class World:
 
     def capture(self, run: Callable[[], int]) -> object:
         self.now += 1
+        self.collects = gc.isenabled()
         return self.tape.capture(run)
 
     def __call__(self, number: int) -> int:
@@ -112,6 +114,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_a_shape_that_no_graph_covers_is_captured_at_its_second_run(world: World) -> None:
     assert [world(3) for _ in range(3)] == [3] * 3 and world.tape.count == 1
     assert [world(5) for _ in range(3)] == [5] * 3 and world.tape.count == 2, "there is no larger graph"
+
+
+def test_no_garbage_is_collected_during_a_capture(world: World) -> None:
+    """Destroying a CUDA graph that nobody holds any more would end the capture."""
+    assert gc.isenabled()
+    world(3), world(3)
+    assert world.tape.count == 1 and not world.collects and gc.isenabled()
 
 
 def test_the_cheapest_covering_graph_serves(world: World) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from foretell.errors import is_oom
+from foretell.utils.system import without_gc
 
 LOG = logging.getLogger("foretell")
 CAPTURE_AFTER = 64  # runs in which a larger graph served a shape, before the shape gets a graph of its own
@@ -229,7 +230,8 @@ class GraphCache(Generic[Shape, Result]):
         if self._own is not None and not any(self.graphs.values()):
             self._own.renew_pool()
         is_due = self.policy.should_capture(shape)
-        captured = self._capture.capture(run) if is_due else None
+        with without_gc():  # destroying the graphs of an engine that is gone would end the capture
+            captured = self._capture.capture(run) if is_due else None
         if captured is not None or not is_due:  # after a capture that failed the next run takes as long as this one
             mark_outlier()
         self.policy.add(shape, captured, began)
