@@ -228,7 +228,7 @@ def test_settings_reach_the_request(browser: Browser, keyed: ServerProcess) -> N
 
 def test_the_server_view_shows_load_and_decisions(browser: Browser, keyed: ServerProcess) -> None:
     busy = {"running": 3, "waiting": 2, "pages_held": 5}
-    decided = {"drafter": "ngram", "decision": "skipped", "reason": "compared", "steps": 12}
+    decided = {"drafter": "ngram", "decision": "skipped", "reason": "outdone", "steps": 12}
 
     def answer(route: Any) -> None:
         response = route.fetch().json()
@@ -253,7 +253,7 @@ def test_the_server_view_shows_load_and_decisions(browser: Browser, keyed: Serve
         (pages,) = [name for name in tiles if name.endswith("pages in use")]
         assert tiles[pages] == "5" and page.locator("#server-tiles meter").get_attribute("value") == "5"
         row = page.locator("#server-decisions tr")
-        expect(row).to_have_text(re.compile(r"ngram\s*skipped: a plain step was run as baseline.*12$"))
+        expect(row).to_have_text(re.compile(r"ngram\s*skipped: another drafter is expected to be faster.*12$"))
         page.unroute("**/server_info")
 
 

@@ -101,10 +101,15 @@ class LlamaRequest(StrictModel):
             value = getattr(self, name)
             if not isinstance(limits, dict) or not isinstance(value, int | float):
                 continue
-            low, high = limits.get("minimum"), limits.get("maximum")
-            if (low is not None and not value >= low) or (high is not None and not value <= high):
-                wanted = f"between {low} and {high}" if high is not None else f"{low} or more"
-                raise RequestError(name, f"must be {wanted}, not {value}")
+            low, above, high = (limits.get(limit) for limit in ("minimum", "exclusiveMinimum", "maximum"))
+            wanted = {
+                f"{low} or more": low is None or value >= low,
+                f"above {above}": above is None or value > above,
+                f"at most {high}": high is None or value <= high,
+            }
+            missed = [text for text, holds in wanted.items() if not holds]
+            if missed:
+                raise RequestError(name, f"must be {missed[0]}, not {value}")
         if self.post_sampling_probs and self.n_probs:
             raise RequestError("post_sampling_probs", "is not supported; leave it out for logprobs before the samplers")
 
