@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from statistics import geometric_mean, median
 
@@ -31,6 +32,7 @@ from peer_loads import post
 from peer_models import Subject, synthetic
 
 from foretell import LLM
+from foretell.bench.machine import describe_host
 from foretell.bench.workloads import load, select
 from foretell.tokenizer import Tokenizer
 
@@ -227,6 +229,8 @@ def main() -> None:
     parser.add_argument("--per-kind", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--port", type=int, default=18100)
+    parser.add_argument("--title", default="several engines", help="what the table of this run is to say of the models")
+    parser.add_argument("--out", type=Path, help="write the JSON object to this file")
     args = parser.parse_args()
     if args.synthetic is not None and args.llama_source is not None:
         subject = synthetic(args.synthetic, args.llama_source)
@@ -258,7 +262,20 @@ def main() -> None:
     peer_loads.report(f"a prompt of {peer_loads.PROMPT} tokens", read)
     if written:
         peer_loads.report(f"{peer_loads.REQUESTS} concurrent requests", written)
-    print(json.dumps({"bench": "peers", "tokens_per_second": kept, "reading": read, "at_once": written}))
+    run = {
+        "bench": "peers",
+        "date": date.today().isoformat(),
+        "models": args.title,
+        "machine": describe_host(),
+        "rounds": args.rounds,
+        "max_tokens": args.max_tokens,
+        "tokens_per_second": kept,
+        "reading": read,
+        "at_once": written,
+    }
+    if args.out:
+        args.out.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(run))
 
 
 def report(

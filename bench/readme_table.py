@@ -49,7 +49,7 @@ def conditions(run: Run) -> str:
     where = f"{machine['device']}, {machine['cores']} cores" + (
         f", torch {machine['torch']}" if "torch" in machine else ""
     )
-    what = f"{run['model']} ({run['weights']})" if "model" in run else "several engines"
+    what = f"{run['model']} ({run['weights']})" if "model" in run else run.get("models", "several engines")
     rounds = f"{run['rounds']} rounds, variants interleaved"
     most = "each prompt's own limit" if run["max_tokens"] is None else f"at most {run['max_tokens']} tokens"
     return f"Measured {run['date']}: {what}; {where}; {most}; {rounds}."
@@ -126,13 +126,44 @@ def short_compare_table(run: Run) -> list[str]:
     return lines
 
 
+def peers_table(run: Run, short: bool = False) -> list[str]:
+    """A row for each setting of each engine with its ratio to llama.cpp's Q8_0, and a column for each kind of prompt.
+
+    The short one has no columns for prompts, no weights in float32, and the fastest drafts of llama.cpp only.
+    """
+    speeds = run["tokens_per_second"]
+    mean = {name: row["geometric_mean"] for name, row in speeds.items()}
+    names = sorted(mean, key=lambda name: (name.startswith("foretell"), name))
+    if short:
+        drafting = [name for name in names if name.endswith((" n-gram", " draft model"))]
+        fastest = max(drafting, key=mean.__getitem__)
+        names = [name for name in names if "32" not in name and (name not in drafting or name == fastest)]
+    kinds = [] if short else [kind for kind in speeds[names[0]] if kind != "geometric_mean"]
+    head = ["tokens/s", *kinds, "geometric mean", "times llama.cpp Q8_0", "prompt of 512"]
+    lines = [line(head), line(["---"] + ["---:"] * (len(head) - 1))]
+    for name in names:
+        figures = [figure(speeds[name][kind], 0) for kind in [*kinds, "geometric_mean"]]
+        ratio_to_base = figure(mean[name] / mean["llama.cpp Q8_0"], 2)
+        lines.append(line([name, *figures, ratio_to_base, figure(run["reading"].get(name), 0)]))
+    return lines
+
+
+def short_peers_table(run: Run) -> list[str]:
+    return peers_table(run, short=True)
+
+
 TABLES: dict[str, Callable[[Run], list[str]]] = {
     "offline": offline_table,
     "drafters": offline_table,
     "compare": compare_table,
     "synthetic": synthetic_table,
+    "peers": peers_table,
 }
-SHORT: dict[str, Callable[[Run], list[str]]] = {"offline": short_offline_table, "compare": short_compare_table}
+SHORT: dict[str, Callable[[Run], list[str]]] = {
+    "offline": short_offline_table,
+    "compare": short_compare_table,
+    "peers": short_peers_table,
+}
 
 
 def table(name: str, short: bool = False) -> str:
