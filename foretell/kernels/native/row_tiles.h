@@ -36,7 +36,7 @@ void for_row_tiles(const RowTile (&tile_kernels)[N], const Weights& weights, con
                    int64_t stop, int64_t block, int64_t group_bytes, float* y) {
     int64_t tiles = (stop - first + N - 1) / N;
     const int64_t block_bytes = rows.groups * group_bytes, ahead = tiles > 1 ? block_bytes : kPrefetchBytes;
-    const bool is_streamed = tiles == 1 || block_bytes <= kNearBytes;
+    const bool is_streamed = !rows.reuses_weights && (tiles == 1 || block_bytes <= kNearBytes);
     const int64_t step = (group_bytes / kLine + tiles - 1) / tiles * kLine;
     const uint8_t* next = weights.packed + block * block_bytes + ahead;
     for (; tiles > 0; --tiles, next += rows.groups * step) {
