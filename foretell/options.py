@@ -155,9 +155,11 @@ def is_common(action: argparse.Action) -> bool:
 
 
 def help_text(f: Any) -> str:
-    """Return the help of a field with its default."""
-    shown = "" if f.default in (None, MISSING, (), "") else f" (default: {f.default})"
-    return str(f.metadata["help"]).replace("%", "%%") + shown.replace("%", "%%")
+    """Return the help of a field with its choices, unless the placeholder of the value lists them, and its default."""
+    placeholder, choices = f.metadata["metavar"], f.metadata["choices"]
+    listed = f": {', '.join(choices)}" if choices and placeholder and not placeholder.startswith("{") else ""
+    default = "" if f.default in (None, MISSING, (), "") else f" (default: {f.default})"
+    return f"{f.metadata['help']}{listed}{default}".replace("%", "%%")
 
 
 def given_options(args: argparse.Namespace, cls: type) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from foretell.bench import check, compare, load, never_slower, report, synthetic
 from foretell.bench.intervals import compared
+from foretell.cli.main import build_parser, main
 from foretell.cli.tables import column_widths, open_console, print_blocks, print_columns
 from foretell.utils.report_table import ReportTable
 from tests.bench import pages
@@ -107,3 +108,41 @@ def test_a_name_is_not_wrapped_in_a_narrow_terminal(
         print_columns(("", "", ""), [(name, "400M", "a remark that is wider than the rest of the line")])
     shown = capsys.readouterr().out
     assert name in shown and max(map(len, shown.splitlines())) <= 50
+
+
+def test_remarks_that_have_no_room_are_below_their_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("an/id-of-thirty-two-characters-xx", "420M", "to download"), ("b/c", "1B", "words " * 12)]
+    monkeypatch.setenv("COLUMNS", "56")
+    print_columns(("model", "size", ""), rows, right=(1,))
+    assert capsys.readouterr().out.splitlines() == [
+        "model                              size",
+        "an/id-of-thirty-two-characters-xx  420M  to download",
+        "b/c                                  1B",
+        f"{' ' * 6}words words words words words words words words",
+        f"{' ' * 6}words words words words",
+    ]
+
+
+def test_the_drafters_of_a_long_id_fit_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["pairs", "llama-3.1-8b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  eagle:lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge  420M   to download" in lines
+    assert max(map(len, lines)) <= 80 and len(lines) < 40
+    assert any("--draft-corpus FOLDER" in line for line in lines)
+
+
+def test_every_page_of_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, parser in build_parser()[1].items():
+        long = [line for line in parser.format_help(everything=True).splitlines() if len(line) > 80]
+        assert not long, name
+
+
+def test_choices_that_have_a_placeholder_are_in_the_help() -> None:
+    shown = " ".join(build_parser(["serve"])[1]["serve"].format_help(everything=True).split())
+    assert "--tool-call-parser FORMAT" in shown and ": auto, hermes, llama3, mistral" in shown
