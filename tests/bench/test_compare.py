@@ -197,7 +197,7 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     assert overall["fast"].speedup_interval == pytest.approx((2.0, 2.0))
     reported = json.loads(json.dumps(found.as_json()))
     assert reported["baseline"] == "base" and reported["same_text"] is False
-    means = ["all", "fast", "2.5", "1000 / 1000", "2.00", "2.00 faster", "2.00-2.00", "0 of 4"]
+    means = ["all", "fast", "2.5", "1000 / 1000", "2.00", "2.00x faster", "2.00-2.00", "0 of 4"]
     assert means in report_table(found).rows
 
 

@@ -296,7 +296,7 @@ def test_variants_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> 
     assert overall["auto"]["speedup"] == pytest.approx(1.9) and overall["auto"]["cells"] == 2
     assert overall["auto"]["speedup_interval"] == [pytest.approx(1.9)] * 2
     assert {"accepted_per_step", "same_text"} < set(overall["on"]) and "draws" not in reported["cells"][0]
-    latencies, speedup = ["100.0 / 100.0", "10.0 / 10.0"], ["1.90 faster", "1.90-1.90"]
+    latencies, speedup = ["100.0 / 100.0", "10.0 / 10.0"], ["1.90x faster", "1.90-1.90"]
     assert ["4 at once", "auto", "3", "19.0", *latencies, *speedup, "-", "-"] in report_table(found).rows
     assert not any("--fixed-url" in line for line in remarks(found))
 

@@ -140,7 +140,7 @@ def test_the_table_has_a_row_for_each_temperature() -> None:
     names = [["code", "0", "a"], ["code", "1", "a"], ["mean of 1", "0", "a"], ["mean of 1", "1", "a"]]
     assert [row[:3] for row in table.rows] == names
     assert {len(row) for row in table.rows} == {len(table.head)}
-    assert [row[-3] for row in table.rows] == ["2.00 faster", "0.20 slower"] * 2
+    assert [row[-3] for row in table.rows] == ["2.00x faster", "0.20x slower"] * 2
     assert all(row[3] == "1.00" and row[-1] == "yes" for row in table.rows)
 
 

@@ -70,18 +70,18 @@ def test_a_narrow_terminal_folds_words_instead_of_cutting_them() -> None:
 
 
 def test_a_ratio_has_a_word_unless_its_interval_includes_one() -> None:
-    assert compared(1.25, (1.2, 1.3)) == ("1.25 faster", "1.20-1.30")
-    assert compared(0.9, (0.8, 0.95)) == ("0.90 slower", "0.80-0.95")
-    assert compared(1.02, (0.98, 1.05)) == ("1.02", "0.98-1.05")
-    assert compared(1.3, (0.01, 170.0)) == ("1.30", "wide")
-    assert compared(1.25, None) == ("1.25 faster", "-")
+    assert compared(1.25, (1.2, 1.3)) == ("1.25x faster", "1.20-1.30")
+    assert compared(0.9, (0.8, 0.95)) == ("0.90x slower", "0.80-0.95")
+    assert compared(1.02, (0.98, 1.05)) == ("1.02x", "0.98-1.05")
+    assert compared(1.3, (0.01, 170.0)) == ("1.30x", "wide")
+    assert compared(1.25, None) == ("1.25x faster", "-")
     assert compared(None, None, "too short") == ("too short", "-")
 
 
 def test_faster_is_green_and_slower_is_red_on_a_terminal_alone() -> None:
-    table = ReportTable(("drafter", "speedup"), [("a", "1.25 faster"), ("b", "0.80 slower"), ("c", "1.00")])
+    table = ReportTable(("drafter", "speedup"), [("a", "1.25x faster"), ("b", "0.80x slower"), ("c", "1.00")])
     text = printed([table], 80, force_terminal=True, color_system="standard")
-    assert "\x1b[32m1.25 faster" in text and "\x1b[1;31m0.80 slower" in text and "m1.00" not in text
+    assert "\x1b[32m1.25x faster" in text and "\x1b[1;31m0.80x slower" in text and "m1.00" not in text
     assert "\x1b" not in printed([table], 80)
 
 
