@@ -23,8 +23,9 @@ from tests.test_architecture import HOPS, PACKAGE, walk
 Call = tuple[str, str]  # file and qualified name
 STEP, REPORT = ("engine/engine.py", "Engine.step"), ("engine/async_engine.py", "AsyncEngine._report")
 HELD = "reject_unsupported_content"  # a check of ChatCompletionRequest, which pydantic builds without Python code
-# At this temperature a rule verifies the draft; `exit:1` drafts from the second step on.
+# At this temperature a rule verifies the draft; every step drafts, whatever it costs on this machine.
 BODY = {"messages": [{"role": "user", "content": "abc abc"}], "max_tokens": 24, "temperature": 1, "stream": True}
+SPECULATION = SpeculationConfig(drafter="exit:1", num_speculative_tokens=2)
 
 
 class Trace:
@@ -63,7 +64,7 @@ def calls(folder: Path) -> list[Call]:
 
     with pytest.MonkeyPatch.context() as patch, trace.installed():
         patch.setattr(Assembly, "while_idle", lambda self: False)  # costs are measured by steps of their own
-        run_app(build_engine(EngineConfig(model=str(folder)), SpeculationConfig(drafter="exit:1")), scenario)
+        run_app(build_engine(EngineConfig(model=str(folder)), SPECULATION), scenario)
     return trace.calls
 
 
