@@ -116,3 +116,10 @@ def test_the_list_of_benchmark_scripts_is_complete() -> None:
     listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "bench" / "README.md").read_text()))
     scripts = {path.name for path in (ROOT / "bench").glob("*.py")}
     assert scripts <= listed
+
+
+def test_a_word_of_the_benchmarks_has_one_meaning() -> None:
+    """A plan estimates other hardware or memory; a variant is an arm only in JSON, where the key is old."""
+    for path in [*(PACKAGE / "bench").rglob("*.py"), *(PACKAGE / "tune").glob("*.py"), *PACKAGE.glob("cli/bench*.py")]:
+        source = path.read_text()
+        assert not re.search(r"class \w*Plan\b|\bplan_of\b|(?<!\")\barms?\b(?!\")", source), path
