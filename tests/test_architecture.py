@@ -118,6 +118,13 @@ def test_the_list_of_benchmark_scripts_is_complete() -> None:
     assert scripts <= listed
 
 
+def test_every_benchmark_is_named_next_to_a_figure() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    started = {"gpu_peer_ours.py", "gpu_peer_vllm.py"}  # by gpu_peers.py
+    scripts = {path.name for path in (ROOT / "bench").glob("*.py") if '"__main__"' in path.read_text()}
+    assert not [name for name in scripts - started if f"bench/{name}" not in pages]
+
+
 def test_a_word_of_the_benchmarks_has_one_meaning() -> None:
     """A plan estimates other hardware or memory; a variant is an arm only in JSON, where the key is old."""
     for path in [*(PACKAGE / "bench").rglob("*.py"), *(PACKAGE / "tune").glob("*.py"), *PACKAGE.glob("cli/bench*.py")]:
