@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 import pytest
 
 from foretell.cli.main import build_parser, main, parse
 from foretell.cli.serve import settings
+from foretell.errors import RequestError
 from foretell.options import very_close
 from foretell.server.foreign_flags import ONLY, OPTIONAL_VALUE, SWITCHES, UNSUPPORTED, WITH_VALUES
+from foretell.vllm_config import NO_EFFECT, VLLM_KEYS, speculation_from_vllm
+from foretell.vllm_config import UNSUPPORTED as KEYS_UNSUPPORTED
 
 # vLLM 0.32, SGLang 0.5.23 (its whole list) and llama.cpp of October 2026.
 FLAGS = """
@@ -40,6 +44,15 @@ FLAGS = """
     --spec-ngram-simple-min-hits --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits
     --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits --spec-synth-len
     --spec-synth-rates --draft-max --draft-min
+"""
+# Of vLLM's --speculative-config, besides the fields of SpeculationConfig.
+KEYS = """
+    method model draft_tensor_parallel_size quantization moe_backend attention_backend kv_cache_dtype max_model_len
+    revision code_revision enforce_eager index_share_for_mtp_iteration disable_padded_drafter_batch
+    disable_eagle_block_drop use_local_argmax_reduction use_heterogeneous_vocab parallel_drafting
+    suffix_decoding_max_tree_depth suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor
+    suffix_decoding_min_token_prob draft_load_config rejection_sample_method synthetic_acceptance_rates
+    synthetic_acceptance_length enable_adaptive_verification draft_sample_method dspark_draft_topk
 """
 # Of their benchmarks, trainers and converters: no server has them.
 ELSEWHERE = """
@@ -102,6 +115,20 @@ def test_an_unknown_flag_gets_no_unrelated_hint(flag: str, capsys: pytest.Captur
         parse(["serve", "m", flag, "1"])
     error = capsys.readouterr().err
     assert f"there is no option {flag}" in error and "did you mean" not in error
+
+
+@pytest.mark.parametrize("key", KEYS.split())
+def test_a_key_of_vllm_works_or_is_refused_with_a_reason(key: str) -> None:
+    assert (key in VLLM_KEYS) + (key in NO_EFFECT) + (key in KEYS_UNSUPPORTED) == 1
+    if key in KEYS_UNSUPPORTED:
+        with pytest.raises(RequestError, match=re.escape(KEYS_UNSUPPORTED[key])):
+            speculation_from_vllm({"method": "ngram", key: 1})
+    if key in NO_EFFECT:
+        assert speculation_from_vllm({"method": "ngram_gpu", key: True}).drafter == "ngram"
+
+
+def test_the_revision_of_vllm_is_the_draft_models() -> None:
+    assert speculation_from_vllm({"model": "d", "revision": "v1"}).draft_revision == "v1"
 
 
 def test_a_hint_is_for_typing_errors_only(known: dict[str, argparse.Action]) -> None:
