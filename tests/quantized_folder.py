@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.folder import Shape, write_tiny_folder
-from tests.hub.packers import FORMATS
+from tests.hub.formats import FORMATS
 
 SHAPE = Shape(width=64, ffn=96)
 

@@ -22,7 +22,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder, kv_shapes
 from foretell.models.fast_paths import missing_fast_path
 from foretell.models.hf_config import read_config
-from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
+from foretell.models.load import choose_dtype, fits_int4, load_model, materialize, meta_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
 from foretell.models.quantize import (
     native_for,
@@ -266,29 +266,24 @@ def choose_quantization(config: EngineConfig, checkpoint: Checkpoint, device: to
         raise RequestError("quantization", "int4 runs on a CPU only; take int8 or fp8, or set device to cpu")
     if wanted == "auto":
         fast = on_cpu and config.dtype == "auto" and native_for(device) is not None
-        if not fast or not is_quantized(checkpoint):
+        if not fast or checkpoint.quantization is None:
             return None
-        return "int4" if checkpoint.fits_int4 else "int8"
+        return "int4" if fits_int4(checkpoint) else "int8"
     formats: dict[str, QuantFormat] = {"int8": "int8", "int4": "int4", "fp8": "fp8"}
     return formats.get(wanted)
 
 
 def describe_quantization(config: EngineConfig, source: ModelSource) -> str:
-    """Return a line for the user on how the weights are quantized; empty if they are not."""
+    """Return a line for the user on how the weights are stored and run; empty if both are floats."""
     stored, runs = source.checkpoint.quantization, source.quantization or str(source.dtype).removeprefix("torch.")
-    if stored is not None:
-        start = f"{config.model}: quantization: {stored} -> {runs}"
-        if source.quantization is None:
-            return f"{start}, decoded at load: no kernel runs it as stored"
-        return f"{start}; --quantization none is exact" if config.quantization == "auto" else start
+    line = f"{config.model}: quantization: {runs if stored is None else f'{stored} -> {runs}'}"
     if source.quantization is None:
-        return ""
-    start = f"{config.model}: quantization: {source.quantization}"
-    if config.quantization == "auto":
-        return f"{start} (from the GGUF file); use --quantization none for float32"
+        return "" if stored is None else f"{line}, decoded at load: no kernel runs it as stored"
     if source.device.type != "cpu":
-        return f"{start}, weights and activations, one scale per row"
-    return start + ("" if native_for(source.device) else ", run in floats: no native kernels")
+        line += ", weights and activations, one scale per row"
+    elif not native_for(source.device):
+        line += ", run in floats: no native kernels"
+    return f"{line}; --quantization none is exact" if config.quantization == "auto" else line
 
 
 def describe_executor(config: EngineConfig, source: ModelSource, context: int) -> str:

@@ -52,6 +52,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _list_families(args: argparse.Namespace) -> int:
+    from foretell.hub.quantized.table import FORMAT_TABLE
     from foretell.models.families import FAMILIES, family_table
 
     names = ("family", "formats", "cpu", "cuda", "run_with_real_weights", "tested")
@@ -60,7 +61,12 @@ def _list_families(args: argparse.Namespace) -> int:
     output_result([each | more for each, more in zip(found, types, strict=True)], args)
     if not args.json:
         print_columns(("family", "formats", "CPU", "CUDA", "real weights"), [row[:5] for row in family_table()])
-        print("\nAll agree with transformers on tiny random models. Real weights: the model that was run, if any.")
+        print("\nReal weights: the model that was run, if any.")
+        print("Tiny random models agree with those of transformers:\n")
+        print_columns(("family", "compared"), [(row[0], row[5]) for row in family_table()])
+        print("\nQuantized safetensors, by quant_method in the config:\n")
+        print_columns(("method", "what is read", "runs on a CPU as"), FORMAT_TABLE)
+        print("\nGGUF files: Q4_0 runs on a CPU as int4, other quantized types as int8.")
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +98,8 @@ def describe(name: str, path: Path) -> dict[str, Any]:
     return {
         "model": name,
         "path": str(path),
-        "family": family(checkpoint),
+        "family": None if config is None else family(config),
+        "model_type": model_type(checkpoint),
         "format": "GGUF" if checkpoint.kind == "gguf" else "safetensors",
         "weights": weight_format(checkpoint),
         **sizes(path, config),
@@ -129,20 +132,32 @@ def fitting_drafters(name: str, checkpoint: Checkpoint, config: ModelConfig) -> 
     return own + known
 
 
-def sizes(path: Path, config: ModelConfig | None) -> dict[str, int]:
-    """Return the sizes of a model, by the planner's reading of its config if the model is not served."""
+def sizes(path: Path, config: ModelConfig | None) -> dict[str, int | None]:
+    """Return the sizes of a model, by the planner's reading of its config if the model is not served.
+
+    They are None where the planner does not model it either, such as for a hybrid.
+    """
     from foretell.build.draft_compat import parameters
     from foretell.plan.model_shape import find_model_shape
 
-    if config is None:
-        shape = find_model_shape(str(path), "model")
-        found = (round(shape.weights), shape.context, shape.layers, shape.vocab)
-    else:
+    found: tuple[int | None, ...] = (None,) * 4
+    if config is not None:
         found = (parameters(config), config.context, config.layers, config.vocab)
+    else:
+        with suppress(ForetellError):
+            shape = find_model_shape(str(path), "model")
+            found = (round(shape.weights), shape.context, shape.layers, shape.vocab)
     return dict(zip(("parameters", "context", "layers", "vocabulary"), found, strict=True))
 
 
-def family(checkpoint: Checkpoint) -> str:
+def family(config: ModelConfig) -> str:
+    """Return the title of the family as which a model is served."""
+    from foretell.models.families import FAMILIES
+
+    return FAMILIES[config.family].title
+
+
+def model_type(checkpoint: Checkpoint) -> str:
     """Return the model type that the file states."""
     named = checkpoint.config.get("general.architecture" if checkpoint.kind == "gguf" else "model_type")
     return str(named or "unknown")
@@ -151,9 +166,10 @@ def family(checkpoint: Checkpoint) -> str:
 def weight_format(checkpoint: Checkpoint) -> str:
     """Return the data type or quantization of most weights, as the files state it."""
     if checkpoint.kind == "folder":
-        return quantization(checkpoint) or str(
-            checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "unknown"
-        )
+        text = checkpoint.config.get("text_config")
+        configs = (checkpoint.config, text if isinstance(text, Mapping) else {})
+        stated = (each.get(name) for each in configs for name in ("dtype", "torch_dtype"))
+        return quantization(checkpoint) or str(next(filter(None, stated), "unknown"))
     from gguf import LlamaFileType
 
     try:
@@ -172,11 +188,12 @@ def quantization(checkpoint: Checkpoint) -> str | None:
 
 def served_config(checkpoint: Checkpoint) -> tuple[ModelConfig | None, str | None]:
     """Return the architecture of the model, or why it cannot be served."""
+    from foretell.models.checkpoint_tensors import text_tensors
     from foretell.models.hf_config import read_config
 
     try:
         config = read_config(checkpoint)
-        list(checkpoint.tensors())
+        list(text_tensors(checkpoint, config))
         return config, None
     except ForetellError as error:
         return None, str(error)

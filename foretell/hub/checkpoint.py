@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub.gguf_file import open_gguf
-from foretell.hub.quantized import dequantized_tensors, describe_formats, fits_int4, read_quantization
+from foretell.hub.quantized import dequantized_tensors, describe_formats, read_quantization
 from foretell.hub.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ GENERATION = "generation_config.json"
 QUANTIZATION = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+GGUF_LAYERS = "blk."  # the prefix of the tensors of layers
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -197,14 +198,16 @@ class Checkpoint:
 
     @cached_property
     def quantization(self) -> str | None:
-        """Return how a folder's weights are quantized, in words; None for floats and GGUF files."""
-        found = None if self.kind == "gguf" else read_quantization(self.config)
-        return None if found is None else describe_formats(self._decoded, found)
+        """Return how the weights are quantized, in words; None for floats.
 
-    @property
-    def fits_int4(self) -> bool:
-        """Return whether our own int4 holds the weights of every layer with no more error than that of its scales."""
-        return fits_int4(self._decoded)
+        A GGUF file counts as quantized by the matrices of its layers: an embedding in 8 bits does not make it so.
+        """
+        if self.kind == "gguf":
+            layers = (tensor for name, tensor in self.lazy_tensors.items() if name.startswith(GGUF_LAYERS))
+            quantized = any(tensor.stored is not None for tensor in layers)
+            return describe_formats(self.lazy_tensors.values(), "GGUF") if quantized else None
+        found = read_quantization(self.config)
+        return None if found is None else describe_formats(self._decoded.values(), found.method)
 
     @cached_property
     def _decoded(self) -> Mapping[str, LazyTensor]:

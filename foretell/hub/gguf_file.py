@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.hub.gguf_dequant import KNOWN_TYPES, can_dequantize, dequantize
-from foretell.hub.tensor import LazyTensor
+from foretell.hub.gguf_dequant import KNOWN_TYPES, UNQUANTIZED, can_dequantize, dequantize
+from foretell.hub.tensor import LazyTensor, StoredFormat
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +50,19 @@ class GgufFile:
 
     def tensors(self) -> dict[str, LazyTensor]:
         """Return the lazy tensors by name."""
-        return {
-            info.name: LazyTensor(info.name, info.shape, partial(self.read, info), partial(self.read_rows, info))
-            for info in self.tensor_infos
-        }
+        return {info.name: self.tensor(info) for info in self.tensor_infos}
+
+    def tensor(self, info: TensorInfo) -> LazyTensor:
+        """Return a lazy tensor. Q4_0 is our own int4 with float16 scales: symmetric, in groups of 32."""
+        is_float = info.kind in UNQUANTIZED
+        return LazyTensor(
+            info.name,
+            info.shape,
+            partial(self.read, info),
+            partial(self.read_rows, info),
+            dtype=info.kind if is_float else "",
+            stored=None if is_float else StoredFormat(info.kind, fits_int4=info.kind == "Q4_0"),
+        )
 
     def read(self, info: TensorInfo) -> torch.Tensor:
         """Read a tensor; quantized ones as float32, others in their own type."""

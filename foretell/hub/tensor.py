@@ -26,8 +26,8 @@ class LazyTensor:
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor] = field(repr=False, compare=False)
     read_rows: Callable[[int, int], torch.Tensor] | None = field(default=None, repr=False, compare=False)
-    dtype: str = ""  # as safetensors names it; empty for GGUF
-    stored: StoredFormat | None = None  # None: floats, or GGUF
+    dtype: str = ""  # as safetensors names it; empty for quantized tensors of GGUF files
+    stored: StoredFormat | None = None  # None: floats
 
     def load(self) -> torch.Tensor:
         """Read the values: as stored, or float32 if they were quantized."""

@@ -201,6 +201,7 @@ MULTIMODAL = {
     "gemma4_unified": ("vision_embedder.", "embed_vision.", "embed_audio."),
     "qwen3_vl": ("visual.",),
 }
+DEFAULT_TEXT = {"mistral3": "mistral"}  # the model type of a text_config that states none; else MODEL_text
 
 
 def family_table() -> list[tuple[str, str, str, str, str, str]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
+from foretell.models.checkpoint_tensors import plain_name
 from foretell.models.config import ModelConfig
 from foretell.models.config_fields import ConfigFields
-from foretell.models.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES, MULTIMODAL
+from foretell.models.families import BY_GGUF, BY_MODEL_TYPE, DEFAULT_TEXT, FAMILIES, MULTIMODAL
 from foretell.models.gguf_gemma4 import gemma4_entries, gemma4_factors
 from foretell.models.layer_config import (
     MOST_LAYERS,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]  # fields of a ModelConfig
 
+HEAD = "lm_head.weight"
 # Traits of families; `_hf_traits` has those that the config states.
 STATED_BIAS = ("llama", "qwen3", "gemma2", "gemma3", "gemma4", "smollm3", "granite", "olmo2", "olmo3", "seed_oss")
 STATED_MLP_BIAS = ("llama", "smollm3", "granite", "seed_oss")
@@ -66,18 +68,23 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
     """Return the architecture of the checkpoint; raise an error with the reason if it is not supported."""
     if checkpoint.kind == "gguf":
         return from_gguf(checkpoint.config, dict(checkpoint.tensors()))
-    return from_hf(checkpoint.config, has_head=any(name.endswith("lm_head.weight") for name in checkpoint.lazy_tensors))
+    return from_hf(checkpoint.config, lambda: any(plain_name(name) == HEAD for name, _ in checkpoint.tensors()))
 
 
-def from_hf(values: Mapping[str, Any], has_head: bool = False) -> ModelConfig:
-    """Return the architecture of a config.json; `has_head` settles whether a multimodal model's embedding is tied."""
+def from_hf(values: Mapping[str, Any], has_head: Callable[[], bool] = lambda: False) -> ModelConfig:
+    """Return the architecture of a config.json; `has_head` settles whether a multimodal model's embedding is tied.
+
+    It is asked unless the outer config states it. transformers reads only the outer config, too: the value of
+    `text_config` counts for a text model alone, and a stored head that differs from the embedding is not tied.
+    """
     config = ConfigFields(values)
     name = config.string("model_type", "")
     check_supported(config, name, (*BY_MODEL_TYPE, *MULTIMODAL))
     if name in MULTIMODAL:
-        tied = config.flag("tie_word_embeddings", not has_head)
+        is_stated = config.get("tie_word_embeddings") is not None
+        tied = config.flag("tie_word_embeddings") if is_stated else not has_head()
         config = ConfigFields({**config.section("text_config").values, "tie_word_embeddings": tied})
-        name = config.string("model_type", f"{name}_text")
+        name = config.string("model_type", DEFAULT_TEXT.get(name, f"{name}_text"))
         check_supported(config, name, tuple(BY_MODEL_TYPE))
     family = BY_MODEL_TYPE[name]
     stated = {name: value for name, value in config.values.items() if value is not None or name in NULLABLE}

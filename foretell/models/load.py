@@ -14,7 +14,7 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .hf_config import read_config
 from .sharding import Shard
-from .weights import check_tensors, fill_weights
+from .weights import check_tensors, fill_weights, layer_matrices
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
@@ -57,11 +57,15 @@ def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch
     return DTYPES.get(str(stored), torch.bfloat16)
 
 
-def is_quantized(checkpoint: Checkpoint) -> bool:
-    """Return whether the weights in the file are quantized."""
-    if checkpoint.kind == "folder":
-        return checkpoint.quantization is not None
-    return checkpoint.config.get("general.file_type", -1) not in GGUF_FILE_TYPES
+def fits_int4(checkpoint: Checkpoint) -> bool:
+    """Return whether our own int4 holds the weights of the decoder with no more error than that of its scales.
+
+    The output layer does not count: it runs in int8. Nor do tensors for images, and MTP modules, which are draft heads.
+    """
+    if not any(tensor.stored is not None and tensor.stored.fits_int4 for _, tensor in checkpoint.tensors()):
+        return False
+    matrices = layer_matrices(meta_model(read_config(checkpoint), torch.float32), checkpoint)
+    return all(tensor.stored is not None and tensor.stored.fits_int4 for tensor in matrices)
 
 
 def meta_model(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> Decoder:

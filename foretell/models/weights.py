@@ -197,6 +197,17 @@ def decoder_tensors(decoder: Decoder, checkpoint: Checkpoint) -> Iterator[tuple[
             yield tensor, target
 
 
+def layer_matrices(decoder: Decoder, checkpoint: Checkpoint) -> Iterator[LazyTensor]:
+    """Yield the matrices that a step multiplies with, without the LM head."""
+    is_gguf = checkpoint.kind == "gguf"
+    names = tensor_names(decoder.config, is_gguf)
+    ends = {_embedding_name(is_gguf), f"{names['head']}.weight", names["per_layer_embed"]}
+    wanted = map_parameters(decoder, is_gguf).keys() - ends
+    for name, tensor in text_tensors(checkpoint, decoder.config):
+        if name in wanted and len(tensor.shape) == 2:
+            yield tensor
+
+
 def _fill(target: ParameterRows, tensor: LazyTensor, checkpoint: Checkpoint) -> None:
     """Load one tensor and check that its values are finite: others would give empty output without an error."""
     if target.source is NONE:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load_file, save
 
 from foretell.hub import open_checkpoint
 from foretell.models.load import load_model
 from tests.attack.fuzz_files import damaged, limit_resources, put_invalid, try_all
-from tests.hub.packers import FORMATS
+from tests.hub.formats import FORMATS
 from tests.quantized_folder import write_quantized_folder
 
 TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32)
@@ -31,6 +31,12 @@ def read_all(folder: Path) -> None:
     load_model(checkpoint)
     for _, tensor in checkpoint.tensors():
         tensor.load()
+
+
+def whole_model(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return config and tensors, as copies: the file is written again while they are in use."""
+    tensors = load_file(folder / "model.safetensors")
+    return json.loads((folder / "config.json").read_text()), {name: each.clone() for name, each in tensors.items()}
 
 
 def damaged_tensor(tensors: dict[str, torch.Tensor], draw: random.Random) -> None:
@@ -56,23 +62,20 @@ def damaged_tensor(tensors: dict[str, torch.Tensor], draw: random.Random) -> Non
 def main(seed: int, count: int, folder: Path) -> None:
     torch.set_num_threads(1)  # threads wait for each other on busy cores
     models = {name: write_quantized_folder(folder / name.replace(" ", "-"), name)[0] for name in FORMATS}
-    whole = {name: (json.loads((path / "config.json").read_text()), save(load_file(path / "model.safetensors")))
-             for name, path in models.items()}  # fmt: skip
+    whole = {name: whole_model(path) for name, path in models.items()}
     limit_resources()
 
     def attempt(number: int) -> None:
         draw = random.Random(f"{seed} {number}")
         name = draw.choice(sorted(models))
-        stored, content = whole[name]
-        config: dict[str, Any] = deepcopy(stored)
-        kind = draw.randrange(3)
+        config, tensors = deepcopy(whole[name])
+        content, kind = save(tensors), draw.randrange(3)
         if kind == 0:
             for _ in range(draw.choice((1, 1, 3))):
                 put_invalid(config["quantization_config"], draw)
         elif kind == 1:
             content = damaged(content, draw)
         else:
-            tensors = load(content)
             for _ in range(draw.choice((1, 1, 3))):
                 damaged_tensor(tensors, draw)
             content = save({name: tensor.clone() for name, tensor in tensors.items()})

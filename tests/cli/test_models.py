@@ -7,22 +7,28 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
+from transformers import LlavaConfig, Qwen3_5Config, Qwen3_5MoeConfig, WhisperConfig
 
 from foretell.cli.main import main, parse
 from foretell.cli.ps import duration
 from foretell.cli.show import kernels
 from foretell.hub.catalog import BUILTINS, SMOLLM2, BuiltinModel
 from foretell.hub.mapped_file import write_mapped
+from foretell.hub.quantized.table import FORMAT_TABLE
 from foretell.kernels.native.library import library
-from foretell.models.families import BY_MODEL_TYPE, FAMILIES
+from foretell.models.families import BY_MODEL_TYPE, FAMILIES, family_table
 from foretell.models.hf_config import from_hf
 from foretell.server import registry
 from foretell.server.registry import registered, registry_folder, running_servers
 from tests.folder import write_tiny_folder
 from tests.heads.assistants import write_pair
-from tests.models.families import MODELS
+from tests.models.families import MODELS, make
 from tests.quantized_folder import write_quantized_folder
 
 
@@ -118,13 +124,15 @@ def test_show_describes_a_model_and_its_drafters(tiny_folder: Path, capsys: pyte
     code, out, _ = run(capsys, "show", str(tiny_folder), "--json")
     found = json.loads(out)
     assert code == 0 and found["format"] == "safetensors" and found["not_served"] is None
-    assert found["parameters"] > 0 and found["context"] > 0 and found["family"]
+    assert found["parameters"] > 0 and found["context"] > 0
+    assert (found["family"], found["model_type"]) == (FAMILIES["llama"].title, "llama")
     assert {"ngram", "suffix", "self:int8"} <= {each["drafter"] for each in found["drafters"]}
     assert (found["on_cpu"], found["on_cuda"]) == ("native library", "Triton kernels")
     assert (found["format_on_cpu"], found["format_on_cuda"]) == ("float32", "bfloat16")
     words = run(capsys, "show", str(tiny_folder))[1]
     assert "native library, weights in float32" in words and "Triton kernels, weights in bfloat16" in words
     assert "parameters" in words and "suffix" in words and "native library" in words
+    assert FAMILIES["llama"].title in words
 
 
 def test_show_lists_the_error_of_each_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +172,55 @@ def test_show_says_why_a_model_is_not_served(tmp_path: Path, capsys: pytest.Capt
     assert "mixture-of-experts" in json.loads(run(capsys, "show", str(folder), "--json")[1])["not_served"]
 
 
+UNSERVED: dict[str, tuple[dict[str, Any], str]] = {
+    "hybrid": (
+        Qwen3_5Config().to_dict() | {"architectures": ["Qwen3_5ForConditionalGeneration"], "dtype": "bfloat16"},
+        "layers of linear attention (Gated DeltaNet)",
+    ),
+    "mixture and hybrid": (Qwen3_5MoeConfig().to_dict() | {"dtype": "bfloat16"}, "Gated DeltaNet"),
+    "vision": (LlavaConfig().to_dict() | {"dtype": "bfloat16"}, "vision or audio"),
+    "audio": (WhisperConfig().to_dict() | {"dtype": "bfloat16"}, "encoder"),
+    "nothing stated": ({"model_type": "mamba", "torch_dtype": "bfloat16"}, "recurrent or hybrid"),
+    "type of the text": ({"model_type": "new_vl", "text_config": {"dtype": "bfloat16"}}, "vision or audio"),
+}
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_show_describes_what_neither_server_nor_planner_knows(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, reason = UNSERVED[name]
+    folder = write_tiny_folder(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(config))
+    code, out, _ = run(capsys, "show", str(folder), "--json")
+    found = json.loads(out)
+    assert code == 0 and reason in found["not_served"]
+    assert (found["model_type"], found["family"], found["drafters"]) == (config["model_type"], None, [])
+    assert (found["format"], found["weights"]) == ("safetensors", "bfloat16")
+    code, words, _ = run(capsys, "show", str(folder))
+    assert code == 0 and reason in words and config["model_type"] in words and "bfloat16" in words
+
+
+def test_show_describes_a_hybrid_in_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen35")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = json.loads(run(capsys, "show", str(tmp_path / "a.gguf"), "--json")[1])
+    assert "Gated DeltaNet" in found["not_served"] and (found["model_type"], found["format"]) == ("qwen35", "GGUF")
+
+
+def test_show_names_fused_tensors_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("phi3").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    save_file(tensors | {name: tensors[name][:-1].contiguous()}, tmp_path / "model.safetensors")
+    found = json.loads(run(capsys, "show", str(tmp_path), "--json")[1])
+    assert f"tensor '{name}' has shape" in found["not_served"]
+
+
 def test_list_has_models_and_packed_weights(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "list")
     assert code == 0 and "installed (default)" in out and "foretell pull gemma3-270m" in out
@@ -174,8 +231,20 @@ def test_list_has_models_and_packed_weights(home: Path, capsys: pytest.CaptureFi
 def test_supported_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "models", "--supported")
     assert code == 0 and all(family.title in out for family in FAMILIES.values())
+    assert all(family.tested in out for family in FAMILIES.values())
+    assert all(cell in out for row in FORMAT_TABLE for cell in row)
     found = json.loads(run(capsys, "models", "--supported", "--json")[1])
     assert {name for each in found for name in each["model_types"]} == BY_MODEL_TYPE.keys()
+
+
+def test_supported_families_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    _, out, _ = run(capsys, "models", "--supported")
+    assert max(map(len, out.splitlines())) <= 80
+    cells = [cell for row in (*family_table(), *FORMAT_TABLE) for cell in row]
+    assert {word for cell in cells for word in cell.split()} <= set(out.split()), "cells are wrapped between words"
 
 
 @pytest.mark.parametrize("name", FAMILIES)

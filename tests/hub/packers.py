@@ -7,8 +7,6 @@ float32 weight that they stand for.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,8 @@ NF4 = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
+FP4_LEVELS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)  # in the order of bitsandbytes' codes, times 12
+FP4 = (*(level / 12 for level in FP4_LEVELS), *(-level / 12 for level in FP4_LEVELS))
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -68,17 +68,26 @@ def tensor(values: Array, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
-def fp8(weight: torch.Tensor, block: tuple[int, int], name: str) -> Packed:
-    """FP8 with a scale for each block."""
+def fp8(
+    weight: torch.Tensor,
+    block: tuple[int, int],
+    name: str,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_dtype: torch.dtype = torch.float32,
+) -> Packed:
+    """FP8 with a scale for each block; scales of E8M0 are powers of two."""
     rows, columns = (np.arange(size) // each for size, each in zip(weight.shape, block, strict=True))
     scales = torch.zeros(int(rows[-1]) + 1, int(columns[-1]) + 1)
     for row in range(scales.shape[0]):
         for column in range(scales.shape[1]):
             part = weight[rows == row][:, columns == column]
-            scales[row, column] = part.abs().max() / 448
+            scales[row, column] = part.abs().max() / torch.finfo(dtype).max
+    if scale_dtype == torch.float8_e8m0fnu:
+        scales = torch.exp2(scales.log2().ceil())
     wide = scales[rows][:, columns]
-    values = (weight / wide).to(torch.float8_e4m3fn)
-    return {"weight": values, name: scales[0, 0] if scales.numel() == 1 else scales}, values.float() * wide
+    values = (weight / wide).to(dtype)
+    stored = scales.to(scale_dtype)
+    return {"weight": values, name: stored[0, 0] if stored.numel() == 1 else stored}, values.float() * wide
 
 
 def fp8_blocks(weight: torch.Tensor) -> Packed:
@@ -94,6 +103,54 @@ def fp8_channel(weight: torch.Tensor) -> Packed:
     return fp8(weight, (1, weight.shape[1]), "weight_scale")
 
 
+def fp8_e5m2(weight: torch.Tensor) -> Packed:
+    return fp8(weight, BLOCK, "weight_scale_inv", dtype=torch.float8_e5m2)
+
+
+def fp8_e8m0(weight: torch.Tensor) -> Packed:
+    return fp8(weight, BLOCK, "weight_scale_inv", scale_dtype=torch.float8_e8m0fnu)
+
+
+def ct_fp8_tensor(weight: torch.Tensor) -> Packed:
+    """compressed-tensors stores the scale of a tensor as a list of one."""
+    tensors, exact = fp8_tensor(weight)
+    return tensors | {"weight_scale": tensors["weight_scale"].reshape(1)}, exact
+
+
+def ct_fp8_group(weight: torch.Tensor) -> Packed:
+    return fp8(weight, (1, GROUP), "weight_scale")
+
+
+def ct_fp8_blocks(weight: torch.Tensor) -> Packed:
+    return fp8(weight, BLOCK, "weight_scale")
+
+
+def modelopt_channel(weight: torch.Tensor) -> Packed:
+    """ModelOpt's scales of outputs have one dimension."""
+    tensors, exact = fp8_channel(weight)
+    return tensors | {"weight_scale": tensors["weight_scale"].flatten()}, exact
+
+
+def modelopt_blocks(weight: torch.Tensor) -> Packed:
+    """ModelOpt keeps the dimensions within a block, [out / 128, 1, in / 128, 1]."""
+    tensors, exact = fp8(weight, (128, 128), "weight_scale")
+    scales = tensors["weight_scale"]
+    rows, columns = scales.shape if scales.dim() else (1, 1)
+    return tensors | {"weight_scale": scales.reshape(rows, 1, columns, 1)}, exact
+
+
+def int8_tensor(weight: torch.Tensor) -> Packed:
+    values, scales = symmetric(weight.numpy().reshape(1, -1), weight.numel(), 8)
+    tensors = {"weight": tensor(values.reshape(weight.shape), torch.int8), "weight_scale": tensor(scales[0])}
+    return tensors, tensor((values * scales.astype(np.float32)).reshape(weight.shape))
+
+
+def int8_group(weight: torch.Tensor) -> Packed:
+    values, scales = symmetric(weight.numpy(), GROUP, 8)
+    tensors = {"weight": tensor(values, torch.int8), "weight_scale": tensor(scales)}
+    return tensors, tensor(values * np.repeat(scales, GROUP, 1).astype(np.float32))
+
+
 def int8_channel(weight: torch.Tensor) -> Packed:
     values, scales = symmetric(weight.numpy(), weight.shape[1], 8)
     tensors = {"weight": tensor(values, torch.int8), "weight_scale": tensor(scales, torch.bfloat16)}
@@ -107,15 +164,23 @@ def int8_asymmetric(weight: torch.Tensor) -> Packed:
     return tensors, tensor((values - zeros).astype(np.float32) * scales)
 
 
-def pack_symmetric(weight: torch.Tensor, bits: int = 4) -> Packed:
-    values, scales = symmetric(weight.numpy(), GROUP, bits)
+def pack_symmetric(weight: torch.Tensor, bits: int = 4, size: int = GROUP) -> Packed:
+    values, scales = symmetric(weight.numpy(), size, bits)
     tensors = {"weight_packed": words(values + 2 ** (bits - 1), bits), "weight_scale": tensor(scales, torch.float16)}
     tensors["weight_shape"] = torch.tensor(weight.shape)
-    return tensors, tensor(values * np.repeat(scales, GROUP, 1).astype(np.float32))
+    return tensors, tensor(values * np.repeat(scales, size, 1).astype(np.float32))
 
 
 def pack_w8(weight: torch.Tensor) -> Packed:
     return pack_symmetric(weight, 8)
+
+
+def pack_w2(weight: torch.Tensor) -> Packed:
+    return pack_symmetric(weight, 2)
+
+
+def pack_channel(weight: torch.Tensor) -> Packed:
+    return pack_symmetric(weight, size=weight.shape[1])
 
 
 def scattered(inputs: int) -> Array:
@@ -141,12 +206,19 @@ def awq(weight: torch.Tensor) -> Packed:
     return tensors, tensor((values - zeros[:, group]) * scales[:, group])
 
 
-def gptq(weight: torch.Tensor, bits: int = 4, act_order: bool = True, offset: int = 1, sym: bool = False) -> Packed:
+def gptq(
+    weight: torch.Tensor,
+    bits: int = 4,
+    act_order: bool = True,
+    offset: int = 1,
+    sym: bool = False,
+    size: int = GROUP,
+) -> Packed:
     """`offset` 1 is the first version of the format, which stores zero points minus one."""
     inputs = weight.shape[1]
-    group = scattered(inputs) if act_order else np.arange(inputs) // GROUP
+    group = scattered(inputs) if act_order else np.arange(inputs) // size
     if sym:
-        values, scales = symmetric(weight.numpy(), GROUP, bits)
+        values, scales = symmetric(weight.numpy(), size, bits)
         zeros = np.full(scales.shape, 2 ** (bits - 1))
         values = values + 2 ** (bits - 1)
     else:
@@ -166,6 +238,10 @@ def gptq_v2(weight: torch.Tensor) -> Packed:
 
 def gptq_symmetric(weight: torch.Tensor) -> Packed:
     return gptq(weight, act_order=False, sym=True)
+
+
+def gptq_one_group(weight: torch.Tensor) -> Packed:
+    return gptq(weight, act_order=False, sym=True, size=weight.shape[1])
 
 
 def autoround(weight: torch.Tensor) -> Packed:
@@ -211,11 +287,11 @@ def modelopt(weight: torch.Tensor) -> Packed:
     return nvfp4(weight, inverse=False)
 
 
-def nf4(weight: torch.Tensor, nested: bool = False, block: int = 64) -> Packed:
+def nf4(weight: torch.Tensor, nested: bool = False, block: int = 64, kind: str = "nf4") -> Packed:
     flat = weight.numpy().reshape(-1, block)
     absmax = np.abs(flat).max(1).astype(np.float32)
-    table = np.array(NF4, dtype=np.float32)
-    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "dtype": "float16", "shape": [*weight.shape]}
+    table = np.array({"nf4": NF4, "fp4": FP4}[kind], dtype=np.float32)
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float16", "shape": [*weight.shape]}
     tensors = {"weight.quant_map": tensor(table)}
     if nested:
         levels = np.linspace(-1, 1, 256).astype(np.float32)
@@ -232,7 +308,7 @@ def nf4(weight: torch.Tensor, nested: bool = False, block: int = 64) -> Packed:
     codes = np.abs((flat / absmax[:, None])[..., None] - table).argmin(-1).reshape(-1).astype(np.uint8)
     tensors["weight"] = torch.from_numpy((codes[0::2] << 4 | codes[1::2])[:, None])
     described = np.frombuffer(json.dumps(state).encode(), dtype=np.uint8).copy()
-    tensors["weight.quant_state.bitsandbytes__nf4"] = torch.from_numpy(described)
+    tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.from_numpy(described)
     return tensors, tensor(table[codes] * np.repeat(absmax, block)).view(weight.shape)
 
 
@@ -240,87 +316,12 @@ def nf4_nested(weight: torch.Tensor) -> Packed:
     return nf4(weight, nested=True)
 
 
+def bnb_fp4(weight: torch.Tensor) -> Packed:
+    return nf4(weight, kind="fp4")
+
+
 def bnb_int8(weight: torch.Tensor) -> Packed:
     absmax = weight.abs().amax(1)
     values = (weight * (127 / absmax[:, None])).round().to(torch.int8)
     tensors = {"weight": values, "SCB": absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
     return tensors, values.float() * (absmax[:, None] / 127)
-
-
-@dataclass(frozen=True)
-class Format:
-    """A layout, the config that goes with it, and what the loader should call it."""
-
-    pack: Callable[[torch.Tensor], Packed]
-    config: dict[str, Any]
-    name: str
-    runs_as: str = "int8"  # on a CPU
-
-
-def ct(format: str, **weights: Any) -> dict[str, Any]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
-    ignore = ["lm_head", "re:.*mtp.*"]
-    return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups, "ignore": ignore}
-
-
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "sym": False}
-AUTOROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "sym": False}
-BLOCKS = f"{BLOCK[0]}x{BLOCK[1]} blocks"
-FORMATS: dict[str, Format] = {
-    "fp8 blocks": Format(fp8_blocks, {"quant_method": "fp8", "weight_block_size": [*BLOCK]}, f"FP8 {BLOCKS}"),
-    "fp8 tensor": Format(fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}, "FP8 per tensor"),
-    "fp8 channel": Format(
-        fp8_channel,
-        ct("float-quantized", num_bits=8, type="float", strategy="channel"),
-        "compressed-tensors FP8 per channel",
-    ),
-    "fbgemm": Format(
-        fp8_channel, {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, "FP8 per channel"
-    ),
-    "ct int8": Format(int8_channel, ct("int-quantized", num_bits=8, type="int"), "compressed-tensors int8 per channel"),
-    "ct int8 asymmetric": Format(
-        int8_asymmetric, ct("int-quantized", symmetric=False), "compressed-tensors int8 per channel"
-    ),
-    "ct w4": Format(
-        pack_symmetric, ct("pack-quantized", num_bits=4), f"compressed-tensors int4 group {GROUP}", runs_as="int4"
-    ),
-    "ct w8": Format(pack_w8, ct("pack-quantized", num_bits=8), f"compressed-tensors int8 group {GROUP}"),
-    "ct act order": Format(
-        pack_act_order,
-        ct("pack-quantized", num_bits=4, actorder="group", symmetric=False),
-        f"compressed-tensors asymmetric int4 group {GROUP}, act order",
-    ),
-    "awq": Format(awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP}, f"AWQ asymmetric int4 group {GROUP}"),
-    "gptq": Format(gptq, GPTQ, f"GPTQ asymmetric int4 group {GROUP}, act order"),
-    "gptq 8 bits": Format(gptq_w8, GPTQ | {"bits": 8}, f"GPTQ asymmetric int8 group {GROUP}, act order"),
-    "gptq v2": Format(
-        gptq_v2,
-        GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": False},
-        f"GPTQ asymmetric int4 group {GROUP}",
-    ),
-    "gptq symmetric": Format(
-        gptq_symmetric, GPTQ | {"desc_act": False, "sym": True}, f"GPTQ int4 group {GROUP}", runs_as="int4"
-    ),
-    "autoround": Format(
-        autoround, AUTOROUND | {"packing_format": "auto_round"}, f"AutoRound asymmetric int4 group {GROUP}"
-    ),
-    "autoround gptq": Format(
-        gptq_symmetric,
-        AUTOROUND | {"packing_format": "auto_round:auto_gptq", "sym": True},
-        f"AutoRound int4 group {GROUP}",
-        runs_as="int4",
-    ),
-    "autoround awq": Format(
-        awq, AUTOROUND | {"packing_format": "auto_round:auto_awq"}, f"AutoRound asymmetric int4 group {GROUP}"
-    ),
-    "mxfp4": Format(mxfp4, ct("mxfp4-pack-quantized", num_bits=4, type="float"), "compressed-tensors MXFP4"),
-    "nvfp4": Format(nvfp4, ct("nvfp4-pack-quantized", num_bits=4, type="float"), "compressed-tensors NVFP4"),
-    "modelopt": Format(
-        modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "ModelOpt NVFP4"
-    ),
-    "nf4": Format(nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes NF4"),
-    "nf4 nested": Format(nf4_nested, {"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes NF4"),
-    "bnb int8": Format(
-        bnb_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes int8 per channel"
-    ),
-}

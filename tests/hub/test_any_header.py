@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from safetensors.torch import save_file
 
 from foretell.errors import ForetellError
 from foretell.hub import open_checkpoint
+from tests.allocations import Sizes
 
 from .files import small_gguf, some_tensors, write_folder
-from .packers import FORMATS
+from .formats import FORMATS
 
 LIMIT = 32 << 20  # bytes; the files have a few kilobytes
 MUTATIONS = st.lists(
@@ -30,12 +32,21 @@ FIXTURE = [HealthCheck.function_scoped_fixture]
 fuzzed = settings(max_examples=150, deadline=None, suppress_health_check=FIXTURE)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def imported() -> None:
+    """Import what torch needs for listing allocations, which takes more memory than the files."""
+    with Sizes():  # type: ignore[no-untyped-call]
+        torch.zeros(1).clone()
+
+
 @contextmanager
 def little_memory() -> Iterator[None]:
     tracemalloc.start()
     try:
-        yield
+        with Sizes() as sizes:  # type: ignore[no-untyped-call]
+            yield
         assert tracemalloc.get_traced_memory()[1] < LIMIT
+        assert max(sizes.bytes, default=0) < LIMIT
     finally:
         tracemalloc.stop()
 
@@ -108,17 +119,74 @@ SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 7, 12, 32, 48, 96]), max_size=3)
 TYPES = st.sampled_from([torch.float32, torch.float16, torch.int32, torch.uint8, torch.int8, torch.int64])
 
 
+def write_layer(folder: Path, parts: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": config}))
+    named = {f"model.layers.0.mlp.up_proj.{part}": values.contiguous() for part, values in parts.items()}
+    save_file(named, folder / "model.safetensors")
+
+
+def packed(name: str) -> dict[str, torch.Tensor]:
+    return FORMATS[name].pack(torch.randn(48, 96, generator=torch.Generator().manual_seed(0)))[0]
+
+
+def with_other_parts(parts: dict[str, torch.Tensor], data: st.DataObject, fewest: int) -> dict[str, torch.Tensor]:
+    """Return the tensors of a layer, at least `fewest` of them with another shape or type."""
+    names = data.draw(st.lists(st.sampled_from(sorted(parts)), min_size=fewest, max_size=2))
+    drawn = {part: (data.draw(SHAPES), data.draw(st.one_of(st.just(parts[part].dtype), TYPES))) for part in names}
+    return parts | {part: torch.zeros(shape, dtype=dtype) for part, (shape, dtype) in drawn.items()}
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=FIXTURE)
 @given(st.data())
 @pytest.mark.parametrize("name", FORMATS)
 def test_parts_of_quantized_layers(name: str, tmp_path: Path, data: st.DataObject) -> None:
-    parts, _ = FORMATS[name].pack(torch.randn(48, 96, generator=torch.Generator().manual_seed(0)))
-    for part in data.draw(st.lists(st.sampled_from(sorted(parts)), min_size=1, max_size=2)):
-        parts[part] = torch.zeros(data.draw(SHAPES), dtype=data.draw(st.one_of(st.just(parts[part].dtype), TYPES)))
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "llama", "quantization_config": FORMATS[name].config})
-    )
-    save_file(
-        {f"model.layers.0.mlp.up_proj.{part}": values for part, values in parts.items()}, tmp_path / "model.safetensors"
-    )
+    write_layer(tmp_path, with_other_parts(packed(name), data, fewest=1), FORMATS[name].config)
+    read(tmp_path)
+
+
+SIZES = [0, 1, -1, 2, 3, 8, 16, 24, 40, 96, 128, 2048, (1 << 20) - 1, 1 << 20, 1 << 31, 1 << 63, -(1 << 63)]
+NUMBERS = st.sampled_from(SIZES)
+VALUES = st.one_of(
+    *(NUMBERS, st.lists(NUMBERS, max_size=3), st.tuples(st.sampled_from([1, 24, 47]), NUMBERS).map(list)),
+    *(st.none(), st.booleans(), st.floats(), st.sampled_from(["", "gptq_v2", "block", "NVFP4", "auto_round"])),
+    st.dictionaries(st.sampled_from(["weights", "format", "block_structure"]), NUMBERS, max_size=2),
+)
+ENTRIES = (
+    *("quant_method", "bits", "group_size", "sym", "desc_act", "checkpoint_format", "packing_format", "data_type"),
+    *("weight_block_size", "format", "config_groups", "block_structure", "quant_algo", "quantization", "dynamic"),
+    *("extra_config", "sparsity_config", "transform_config", "version"),
+)
+
+
+def mappings(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a config and all configs in it."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from mappings(value)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=FIXTURE)
+@given(st.data())
+@pytest.mark.parametrize("name", FORMATS)
+def test_entries_of_a_quantization_config(name: str, tmp_path: Path, data: st.DataObject) -> None:
+    config = deepcopy(FORMATS[name].config)
+    for _ in range(data.draw(st.integers(1, 3))):
+        section = data.draw(st.sampled_from(list(mappings(config))))
+        section[data.draw(st.sampled_from([*section, *section, *ENTRIES]))] = data.draw(VALUES)
+    write_layer(tmp_path, with_other_parts(packed(name), data, fewest=0), config)
+    read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "ct fp8 blocks"])
+@pytest.mark.parametrize("columns", SIZES)
+@pytest.mark.parametrize("rows", [1, 24, 47, 48, 2048])
+def test_blocks_of_any_size(name: str, rows: int, columns: int, tmp_path: Path) -> None:
+    parts, config = packed(name), deepcopy(FORMATS[name].config)
+    for section in mappings(config):
+        for entry in section.keys() & {"weight_block_size", "block_structure"}:
+            section[entry] = [rows, columns]
+    (scale,) = (part for part in parts if "scale" in part)
+    parts[scale] = torch.ones(-(-48 // rows), -(-96 // max(1, columns)))
+    write_layer(tmp_path, parts, config)
     read(tmp_path)

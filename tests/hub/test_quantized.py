@@ -13,8 +13,12 @@ from safetensors.torch import save_file
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, open_checkpoint
 from foretell.hub.quantized import parts as stored
+from foretell.hub.quantized.settings import METHODS
+from foretell.hub.quantized.table import FORMAT_TABLE
+from tests.allocations import Sizes
 
-from .packers import FORMATS, gptq, mxfp4
+from .formats import FORMATS
+from .packers import gptq, mxfp4
 
 LAYER = "model.layers.0.mlp.up_proj"
 
@@ -49,7 +53,7 @@ def test_a_layer_decodes_to_what_its_layout_says(name: str, tmp_path: Path) -> N
     for start, stop in ((0, 1), (7, 8), (3, 29), (40, 48), (40, 99), (5, 5)):
         assert torch.equal(decoded.rows(start, stop), exact[start:stop])
     assert checkpoint.quantization == each.name
-    assert checkpoint.fits_int4 == (each.runs_as == "int4")
+    assert decoded.stored is not None and decoded.stored.fits_int4 == (each.runs_as == "int4")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -71,6 +75,72 @@ def test_layers_may_have_other_bits_than_the_config(tmp_path: Path) -> None:
     assert all(torch.equal(found[name].load(), exact) for name, exact in wanted.items())
 
 
+@pytest.mark.parametrize("has_index", [False, True])
+def test_layers_may_have_other_groups_than_the_config(has_index: bool, tmp_path: Path) -> None:
+    tensors, wanted = {}, {}
+    for size in (16, 32, 48, 96):
+        parts, wanted[f"{size}.weight"] = gptq(weight(), act_order=False, sym=True, size=size)
+        if not has_index:
+            del parts["g_idx"]
+        tensors |= {f"{size}.{part}": values for part, values in parts.items()}
+    found = dict(write(tmp_path, FORMATS["gptq symmetric"].config, tensors).tensors())
+    assert all(torch.equal(found[name].load(), exact) for name, exact in wanted.items())
+    stored = {name: tensor.stored for name, tensor in found.items()}
+    assert {name: each.name for name, each in stored.items() if each} == {
+        "16.weight": "int4 group 16",
+        "32.weight": "int4 group 32",
+        "48.weight": "int4 group 48",
+        "96.weight": "int4 per channel",
+    }
+    assert {name for name, each in stored.items() if each and each.fits_int4} == {"32.weight", "96.weight"}
+
+
+def test_groups_that_only_an_index_explains(tmp_path: Path) -> None:
+    """96 inputs in four groups of 20 and one of 16, in a config with groups of 32."""
+    parts, exact = gptq(weight(), act_order=False, sym=False, size=20)
+    assert parts["scales"].shape[0] == 5
+    config = FORMATS["gptq"].config
+    (decoded,) = dict(write(tmp_path / "a", config, layer(parts)).tensors()).values()
+    assert torch.equal(decoded.load(), exact)
+    assert decoded.stored is not None and decoded.stored.name == "asymmetric int4 5 groups, act order"
+    del parts["g_idx"]
+    line = refusal(tmp_path / "b", config, layer(parts))
+    assert "scales' has 5 groups, which neither are of 32 nor divide 96 inputs" in line
+
+
+@pytest.mark.parametrize("own", [{"+:.*up": {"sym": False}}, {"up": {"bits": 4, "desc_act": True}}])
+@pytest.mark.parametrize("key", ["dynamic", "extra_config"])
+def test_settings_of_single_layers_keep_a_file_from_int4(key: str, own: dict[str, Any], tmp_path: Path) -> None:
+    each = FORMATS["gptq symmetric"]
+    (decoded,) = dict(write(tmp_path, each.config | {key: own}, layer(each.pack(weight())[0])).tensors()).values()
+    assert decoded.stored is not None and not decoded.stored.fits_int4
+
+
+def test_blocks_of_modelopt(tmp_path: Path) -> None:
+    """Blocks of 128x128 with scales of four dimensions, in a weight that they do not divide."""
+    each, large = FORMATS["modelopt fp8 blocks"], weight(outputs=300, inputs=200)
+    parts, exact = each.pack(large)
+    assert parts["weight_scale"].shape == (3, 1, 2, 1)
+    (decoded,) = dict(write(tmp_path / "a", each.config, layer(parts)).tensors()).values()
+    assert torch.equal(decoded.load(), exact) and torch.equal(decoded.rows(100, 290), exact[100:290])
+    assert decoded.stored is not None and decoded.stored.name == "FP8 128x128 blocks"
+    parts["weight_scale"] = parts["weight_scale"].reshape(3, 2, 1, 1)
+    assert "[3, 2] for 128x128 blocks" in refusal(tmp_path / "b", each.config, layer(parts))
+
+
+def test_a_block_larger_than_its_weight_takes_no_more_memory(tmp_path: Path) -> None:
+    """A config may state a million columns: the scales were once repeated for all of them."""
+    values = torch.randn(4096, 64).to(torch.float8_e4m3fn)
+    scales = torch.tensor([[0.5], [2.0]])
+    config = {"quant_method": "fp8", "weight_block_size": [2048, (1 << 20) - 1]}
+    checkpoint = write(tmp_path, config, layer({"weight": values, "weight_scale_inv": scales}))
+    (decoded,) = dict(checkpoint.tensors()).values()
+    with Sizes() as sizes:  # type: ignore[no-untyped-call]
+        found = decoded.load()
+    assert torch.equal(found, values.float() * scales.repeat_interleave(2048, 0))
+    assert max(sizes.bytes) == found.nbytes
+
+
 def test_experts_in_gpt_oss_layout(tmp_path: Path) -> None:
     parts, exact = mxfp4(weight(outputs=12))
     blocks, scales = parts["weight_packed"].view(3, 4, 3, 16), parts["weight_scale"].view(3, 4, 3)
@@ -83,6 +153,16 @@ def test_experts_in_gpt_oss_layout(tmp_path: Path) -> None:
     assert found.keys() == {"experts.up_proj", "experts.up_proj_bias"}
     assert torch.equal(found["experts.up_proj"].load(), exact.view(3, 4, 96))
     assert torch.equal(found["experts.up_proj"].rows(1, 2), exact.view(3, 4, 96)[1:2])
+
+
+def test_the_page_has_the_table_that_the_command_prints() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text()
+    start = page.index("| `fp8`")
+    table = page[start : page.index("\n\n", start)]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.replace("`", "").splitlines()]
+    assert rows == [list(row) for row in FORMAT_TABLE]
+    named = {name for row in FORMAT_TABLE for name in row.methods.replace("_", "-").split(", ")}
+    assert named == METHODS.keys()
 
 
 @pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json", "hf_quant_config.json"])
@@ -122,7 +202,9 @@ def test_a_missing_tensor_is_named(name: str, part: str, tmp_path: Path) -> None
     assert f"'{LAYER}." in line and ("missing" in line or "layout" in line)
 
 
-@pytest.mark.parametrize(("name", "part"), [case for case in REQUIRED if case != ("fp8 tensor", "weight")])
+@pytest.mark.parametrize(
+    ("name", "part"), [case for case in REQUIRED if case[1] != "weight" or "per tensor" not in FORMATS[case[0]].name]
+)
 def test_a_wrong_shape_is_named(name: str, part: str, tmp_path: Path) -> None:
     parts, _ = FORMATS[name].pack(weight())
     shape = parts[part].shape
@@ -187,10 +269,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "gptq", "group_size": 0}, "group_size is 0"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "such as [128, 128]"),
     ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "'marlin-24'"),
+    ({"quant_method": "compressed-tensors", "format": "dense"}, "'dense'"),
+    ({"quant_method": "compressed-tensors", "format": "mxfp8-quantized"}, "'mxfp8-quantized'"),
     ({"quant_method": "compressed-tensors", "transform_config": {"a": 1}}, "sparse or rotated"),
     ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse or rotated"),
     ({"quant_method": "compressed-tensors", "config_groups": [1]}, "must be a mapping|a mapping"),
     ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "'W4A16_AWQ'"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "'NVFP4_AWQ'"),
+    ({"quant_method": "modelopt_fp4", "quant_algo": "MXFP8"}, "'MXFP8'"),
+    ({"quant_method": "gptq", "dynamic": [1]}, "dynamic is [1]; supported is a mapping"),
     ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "llm_compressor"),
 ]
 

@@ -28,7 +28,7 @@ from foretell.models.draft_heads import (
 from foretell.models.draft_heads.layer import init_weights
 from foretell.models.hf_config import read_config
 from tests.folder import write_tiny_folder
-from tests.hub.packers import FORMATS
+from tests.hub.formats import FORMATS
 from tests.quantized_folder import SHAPE, write_quantized_folder
 
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"

@@ -33,7 +33,7 @@ from tests.tiny import (
 DRAFTERS: dict[str, Callable[[torch.dtype], Drafter]] = {
     "another model": lambda kv_dtype: model_drafter(seed=5, kv_dtype=kv_dtype),
     "early exit": lambda kv_dtype: early_exit(),
-    "self int4": lambda kv_dtype: quantized_self(4),
+    "self int4": lambda kv_dtype: quantized_self("int4"),
     "random tree": lambda kv_dtype: ScriptedDrafter(random_tree),
     "tree around the output": lambda kv_dtype: tree_around(truth(kv_dtype)),
     "mix": lambda kv_dtype: MixDrafter([NGramDrafter(1, 3), model_drafter(seed=0, kv_dtype=kv_dtype)]),

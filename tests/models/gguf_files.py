@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ ARCHS = {
     "ministral3": "mistral3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_vl_text": "qwen3vl",
     "phi3": "phi3",
     "granite": "granite",
     "granitemoehybrid": "granite",  # without state-space layers
@@ -44,8 +46,13 @@ def arch_of(config: Any) -> str:
     return ARCHS[config.model_type]
 
 
-def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = None) -> None:
-    """The model as llama.cpp's converter writes it, in float32."""
+def write_gguf(
+    model: Model,
+    path: Path,
+    extra: dict[str, np.ndarray] | None = None,
+    kind_of: Callable[[str], gguf.GGMLQuantizationType | None] = lambda name: None,
+) -> None:
+    """The model as llama.cpp's converter writes it, in float32, or each matrix in the type that `kind_of` names."""
     config: Any = copy.deepcopy(model.config)
     config.allow_global_per_layer_attribute_access = True  # else `head_dim` of a model whose layers differ raises
     arch = arch_of(config)
@@ -58,7 +65,8 @@ def write_gguf(model: Model, path: Path, extra: dict[str, np.ndarray] | None = N
             name += ".weight" * name.endswith("layer_scalar")
             known = names.get_name(name, (".weight", ".bias"))
             assert known is not None, name
-            writer.add_tensor(known, converted(name, tensor, config, arch))
+            values, kind = converted(name, tensor, config, arch), kind_of(known) if tensor.dim() == 2 else None
+            writer.add_tensor(known, values if kind is None else gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in extra.items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -114,6 +122,9 @@ def write_traits(writer: gguf.GGUFWriter, config: Any, extra: dict[str, np.ndarr
             writer.add_rope_scaling_attn_factors(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
             extra |= {f"rope_factors_{n}.weight": np.array(rope[f"{n}_factor"], np.float32) for n in ("short", "long")}
+    if config.model_type == "qwen3_vl_text":
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+        writer.add_num_deepstack_layers(1)
     if config.model_type == "granitemoehybrid":
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
         writer.add_head_count_kv([config.num_key_value_heads] * config.num_hidden_layers)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from foretell.hub import open_checkpoint
+from foretell.models.families import BY_GGUF
 from foretell.models.load import load_model
 
-from . import families
-from .gguf_files import llama3_factors, write_gguf
+from . import families, test_multimodal
+from .gguf_files import ARCHS, llama3_factors, write_gguf
 from .running import Reader, gap, greedy, logits
 
 NAMES = (
@@ -57,9 +59,36 @@ def test_same_weights_and_logits(name: str, tmp_path: Path) -> None:
     folder = load_model(open_checkpoint(tmp_path / "folder"))
     file = load_model(open_checkpoint(tmp_path / "file.gguf"))
     assert same_weights(folder, file)
-    assert gap(logits(Reader(file), tokens), families.theirs(model, tokens)) < 2e-5
+    reader = Reader(file)
+    assert gap(logits(reader, tokens), families.theirs(model, tokens)) < 2e-5
+    assert greedy(reader, tokens, 8) == families.their_text(model, tokens, 8)
     same = replace(file.config, norm_eps=folder.config.norm_eps)  # a float32 in the file
     assert not name.startswith("gemma4") or folder.config == same, "its layers differ in many ways"
+
+
+def test_the_text_of_qwen3_vl(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes it: the text in a file of its own, with the sections of its RoPE."""
+    model, tokens = test_multimodal.make_random("qwen3_vl"), families.text(vocab=90)
+    config = model.config.get_text_config()
+    config.tie_word_embeddings = True
+    weights = {
+        name.replace("language_model.", ""): values
+        for name, values in model.state_dict().items()
+        if "visual" not in name
+    }
+    text = SimpleNamespace(config=config, state_dict=lambda: weights)
+    model.save_pretrained(tmp_path / "folder")
+    write_gguf(text, tmp_path / "file.gguf")
+    folder, file = (load_model(open_checkpoint(tmp_path / name)) for name in ("folder", "file.gguf"))
+    assert same_weights(folder, file)
+    reader = Reader(file)
+    assert gap(logits(reader, tokens), families.theirs(model, tokens)) < 2e-5
+    assert greedy(reader, tokens, 8) == families.their_text(model, tokens, 8)
+
+
+def test_every_architecture_of_the_table_is_compared() -> None:
+    assert {*ARCHS.values()} == BY_GGUF.keys()
+    assert {families.MODELS[name][1].model_type for name in NAMES} >= ARCHS.keys() - {"qwen3_vl_text"}
 
 
 def test_llama3_stretching_as_a_tensor(tmp_path: Path) -> None:

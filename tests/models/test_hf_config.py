@@ -62,6 +62,35 @@ def test_gemma_wrapper_without_vision() -> None:
     assert from_hf({"model_type": "gemma3", "text_config": GEMMA}) == from_hf(GEMMA)
 
 
+def test_the_text_of_mistral_3_is_mistral_unless_it_says_otherwise() -> None:
+    text = LLAMA | {"model_type": "mistral", "sliding_window": None}
+    stated, silent = ({"model_type": "mistral3", "text_config": each} for each in (text, without_type(text)))
+    assert from_hf(silent) == from_hf(stated) and from_hf(silent).family == "mistral"
+    theirs = AutoConfig.for_model("mistral3", text_config=without_type(text)).text_config
+    assert theirs.model_type == "mistral"
+
+
+def without_type(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "model_type"}
+
+
+TYING = [(outer, inner) for outer in (None, True, False) for inner in (None, True, False)]
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+@pytest.mark.parametrize(("outer", "inner"), TYING)
+@pytest.mark.parametrize(("name", "text"), [("gemma3", GEMMA), ("mistral3", LLAMA | {"model_type": "mistral"})])
+def test_only_the_outer_config_says_whether_the_embedding_is_tied(
+    name: str, text: dict[str, Any], outer: bool | None, inner: bool | None, has_head: bool
+) -> None:
+    """As in transformers, where the value of text_config changes nothing. A head that is there is used."""
+    config = {"model_type": name, "text_config": text | ({} if inner is None else {"tie_word_embeddings": inner})}
+    config |= {} if outer is None else {"tie_word_embeddings": outer}
+    theirs = AutoConfig.for_model(**config).tie_word_embeddings
+    ours = from_hf(config, lambda: has_head).tied
+    assert ours == (theirs if outer is not None or not has_head else False)
+
+
 def test_stated_layer_types() -> None:
     sliding = LLAMA | {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 5, "head_dim": 4}
     assert from_hf(sliding | {"layer_types": ["sliding_attention", "full_attention"]}).windows == (5, None)
@@ -89,7 +118,7 @@ def test_no_entry_of_a_multimodal_config_is_needed_that_transformers_has_a_defau
 
 def test_a_multimodal_embedding_is_tied_unless_there_is_a_head() -> None:
     mistral = {"model_type": "mistral3", "text_config": LLAMA | {"model_type": "mistral"}}
-    assert from_hf(mistral).tied and not from_hf(mistral, has_head=True).tied
+    assert from_hf(mistral).tied and not from_hf(mistral, lambda: True).tied
     assert from_hf(mistral | {"tie_word_embeddings": True}, has_head=True).tied
 
 

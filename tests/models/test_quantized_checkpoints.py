@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell import LLM, SamplingParams
 from foretell.build.model_source import describe_quantization, no_progress, open_model
@@ -23,12 +22,14 @@ from foretell.kernels.native.library import library
 from foretell.models import packed_weights_cache as cache
 from foretell.models.draft_heads import TargetWeights
 from foretell.models.draft_heads.loading import open_head, open_mtp
-from foretell.models.load import load_model
+from foretell.models.load import fits_int4, load_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
 from foretell.models.quantize import quantize_int4
 from foretell.models.sharding import Shard
+from tests.allocations import Sizes
 from tests.folder import Shape
-from tests.hub.packers import FORMATS, symmetric
+from tests.hub.formats import FORMATS
+from tests.hub.packers import symmetric
 from tests.quantized_folder import write_quantized_folder
 from tests.tensor_parallel.test_loading import put_together
 
@@ -105,6 +106,20 @@ def test_an_mtp_module_of_a_quantized_checkpoint(name: str, tmp_path: Path) -> N
         assert all(torch.equal(ours, theirs) for (_, ours), (_, theirs) in states)
 
 
+@pytest.mark.parametrize("deepseek", [False, True])
+def test_an_mtp_module_in_floats_does_not_decide_the_format(deepseek: bool, tmp_path: Path) -> None:
+    """Qwen names the module `mtp`, with layers of its own; DeepSeek stores it after the last layer."""
+    folder, plain = write_quantized_folder(tmp_path, "gptq symmetric", mtp=True)
+    module = {key: values for key, values in load_file(plain / "model.safetensors").items() if "mtp" in key}
+    tensors = {key: values for key, values in load_file(folder / "model.safetensors").items() if "mtp" not in key}
+    if deepseek:
+        module = {key.replace("mtp.layers.0", "model.layers.2"): values for key, values in module.items()}
+        module["model.layers.2.eh_proj.weight"] = module.pop("mtp.fc.weight")
+        module = {key: values for key, values in module.items() if "layers.2" in key}
+    save_file(tensors | module, folder / "model.safetensors")
+    assert fits_int4(open_checkpoint(folder))
+
+
 @pytest.mark.parametrize("layout", ["GPTQ", "GGUF Q4_0"])
 def test_a_matrix_that_is_int4_keeps_its_values(layout: str) -> None:
     weight = torch.randn(304, 256)
@@ -144,22 +159,6 @@ def test_loading_holds_one_decoded_tensor(name: str, tmp_path: Path, monkeypatch
     large = [size for size in sizes.bytes if size > matrix // 2 and size % matrix == 0]
     assert sorted(large) == [matrix] * 4 + [2 * matrix], "up, gate, down, and the parameters"
     assert max(size for size in sizes.bytes if size % matrix) <= VOCAB_BYTES
-
-
-class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lists the bytes of every tensor that operations make in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.device.type == "cpu":
-            given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
-            if result.untyped_storage().data_ptr() not in given:
-                self.bytes.append(result.untyped_storage().nbytes())
-        return result
 
 
 def test_a_shape_that_is_not_the_models(tmp_path: Path) -> None:

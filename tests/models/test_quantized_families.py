@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretell.hub import open_checkpoint
-from foretell.models.load import load_model
-from tests.hub.packers import FORMATS
+from foretell.models.hf_config import read_config
+from foretell.models.load import fits_int4, load_model
+from tests.hub.formats import FORMATS
 from tests.models import families, test_multimodal
 
 # Inputs that the groups of 32 of most formats divide.
@@ -25,14 +26,15 @@ CASES = [
 ]
 
 
-def quantize(folder: Path, name: str, tower: str = "vision_tower") -> Path:
+def quantize(folder: Path, name: str, tower: str = "vision_tower", head: bool = False) -> Path:
     """Write a copy in which the linear layers of the text are quantized, and give the original their values."""
     packed = folder.parent / "packed"
     packed.mkdir()
     config = json.loads((folder / "config.json").read_text())
     stored, plain = {}, load_file(folder / "model.safetensors")
     for key, values in list(plain.items()):
-        if ".layers." in key and key.endswith("weight") and values.dim() == 2 and tower not in key:
+        is_layer = ".layers." in key or (head and "lm_head" in key)
+        if is_layer and key.endswith("weight") and values.dim() == 2 and tower not in key:
             parts, plain[key] = FORMATS[name].pack(values)
             stored |= {key.removesuffix("weight") + part: each.contiguous() for part, each in parts.items()}
         else:
@@ -64,6 +66,37 @@ def test_the_quantized_text_of_a_multimodal_model(name: str, tmp_path: Path) -> 
     test_multimodal.make(name).float().save_pretrained(tmp_path / "plain")
     tower = "visual" if name == "qwen3_vl" else "vision_tower"
     check_equal(quantize(tmp_path / "plain", "fp8 channel", tower), tmp_path / "plain")
+
+
+@pytest.mark.parametrize("inner", [None, False])
+@pytest.mark.parametrize("format", ["ct w4 channel", "gptq one group", "fp8 channel"])
+def test_a_quantized_head_of_a_multimodal_model_is_not_tied(format: str, inner: bool | None, tmp_path: Path) -> None:
+    """Its tensors have other names than a plain head, and the outer config need not say that it is there."""
+    test_multimodal.make("mistral3, untied").float().save_pretrained(tmp_path / "plain")
+    packed = quantize(tmp_path / "plain", format, head=True)
+    config = json.loads((packed / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    config["text_config"]["tie_word_embeddings"] = inner
+    (packed / "config.json").write_text(json.dumps(config))
+    assert not read_config(open_checkpoint(packed)).tied
+    check_equal(packed, tmp_path / "plain")
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen3_vl"])
+@pytest.mark.parametrize("format", ["ct w4 channel", "gptq one group"])
+def test_int4_is_chosen_by_the_layers_of_the_text(format: str, name: str, tmp_path: Path) -> None:
+    """The layers of the vision tower are not quantized."""
+    test_multimodal.make(name).float().save_pretrained(tmp_path / "plain")
+    packed = quantize(tmp_path / "plain", format, "visual" if name == "qwen3_vl" else "vision_tower")
+    assert fits_int4(open_checkpoint(packed)) and not fits_int4(open_checkpoint(tmp_path / "plain"))
+    tensors = load_file(packed / "model.safetensors")
+    kept = next(key for key in tensors if "layers.1." in key and "mlp.up_proj." in key and "vision" not in key)
+    module = kept.rpartition(".")[0]
+    for key in [key for key in tensors if key.startswith(f"{module}.")]:
+        del tensors[key]
+    tensors[f"{module}.weight"] = load_file(tmp_path / "plain" / "model.safetensors")[f"{module}.weight"]
+    save_file(tensors, packed / "model.safetensors")
+    assert not fits_int4(open_checkpoint(packed)), "one layer of the text is in floats"
 
 
 @pytest.mark.parametrize("format", ["gptq", "awq", "nf4", "fp8 blocks"])

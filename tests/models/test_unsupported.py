@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers import Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5TextConfig
 
 from foretell.errors import UnsupportedModelError
 from foretell.models.hf_config import read_config
@@ -71,11 +72,37 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"hidden_act": "relu"}, "'relu'"),
     (GEMMA | {"hidden_activation": "gelu"}, "'gelu'"),
 ]
+DELTA = "layers of linear attention (Gated DeltaNet)"
+HYBRID_LAYERS = {"layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"]}
+QWEN35: list[dict[str, Any]] = [
+    Qwen3_5Config().to_dict() | {"architectures": ["Qwen3_5ForConditionalGeneration"]},
+    Qwen3_5MoeConfig().to_dict() | {"architectures": ["Qwen3_5MoeForConditionalGeneration"]},
+    Qwen3_5TextConfig().to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]},
+    # as a file may be: without what has a default
+    {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": {"depth": 1}},
+    {"model_type": "qwen3_5", "text_config": {"full_attention_interval": 4}, "vision_config": {"depth": 1}},
+    {"model_type": "qwen3_5_moe", "text_config": {"num_experts": 256}, "vision_config": {"depth": 1}},
+    {"model_type": "qwen3_next", **HYBRID_LAYERS},
+]
+# A text part is named by what it is, not by what the whole can see.
+SEES: dict[str, Any] = {"model_type": "other_vl", "vision_config": {"depth": 1}}
+INNER: list[tuple[dict[str, Any], str]] = [
+    (SEES | {"text_config": LLAMA | HYBRID_LAYERS}, f"{RECURRENT} kind, with layers of linear attention, which"),
+    (SEES | {"text_config": LLAMA | {"layer_types": ["conv", "full_attention"]}}, f"{RECURRENT} kind, which"),
+    (SEES | {"text_config": LLAMA | {"num_experts": 8}}, EXPERTS),
+    (SEES | {"model_type": "qwen3_vl_moe", "text_config": {"num_experts": 128}}, EXPERTS),
+    (SEES | {"text_config": LLAMA | {"num_experts": 0}}, VISION),
+    (SEES | {"model_type": "deepseek_vl", "text_config": LLAMA}, VISION),
+    (SEES | {"text_config": [1]}, VISION),
+]
 FILES: list[tuple[dict[str, Any], str]] = [
     (gguf_values("qwen3moe"), EXPERTS),
     (gguf_values("deepseek2"), EXPERTS),
     (gguf_values("llama", expert_count=8), EXPERTS),
     (gguf_values("mamba"), RECURRENT),
+    (gguf_values("qwen35"), DELTA),
+    (gguf_values("qwen35moe", expert_count=8), DELTA),
+    (gguf_values("qwen3next"), DELTA),
     (gguf_values("falcon-h1"), RECURRENT),
     (gguf_values("clip"), VISION),
     (gguf_values("qwen2vl"), VISION),
@@ -99,6 +126,16 @@ def test_by_type(name: str) -> None:
 
 @pytest.mark.parametrize(("config", "words"), FIELDS)
 def test_by_field(config: dict[str, Any], words: str) -> None:
+    refused(folder(config), words)
+
+
+@pytest.mark.parametrize("config", QWEN35)
+def test_qwen_3_5_is_a_hybrid(config: dict[str, Any]) -> None:
+    refused(folder(config), RECURRENT, DELTA, config["model_type"])
+
+
+@pytest.mark.parametrize(("config", "words"), INNER)
+def test_by_field_of_the_text_part(config: dict[str, Any], words: str) -> None:
     refused(folder(config), words)
 
 

@@ -13,6 +13,7 @@ from foretell.build.model_source import choose_quantization
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
+from foretell.hub.tensor import LazyTensor, StoredFormat
 from foretell.kernels import linear
 from foretell.kernels.native.library import library
 from foretell.kernels.quant import QuantFormat
@@ -140,27 +141,30 @@ def test_the_8_bit_formats_of_a_cuda_device_are_close_to_floats() -> None:
     assert torch.equal(alone(x[2:3]), alone(x)[2:3]), "integer sums are exact, so a row does not depend on the batch"
 
 
-def gguf(file_type: int) -> Checkpoint:
-    return Checkpoint(Path("model.gguf"), "gguf", {"general.file_type": file_type}, {}, {}, {})
+def gguf(stored: str) -> Checkpoint:
+    """Return a GGUF file of which only the type of a layer's matrix is known."""
+    kind = None if stored == "F32" else StoredFormat(stored)
+    tensor = LazyTensor("blk.0.ffn_up.weight", (32, 32), lambda: torch.zeros(32, 32), stored=kind)
+    return Checkpoint(Path("model.gguf"), "gguf", {}, {}, {}, {tensor.name: tensor})
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 @pytest.mark.parametrize(
-    ("settings", "file_type", "device", "format"),
+    ("settings", "stored", "device", "format"),
     [
-        ({}, 3, "cpu", "int8"),  # the file's weights are quantized
-        ({}, 0, "cpu", None),
-        ({}, 3, "cuda", None),
-        ({"dtype": "float32"}, 3, "cpu", None),  # an explicit float type wins
-        ({"quantization": "none"}, 3, "cpu", None),
-        ({"quantization": "int4"}, 0, "cpu", "int4"),
+        ({}, "Q4_1", "cpu", "int8"),  # the file's weights are quantized
+        ({}, "F32", "cpu", None),
+        ({}, "Q4_1", "cuda", None),
+        ({"dtype": "float32"}, "Q4_1", "cpu", None),  # an explicit float type wins
+        ({"quantization": "none"}, "Q4_1", "cpu", None),
+        ({"quantization": "int4"}, "F32", "cpu", "int4"),
     ],
 )
 def test_weights_are_quantized_if_the_file_has_quantized_weights(
-    settings: dict[str, str], file_type: int, device: str, format: str | None
+    settings: dict[str, str], stored: str, device: str, format: str | None
 ) -> None:
     config = EngineConfig(**settings)  # type: ignore[arg-type]
-    assert choose_quantization(config, gguf(file_type), torch.device(device)) == format
+    assert choose_quantization(config, gguf(stored), torch.device(device)) == format
 
 
 @pytest.mark.weights

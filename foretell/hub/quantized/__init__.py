@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.hub.quantized.dequantized import dequantized_tensors, describe_formats, fits_int4
+from foretell.hub.quantized.dequantized import dequantized_tensors, describe_formats
 from foretell.hub.quantized.settings import Quantization, read_quantization
 
-__all__ = ["Quantization", "dequantized_tensors", "describe_formats", "fits_int4", "read_quantization"]
+__all__ = ["Quantization", "dequantized_tensors", "describe_formats", "read_quantization"]

@@ -28,11 +28,10 @@ def dequantize_blocks(
     """
     import torch
 
-    rows = torch.arange(first, first + len(values)) // block[0]
+    rows, inputs = torch.arange(first, first + len(values)) // block[0], values.shape[1]
+    columns = min(block[1], inputs)  # a block of any size that a config states needs no more memory than the weight
     wide = [
-        each.float()[rows].repeat_interleave(block[1], 1)[:, : values.shape[1]]
-        for each in (scales, zeros)
-        if each is not None
+        each.float()[rows].repeat_interleave(columns, 1)[:, :inputs] for each in (scales, zeros) if each is not None
     ]
     return (values.float() if zeros is None else values.float() - wide[1]) * wide[0]
 
@@ -64,7 +63,7 @@ def _layout(
         return (1, inputs), (outputs, 1), "per channel"
     if block is not None:
         grid = (-(-outputs // block[0]), -(-inputs // block[1]))
-        if stored == grid:
+        if stored in (grid, (grid[0], 1, grid[1], 1)):  # ModelOpt keeps the dimensions within a block
             return block, grid, f"{block[0]}x{block[1]} blocks"
         wanted = f"[1], [{outputs}, 1] or {list(grid)} for {block[0]}x{block[1]} blocks"
         raise parts.wrong(part, f"has shape {list(stored)}, but must have {wanted}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from foretell.errors import ModelError, UnsupportedModelError
@@ -56,17 +56,12 @@ def dequantized_tensors(tensors: Mapping[str, LazyTensor], quantization: Quantiz
     return plain
 
 
-def describe_formats(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:
+def describe_formats(tensors: Iterable[LazyTensor], method: str) -> str:
     """Return the method and the stored formats in words, the most frequent first."""
-    formats = Counter(tensor.stored.name for tensor in tensors.values() if tensor.stored is not None)
-    names = " and ".join(name for name, _ in formats.most_common()) or "no quantized layer"
-    return f"{quantization.method} {names}".strip()
-
-
-def fits_int4(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Return whether our own int4 holds every matrix of every layer with no more error than that of its scales."""
-    matrices = [tensor for name, tensor in tensors.items() if ".layers." in f".{name}" and len(tensor.shape) == 2]
-    return bool(matrices) and all(tensor.stored is not None and tensor.stored.fits_int4 for tensor in matrices)
+    formats = Counter(tensor.stored.name for tensor in tensors if tensor.stored is not None)
+    *others, last = [name for name, _ in formats.most_common()] or ["no quantized layer"]
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"{method} {names}".strip()
 
 
 def _match(name: str, quantization: Quantization) -> re.Match[str] | None:

@@ -61,9 +61,7 @@ def open_gptq(parts: Parts, settings: GptqSettings) -> LazyTensor:
     parts.need("qzeros", WORDS, (count, columns))
     inputs = rows * 32 // bits
     index = parts.get("g_idx", ("I32", "I64"), (inputs,))
-    size = inputs if settings.group_size == -1 else settings.group_size
-    if -(-inputs // size) != count:
-        raise parts.wrong("scales", f"has {count} groups, but {inputs} inputs in groups of {size} need another number")
+    size = _group_size(parts, inputs, count, settings.group_size, index is not None)
     each = 32 // bits
 
     def decode(start: int, stop: int) -> torch.Tensor:
@@ -74,10 +72,32 @@ def open_gptq(parts: Parts, settings: GptqSettings) -> LazyTensor:
         values = dequantize_gptq(*part, groups, bits, settings.zero_offset)
         return values[start - columns.start : stop - columns.start]
 
-    order, is_int4_grid = settings.act_order, bits == 4 and settings.symmetric
-    kind = f"{'' if settings.symmetric else 'asymmetric '}int{bits} group {size}{', act order' if order else ''}"
+    order, is_int4_grid = settings.act_order or not size, bits == 4 and settings.symmetric
+    words = "" if settings.symmetric else "asymmetric ", _groups_in_words(size, count), ", act order" if order else ""
+    kind = f"{words[0]}int{bits} {words[1]}{words[2]}"
     fits_int4 = is_int4_grid and not order and (count == 1 or size % INT4_GROUP == 0)
     return parts.weight((outputs, inputs), kind, decode, fits_int4)
+
+
+def _group_size(parts: Parts, inputs: int, count: int, stated: int, has_index: bool) -> int:
+    """Return the inputs per group: as the config says, or another number if the tensors agree on one.
+
+    GPTQModel's `dynamic` and AutoRound's `extra_config` give layers groups of their own. scales and qzeros have one
+    row for each group, so they have to agree. Return 0 if only `g_idx` says which inputs make up a group.
+    """
+    if -(-inputs // stated) == count:
+        return stated
+    if inputs % count == 0:  # also for -1, one group of all inputs
+        return inputs // count
+    if has_index:
+        return 0
+    raise parts.wrong("scales", f"has {count} groups, which neither are of {stated} nor divide {inputs} inputs")
+
+
+def _groups_in_words(size: int, count: int) -> str:
+    if count == 1:
+        return "per channel"
+    return f"group {size}" if size else f"{count} groups"
 
 
 AWQ_BITS = 4

@@ -23,6 +23,7 @@ CT_FORMATS = (  # of compressed-tensors
     "mixed-precision",
 )
 MODELOPT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
+OWN_SETTINGS = ("dynamic", "extra_config")  # of single layers, in GPTQModel and AutoRound
 AUTOROUND_PACKINGS = {  # zero offset of the GPTQ layout; None: AWQ's
     "auto_round": 0,
     "auto_round:gptqmodel": 0,
@@ -130,7 +131,10 @@ def _gptq(settings: Settings) -> Quantization:
 
 def _gptq_settings(settings: Settings, offset: int) -> GptqSettings:
     size = settings.integer("group_size", 128, lambda n: n == -1 or 0 < n < 1 << 20, "-1 or an integer above 0")
-    symmetric, act_order = (settings.values.get(name) is True for name in ("sym", "desc_act"))
+    layers = [each for name in OWN_SETTINGS for each in settings.section(name).values.values()]
+    configs = [settings.values, *(each for each in layers if isinstance(each, Mapping))]
+    symmetric = configs[0].get("sym") is True and not any(each.get("sym") is False for each in configs)
+    act_order = any(each.get("desc_act") is True for each in configs)
     return GptqSettings(size, offset, symmetric, act_order)
 
 
@@ -162,10 +166,14 @@ def _mxfp4(settings: Settings) -> Quantization:
     return Quantization("", frozenset({"mxfp4 blocks"}))
 
 
-def _modelopt(settings: Settings) -> Quantization:
+def _modelopt(settings: Settings, default: str = "") -> Quantization:
     settings = settings.section("quantization") if "quantization" in settings.values else settings
-    settings.word("quant_algo", "", MODELOPT_ALGORITHMS)
+    settings.word("quant_algo", default, MODELOPT_ALGORITHMS)
     return Quantization("ModelOpt", frozenset({"blocks", "fp4"}), (128, 128))
+
+
+def _modelopt_fp4(settings: Settings) -> Quantization:
+    return _modelopt(settings, "NVFP4")
 
 
 METHODS: dict[str, Callable[[Settings], Quantization]] = {
@@ -178,4 +186,5 @@ METHODS: dict[str, Callable[[Settings], Quantization]] = {
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
+    "modelopt-fp4": _modelopt_fp4,
 }

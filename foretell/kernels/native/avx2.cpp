@@ -160,7 +160,7 @@ void pass(const Weights& weights, const Rows& rows, int64_t first, int64_t stop,
     std::memset(sums, 0, (stop - first) * kBlock * sizeof *sums);
     const uint8_t* packed = weights.packed + block * rows.groups * Format::kBytes;
     for (int64_t g = 0; g < rows.groups; ++g, packed += Format::kBytes) {
-        Prefetch{packed + kPrefetchBytes, Format::kBytes}.fetch();
+        Prefetch{packed + kPrefetchBytes, Format::kBytes, !rows.reuses_weights}.fetch();
         int64_t row = first;
         for (int64_t tiles = ceil_div(stop - first, kMostRows); tiles > 0; --tiles) {
             const int64_t count = ceil_div(stop - row, tiles);

@@ -33,6 +33,7 @@ struct Rows {
     const int32_t* offsets;  // [rows, groups]: corrects the excess of the products of a group; see `kExcess8`
     int64_t groups;          // float32: the number of inputs
     const int16_t* wide_pairs;  // int8 with AVX2: the values in 16 bits, each four in the order 0, 2, 1, 3; or null
+    bool reuses_weights = false;  // the weights are read again soon, so they are kept in L2 and L3
 };
 
 // Weights are stored with this excess to be unsigned: the instructions multiply unsigned by signed bytes.

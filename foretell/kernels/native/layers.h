@@ -51,7 +51,9 @@ class Layers {
     }
 
     void linear(const Weights& weights, const float* x, int64_t rows, float* y) {
-        multiply(team, weights, t.quantized.quantize(team, weights, x, rows), rows, y);
+        Rows inputs = t.quantized.quantize(team, weights, x, rows);
+        inputs.reuses_weights = true;  // by the next draft token
+        multiply(team, weights, inputs, rows, y);
     }
 
     // Return whether the head reads tokens only, no hidden states.

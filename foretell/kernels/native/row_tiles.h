@@ -6,15 +6,21 @@
 namespace foretell {
 namespace {  // one copy per instruction set
 
-constexpr int64_t kPrefetchBytes = 8192;  // how far ahead of its own reads a single tile prefetches: 100 ns of reads
+constexpr int64_t kPrefetchBytes = 6144;  // how far ahead of its own reads a single tile prefetches: 100 ns of reads
+constexpr int64_t kNearBytes = 24576;     // two blocks of this size fit into the L1 cache
 
 // Weights to prefetch while others are multiplied: `step` bytes per group.
 struct Prefetch {
     const uint8_t* at;
     int64_t step;
+    bool is_streamed;  // into the L1 cache alone, so that weights that are read once displace nothing in L2 and L3
 
     inline __attribute__((always_inline)) void fetch() {
-        for (const uint8_t* const end = at + step; at < end; at += kLine) __builtin_prefetch(at, 0, 3);
+        const uint8_t* const end = at + step;
+        if (is_streamed)
+            for (; at < end; at += kLine) __builtin_prefetch(at, 0, 0);
+        else
+            for (; at < end; at += kLine) __builtin_prefetch(at, 0, 3);
     }
 };
 
@@ -29,12 +35,13 @@ template <int N>
 void for_row_tiles(const RowTile (&tile_kernels)[N], const Weights& weights, const Rows& rows, int64_t first,
                    int64_t stop, int64_t block, int64_t group_bytes, float* y) {
     int64_t tiles = (stop - first + N - 1) / N;
-    const int64_t ahead = tiles > 1 ? rows.groups * group_bytes : kPrefetchBytes;
+    const int64_t block_bytes = rows.groups * group_bytes, ahead = tiles > 1 ? block_bytes : kPrefetchBytes;
+    const bool is_streamed = !rows.reuses_weights && (tiles == 1 || block_bytes <= kNearBytes);
     const int64_t step = (group_bytes / kLine + tiles - 1) / tiles * kLine;
-    const uint8_t* next = weights.packed + block * rows.groups * group_bytes + ahead;
+    const uint8_t* next = weights.packed + block * block_bytes + ahead;
     for (; tiles > 0; --tiles, next += rows.groups * step) {
         const int64_t count = (stop - first + tiles - 1) / tiles;
-        tile_kernels[count - 1](weights, rows, first, block, Prefetch{next, step}, y);
+        tile_kernels[count - 1](weights, rows, first, block, Prefetch{next, step, is_streamed}, y);
         first += count;
     }
 }
