@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.draft_corpus import FOLDER, LINES, STEMS, edited, forced, per_step, total_seconds
+from draft_corpus import FOLDER, LINES, STEMS, edited, forced, per_step, total_seconds
+
 from foretell import LLM, SpeculationChoice
 from foretell.draft.suffix import OutputStore
 from foretell.server.inferred_prediction import infer_prediction

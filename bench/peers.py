@@ -97,7 +97,7 @@ def ours(port: int, tokens: int, speculative: bool) -> Ask:
 
     def ask(prompt: str) -> Answer:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        # A salt of its own for every request of every arm: else one would replay what another wrote.
+        # A salt of its own for every request of every variant: else one would replay what another generated.
         body |= {"cache_salt": f"{port} {speculative} {next(asked)}"} | ({} if speculative else {"speculative": False})
         found = post(port, "/v1/completions", body)
         timings = found["timings"]
@@ -147,13 +147,14 @@ class Ways:
     """Every setting, by the name it has in the tables."""
 
     one: dict[str, Ask]
+    plain: dict[str, str]  # of a setting with drafts: the one without
     reading: dict[str, peer_loads.Read]
     at_once: dict[str, peer_loads.Write]
 
 
-def arms(args: argparse.Namespace, subject: Subject, stack: ExitStack, tokenizer: Tokenizer) -> Ways:
+def start_all(args: argparse.Namespace, subject: Subject, stack: ExitStack, tokenizer: Tokenizer) -> Ways:
     """Servers and children, started."""
-    ways = Ways({}, {}, {})
+    ways = Ways({}, {}, {}, {})
     ports = iter(range(args.port, args.port + 100))
     add_llama(ways, args, subject, stack, ports)
     add_ours(ways, args.max_tokens, subject, stack, ports)
@@ -161,6 +162,8 @@ def arms(args: argparse.Namespace, subject: Subject, stack: ExitStack, tokenizer
     if args.openvino:
         for mode in ("plain", "lookup"):
             command = [args.openvino_python, str(HERE / "peer_openvino.py"), str(args.openvino), mode]
+            if mode != "plain":
+                ways.plain[f"OpenVINO int8 {mode}"] = "OpenVINO int8 plain"
             found[f"OpenVINO int8 {mode}"] = stack.enter_context(child([*command, str(args.max_tokens)], tokenizer))
     if args.transformers:
         command = [sys.executable, str(HERE / "peer_transformers.py"), str(args.gguf), str(args.max_tokens)]
@@ -181,7 +184,9 @@ def add_llama(ways: Ways, args: argparse.Namespace, subject: Subject, stack: Exi
             alone = [*command, "-c", "2048", "-np", "1", "--port", str(port), *flags]
             stack.enter_context(server(alone, port))
             ways.one[name] = llama(port, args.max_tokens)
-            if not flags:
+            if flags:
+                ways.plain[name] = f"llama.cpp {kind}"
+            else:
                 ways.reading[name] = peer_loads.llama_reads(port)
             if kind == EIGHT_BITS and subject.draft is None:
                 port = next(ports)
@@ -192,7 +197,8 @@ def add_llama(ways: Ways, args: argparse.Namespace, subject: Subject, stack: Exi
 
 
 def add_ours(ways: Ways, max_tokens: int, subject: Subject, stack: ExitStack, ports: Iterator[int]) -> None:
-    """Each quantization plain and with the adaptive controller."""
+    """Each quantization plain and with drafts, named as what drafts; the controller chooses their lengths."""
+    drafters = "auto" if subject.draft is None else "suffix+recycle+draft model"
     for quantization in subject.quantizations:
         port = next(ports)
         command = [sys.executable, "-m", "foretell", "serve", "--port", str(port), "--quantization", quantization]
@@ -201,11 +207,12 @@ def add_ours(ways: Ways, max_tokens: int, subject: Subject, stack: ExitStack, po
         stack.enter_context(server(command, port, "/ready"))
         name = "foretell float32" if quantization == "none" else f"foretell {quantization}"
         ways.one[name] = ours(port, max_tokens, False)
-        ways.one[f"{name} auto"] = ours(port, max_tokens, True)
+        ways.one[f"{name} {drafters}"] = ours(port, max_tokens, True)
+        ways.plain[f"{name} {drafters}"] = name
         ways.reading[name] = peer_loads.we_read(port)
         if subject.draft is None:
             ways.at_once[name] = peer_loads.we_write(port, False)
-            ways.at_once[f"{name} auto"] = peer_loads.we_write(port, True)
+            ways.at_once[f"{name} {drafters}"] = peer_loads.we_write(port, True)
 
 
 def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
@@ -243,7 +250,7 @@ def main() -> None:
     speeds: dict[str, dict[str, list[float]]] = {}
     outputs: dict[tuple[str, str], set[str]] = {}
     with ExitStack() as stack:
-        all_ways = arms(args, subject, stack, tokenizer)
+        all_ways = start_all(args, subject, stack, tokenizer)
         ways = all_ways.one
         for turn in range(args.rounds + 1):
             for kind, prompt in asked:
@@ -258,7 +265,7 @@ def main() -> None:
         read = peer_loads.reading(all_ways.reading, words, args.rounds)
         several = [prompt for _, prompt in prompts(2, tokenizer)]
         written = peer_loads.at_once(all_ways.at_once, several, args.rounds) if all_ways.at_once else {}
-    kept = report(speeds, outputs, [prompt for _, prompt in asked])
+    kept = report(speeds, outputs, [prompt for _, prompt in asked], all_ways.plain)
     peer_loads.report(f"a prompt of {peer_loads.PROMPT} tokens", read)
     if written:
         peer_loads.report(f"{peer_loads.REQUESTS} concurrent requests", written)
@@ -279,7 +286,10 @@ def main() -> None:
 
 
 def report(
-    speeds: dict[str, dict[str, list[float]]], outputs: dict[tuple[str, str], set[str]], asked: list[str]
+    speeds: dict[str, dict[str, list[float]]],
+    outputs: dict[tuple[str, str], set[str]],
+    asked: list[str],
+    plain_of: dict[str, str],
 ) -> dict[str, dict[str, float]]:
     """The table of one text at a time."""
     kinds = list(KINDS.values())
@@ -289,10 +299,8 @@ def report(
     for name, by_kind in speeds.items():
         each = [median(by_kind[kind]) for kind in kinds]
         spread = max(max(values) / min(values) for values in by_kind.values())
-        plain = (
-            name.removesuffix(" auto").removesuffix(" n-gram").removesuffix(" draft model").replace(" lookup", " plain")
-        )
-        same = "" if plain == name else f"{sum(outputs[name, p] == outputs[plain, p] for p in asked)} of {len(asked)}"
+        plain = plain_of.get(name)
+        same = "" if plain is None else f"{sum(outputs[name, p] == outputs[plain, p] for p in asked)} of {len(asked)}"
         kept[name] = {"geometric_mean": geometric_mean(each), **dict(zip(kinds, each, strict=True))}
         cells = " | ".join(f"{value:.1f}" for value in [*each, geometric_mean(each)])
         print(f"| {name} | {cells} | {spread:.2f} | {same} |")

@@ -129,15 +129,19 @@ def short_compare_table(run: Run) -> list[str]:
 def peers_table(run: Run, short: bool = False) -> list[str]:
     """A row for each setting of each engine with its ratio to llama.cpp's Q8_0, and a column for each kind of prompt.
 
-    The short one has no columns for prompts, no weights in float32, and the fastest drafts of llama.cpp only.
+    The short one has no columns for prompts, no weights in float32, and of llama.cpp's drafts the fastest of each kind.
     """
     speeds = run["tokens_per_second"]
     mean = {name: row["geometric_mean"] for name, row in speeds.items()}
     names = sorted(mean, key=lambda name: (name.startswith("foretell"), name))
     if short:
-        drafting = [name for name in names if name.endswith((" n-gram", " draft model"))]
-        fastest = max(drafting, key=mean.__getitem__)
-        names = [name for name in names if "32" not in name and (name not in drafting or name == fastest)]
+        for kind in ("n-gram", "draft model"):
+            drafting = sorted(
+                (name for name in names if name.startswith("llama.cpp") and name.endswith(f" {kind}")),
+                key=mean.__getitem__,
+            )
+            names = [name for name in names if name not in drafting[:-1]]
+        names = [name for name in names if "32" not in name]
     kinds = [] if short else [kind for kind in speeds[names[0]] if kind != "geometric_mean"]
     head = ["tokens/s", *kinds, "geometric mean", "times llama.cpp Q8_0", "prompt of 512"]
     lines = [line(head), line(["---"] + ["---:"] * (len(head) - 1))]

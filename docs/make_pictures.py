@@ -1,8 +1,9 @@
 """Makes the pictures of README and documentation: of the page in headless Chromium, of commands in a terminal.
 
-    python docs/make_pictures.py                       # all of them, into docs/pictures
-    python docs/make_pictures.py chat race             # only these
-    python docs/make_pictures.py --report report.html  # a page of `foretell bench --html`, too
+    python docs/make_pictures.py            # all of them, into docs/pictures
+    python docs/make_pictures.py chat race  # only these
+
+how-it-works.svg is drawn by hand; bench/controller.py plots controller-*.svg.
 
 It needs Playwright and Chromium (Debian: apt-get install chromium). Prompts, settings and sizes are fixed and the
 output is greedy; the times in the pictures are those of the machine on which it runs.
@@ -50,6 +51,7 @@ COMMANDS = {
     "certify": "certify --drafter ngram --quick",
     "plan": "plan --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --count 4 --batch 1..16 --context 8k",
 }
+REPORT = "bench offline --quick --html"  # makes the page of report.png
 SHOWN_LINES = {"plan": 30}  # of an output that is longer than a picture should be
 # Returns the pixels of a PNG picture as indices into a palette of its 256 most frequent colours.
 INDEX_COLOURS = """async (png) => {
@@ -77,10 +79,9 @@ INDEX_COLOURS = """async (png) => {
 
 
 def main() -> None:
-    names = ("chat", "race", "server", *COMMANDS)
+    names = (*VIEWS, "report", *COMMANDS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pictures", nargs="*", metavar="NAME", help=f"one of {', '.join(names)} (default: all)")
-    parser.add_argument("--report", type=Path, help="HTML report of `foretell bench`, for report.png")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pictures")
     given = parser.parse_args()
     unknown = set(given.pictures) - set(names)
@@ -88,24 +89,27 @@ def main() -> None:
         parser.error(f"no picture {', '.join(sorted(unknown))}; known: {', '.join(names)}")
     wanted = given.pictures or names
     given.out.mkdir(parents=True, exist_ok=True)
-    page_views = [name for name in ("chat", "race", "server") if name in wanted]
-    if page_views or given.report:
-        take_screenshots(given.out, page_views, given.report)
+    views = [name for name in VIEWS if name in wanted]
+    if views or "report" in wanted:
+        take_screenshots(given.out, views, with_report="report" in wanted)
     for name in COMMANDS:
         if name in wanted:
             draw_terminal(given.out / f"{name}.svg", COMMANDS[name])
 
 
-def take_screenshots(folder: Path, views: list[str], report: Path | None) -> None:
-    """Take the pictures of the page's views, in order, and of a report."""
+def take_screenshots(folder: Path, views: list[str], with_report: bool) -> None:
+    """Take the pictures of the page's views, in order, and of a report of a benchmark."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         binary = os.environ.get("FORETELL_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=binary, args=["--font-render-hinting=none"])
-        if report is not None:
-            with opened(browser, report.resolve().as_uri()) as page:
-                save(browser, page, folder / "report.png")
+        if with_report:
+            with tempfile.TemporaryDirectory() as temporary:
+                report = Path(temporary) / "report.html"
+                subprocess.run([*FORETELL, *REPORT.split(), str(report)], check=True, stdout=subprocess.DEVNULL)
+                with opened(browser, report.as_uri()) as page:
+                    save(browser, page, folder / "report.png")
         if views:
             with serving() as url, opened(browser, url) as page:
                 page.wait_for_selector("#set-rule option[value=match]", state="attached")

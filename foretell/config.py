@@ -164,7 +164,11 @@ class SpeculationConfig:
         "a draft model stops when the probability of its chain falls below this",
         aliases=("--draft-p-min", "--spec-draft-p-min"),
     )
-    min_draft: int = option(0, "drafts with fewer tokens are dropped", aliases=("--draft-min", "--spec-draft-n-min"))
+    min_draft: int = option(
+        0,
+        "drafts with fewer tokens are dropped",
+        aliases=("--draft-min", "--spec-draft-n-min", "--spec-ngram-mod-n-min"),
+    )
     rule: str = option(
         "match", "verification rule: match, rejection, block or auto; lossy: confidence, typical, ensemble"
     )
@@ -185,7 +189,9 @@ class SpeculationConfig:
     )
     draft_device: str | None = option(None, "device of the draft model: cpu or cuda:N (default: the target's)")
     draft_revision: str | None = option(
-        None, "branch, tag or commit of the draft model's Hugging Face repository (default: main)"
+        None,
+        "branch, tag or commit of the draft model's Hugging Face repository (default: main)",
+        aliases=("--speculative-draft-model-revision",),
     )
     draft_tensor_parallel_size: int = option(
         1,

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 CLOSE = 0.6  # similarity from which one of a few names is worth suggesting
 VERY_CLOSE = 0.75  # the same for one of hundreds of flags, some of which are similar by chance
+MISTYPED = 3  # the same: most characters added or left out; long names of other options differ in more
 
 
 def option(
@@ -67,8 +68,13 @@ def nearest_flag(flag: str, parser: argparse.ArgumentParser) -> str:
 
 
 def very_close(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is very similar to `name`, if there is one."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=VERY_CLOSE)), None)
+    """Return the known name that differs from `name` by a typing error, if there is one."""
+    found = next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=VERY_CLOSE)), None)
+    if found is None:
+        return None
+    letters = len(name) + len(found)
+    mistyped = letters * (1 - difflib.SequenceMatcher(None, found, name).ratio())
+    return found if round(mistyped) <= MISTYPED else None
 
 
 def strict(cls: type[T]) -> type[T]:
@@ -149,9 +155,11 @@ def is_common(action: argparse.Action) -> bool:
 
 
 def help_text(f: Any) -> str:
-    """Return the help of a field with its default."""
-    shown = "" if f.default in (None, MISSING, (), "") else f" (default: {f.default})"
-    return str(f.metadata["help"]).replace("%", "%%") + shown.replace("%", "%%")
+    """Return the help of a field with its choices, unless the placeholder of the value lists them, and its default."""
+    placeholder, choices = f.metadata["metavar"], f.metadata["choices"]
+    listed = f": {', '.join(choices)}" if choices and placeholder and not placeholder.startswith("{") else ""
+    default = "" if f.default in (None, MISSING, (), "") else f" (default: {f.default})"
+    return f"{f.metadata['help']}{listed}{default}".replace("%", "%%")
 
 
 def given_options(args: argparse.Namespace, cls: type) -> dict[str, Any]:

@@ -17,16 +17,46 @@ VLLM_KEYS = (
     "rejection_sample_method",
     "draft_sample_method",
     "disable_by_batch_size",
+    "revision",
+)
+# Keys of vLLM's that have no effect here: there is nothing to switch, or it is always so.
+NO_EFFECT = (
+    "attention_backend",
+    "disable_eagle_block_drop",
+    "disable_padded_drafter_batch",
+    "draft_load_config",
+    "enforce_eager",
+    "index_share_for_mtp_iteration",
+    "parallel_drafting",
     "use_heterogeneous_vocab",
-    "synthetic_acceptance_rate",
+    "use_local_argmax_reduction",
 )
 SYNTHETIC = "is for measurements with synthetic drafts; use foretell.draft.scripted.OracleDrafter for those"
+SUFFIX = "is not supported here: the drafter suffix limits its own memory and drafts; limit drafts with max_draft"
+# Keys of vLLM's without an equivalent, and why.
+UNSUPPORTED = {
+    "code_revision": "is not supported here: no code of a model's repository runs",
+    "dspark_draft_topk": "is not supported here: a draft head is what its checkpoint says",
+    "enable_adaptive_verification": "is not needed here: draft lengths adapt without num_speculative_tokens",
+    "kv_cache_dtype": "is not supported here: a draft model has the data type of --kv-cache-dtype",
+    "max_model_len": "is not supported here: a draft model has the context of the target",
+    "moe_backend": "is not supported here: mixtures of experts are not served",
+    "quantization": "is not supported here: a draft model runs as --quantization says for the target",
+    "suffix_decoding_max_cached_requests": SUFFIX,
+    "suffix_decoding_max_spec_factor": SUFFIX,
+    "suffix_decoding_max_tree_depth": SUFFIX,
+    "suffix_decoding_min_token_prob": SUFFIX,
+    "synthetic_acceptance_length": SYNTHETIC,
+    "synthetic_acceptance_rate": SYNTHETIC,
+    "synthetic_acceptance_rates": SYNTHETIC,
+}
 # vLLM's rejection sampling methods and the verification rules that implement them.
 RULES = {"strict": "match", "probabilistic": "rejection", "standard": "rejection"}
 
 # Names of speculative methods in vLLM and SGLang, and the drafters that implement them.
 METHODS = {
     "ngram": "ngram",
+    "ngram_gpu": "ngram",
     "none": "none",
     "draft_model": "model",
     "eagle": "eagle",
@@ -63,10 +93,15 @@ def speculation_from_vllm(config: dict[str, Any] | str, **overrides: Any) -> Spe
 
 def _translate(given: dict[str, Any], drafter: str) -> dict[str, Any]:
     """Remove vLLM's own keys from `given` and return their translation; raise for what is not supported."""
+    for name, reason in UNSUPPORTED.items():
+        if given.pop(name, None) is not None:
+            raise _error(name, reason)
+    for name in NO_EFFECT:
+        given.pop(name, None)
     theirs = {name: value for name in VLLM_KEYS if (value := given.pop(name, None)) is not None}
-    if "synthetic_acceptance_rate" in theirs:
-        raise _error("synthetic_acceptance_rate", SYNTHETIC)
     translated: dict[str, Any] = {}
+    if "revision" in theirs:
+        translated["draft_revision"] = theirs["revision"]
     if "draft_tensor_parallel_size" in theirs:
         translated["draft_tensor_parallel_size"] = theirs["draft_tensor_parallel_size"]
     if "rejection_sample_method" in theirs:

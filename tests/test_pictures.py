@@ -14,7 +14,10 @@ from unittest.mock import MagicMock
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-NAMES = ("chat.png", "race.png", "server.png", "demo.svg", "certify.svg", "plan.svg")
+TERMINAL = ("demo.svg", "certify.svg", "plan.svg")
+BY_HAND = ("how-it-works.svg",)
+PLOTS = ("controller-cells.svg", "controller-regret.svg", "controller-trace.svg")  # of bench/controller.py
+NAMES = ("chat.png", "race.png", "server.png", "report.png", *TERMINAL, *BY_HAND, *PLOTS)
 LARGEST = 200 * 1024  # bytes; pictures are part of every clone
 
 
@@ -34,8 +37,24 @@ def test_every_picture_is_there_and_small(name: str) -> None:
     assert picture.startswith(b"<svg" if name.endswith("svg") else b"\x89PNG")
 
 
+def test_every_picture_has_a_source_and_a_page(script: ModuleType) -> None:
+    pictures = {path.name for path in (DOCS / "pictures").iterdir()}
+    made = {f"{name}.png" for name in (*script.VIEWS, "report")} | {f"{name}.svg" for name in script.COMMANDS}
+    assert pictures == set(NAMES) == made | {*BY_HAND, *PLOTS}
+    assert all(name in script.__doc__ for name in BY_HAND)
+    plots = (DOCS.parent / "bench" / "controller.py").read_text()
+    assert all(name in plots for name in PLOTS)
+    pages = "".join(page.read_text() for page in (DOCS.parent / "README.md", *DOCS.rglob("*.md")))
+    assert not [name for name in pictures if f"pictures/{name}" not in pages]
+
+
+def test_the_picture_of_a_plan_is_what_the_command_prints(script: ModuleType, tmp_path: Path) -> None:
+    script.draw_terminal(tmp_path / "plan.svg", script.COMMANDS["plan"])
+    assert (tmp_path / "plan.svg").read_text() == (DOCS / "pictures" / "plan.svg").read_text()
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("svg")])
-def test_terminal_pictures_load_nothing(name: str) -> None:
+def test_drawings_load_nothing(name: str) -> None:
     picture = (DOCS / "pictures" / name).read_text()
     assert set(re.findall(r"https?://[\w.]+", picture)) <= {"http://www.w3.org", "https://www.textualize.io"}
     assert "@font-face" not in picture and "url(http" not in picture

@@ -1,1 +1,1 @@
-"""Measuring: arms that take turns in one run, ratios with their uncertainty, and whether the text stayed the same."""
+"""Measuring: variants take turns in one run, ratios have their uncertainty, and outputs are compared."""

@@ -15,9 +15,9 @@ from .drafter_slots import DrafterSlot, DrafterSlots
 from .engine_backend import NO_SPECULATION, EngineBackend, timed_generate
 from .measure import PLAIN, Batch, BatchResult, MeasureJob, Variant, rephrase, variations, with_min_tokens
 from .never_slower_grid import SYNTHETIC
-from .plan import BenchPlan
 from .prompt import BenchPrompt
-from .synthetic import SyntheticSetting
+from .settings import BenchSettings
+from .synthetic import SyntheticCase
 from .synthetic_drafters import SetRateOracle, synthetic_drafter
 
 
@@ -29,8 +29,8 @@ class EngineBatchBackend:
     one that remembers finished sequences would find in the second round what it saw in the first.
     """
 
-    def __init__(self, llm: LLM, slots: DrafterSlots, plan: BenchPlan) -> None:
-        self.llm, self._make, self._plan = llm, slots, plan
+    def __init__(self, llm: LLM, slots: DrafterSlots, settings: BenchSettings) -> None:
+        self.llm, self._make, self._settings = llm, slots, settings
         self._single = EngineBackend(llm, slots)
         self._slots: dict[str, DrafterSlot] = {PLAIN.name: slots.make(PLAIN.speculation)}
         self._outputs: dict[tuple[int, ...], tuple[int, ...]] = {}  # plain outputs of the prepared batches, by prompt
@@ -38,13 +38,13 @@ class EngineBatchBackend:
 
     def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
         """Return batches of distinct prompts and run them plain; prompts that do not fit the context are left out."""
-        fitting = [item for item in items if self._single.fits(rephrase(item, 1), self._plan)]
+        fitting = [item for item in items if self._single.fits(rephrase(item, 1), self._settings)]
         if not fitting:
             task = items[0].task if items else "the workload"
             raise RequestError("max_tokens", f"leaves no prompt of {task} that fits into this model's context")
         self._outputs.clear()
-        distinct = [with_min_tokens(item, self._plan) for item in variations(fitting, batch * batches)]
-        jobs = [job for item in distinct for job in self._single.prepare(item, temperature, self._plan)]
+        distinct = [with_min_tokens(item, self._settings) for item in variations(fitting, batch * batches)]
+        jobs = [job for item in distinct for job in self._single.prepare(item, temperature, self._settings)]
         found = [tuple(jobs[i : i + batch]) for i in range(0, len(jobs), batch)]
         for each in found:
             for job, output in zip(each, self.generate(PLAIN, each).outputs, strict=True):
@@ -89,13 +89,13 @@ class EngineBatchBackend:
 
 
 class SyntheticBackend(EngineBatchBackend):
-    """A backend whose variants are synthetic settings, each with an oracle of its own."""
+    """A backend whose variants are synthetic cases, each with an oracle of its own."""
 
     def __init__(
-        self, llm: LLM, slots: DrafterSlots, plan: BenchPlan, settings: Mapping[str, SyntheticSetting]
+        self, llm: LLM, slots: DrafterSlots, settings: BenchSettings, cases: Mapping[str, SyntheticCase]
     ) -> None:
-        super().__init__(llm, slots, plan)
-        self._settings = settings
+        super().__init__(llm, slots, settings)
+        self._cases = cases
         self._oracles: dict[str, SetRateOracle] = {}
         self._batch = 1
 
@@ -106,7 +106,7 @@ class SyntheticBackend(EngineBatchBackend):
 
     def _drafter(self, variant: Variant) -> Drafter:
         vocab = self.llm.engine.runner.model.config.vocab
-        oracle = SetRateOracle(self._outputs, vocab, self._settings[variant.name], self._batch)
+        oracle = SetRateOracle(self._outputs, vocab, self._cases[variant.name], self._batch)
         self._oracles[variant.name] = oracle
         return oracle
 

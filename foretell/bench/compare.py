@@ -15,8 +15,8 @@ from .intervals import INTERVAL, Pairs, compared, interval, over_prompts, over_t
 from .measure import ProgressCallback, rotated
 from .metrics import Latency, as_row, json_name
 from .peers import Peer, PeerReply
-from .plan import ComparePlan
 from .prompt import BenchPrompt
+from .settings import CompareSettings
 
 ALL = "all"
 
@@ -92,7 +92,7 @@ class CompareResult:
 def run_compare(
     peers: Sequence[Peer],
     items: Sequence[BenchPrompt],
-    plan: ComparePlan,
+    settings: CompareSettings,
     baseline: str,
     progress: ProgressCallback,
     conditions: dict[str, Any],
@@ -100,13 +100,13 @@ def run_compare(
     """Send every prompt to every peer in every round; a stopped run keeps what was finished."""
     samples: list[CompareSample] = []
     stopped: BaseException | None = None
-    total = (plan.rounds + 1) * len(items)
+    total = (settings.rounds + 1) * len(items)
     try:
         for done in range(total):
             number, index = divmod(done, len(items))
             progress(done, total, f"{items[index].task}, {f'round {number}' if number else 'warm-up'}")
             for peer in rotated(peers, index + number):
-                reply = peer.generate(items[index], plan.request_params(items[index]))
+                reply = peer.generate(items[index], settings.request_params(items[index]))
                 if number:
                     samples.append(CompareSample(items[index], number, peer.name, reply))
         progress(total, total, "done")

@@ -20,8 +20,8 @@ from foretell.types import Request, SpeculationChoice
 from .drafter_slots import DrafterSlot, DrafterSlots
 from .measure import PLAIN, MeasureJob, TimedOutput, Variant
 from .metrics import AcceptanceByDepth
-from .plan import BenchPlan
 from .prompt import BenchPrompt
+from .settings import BenchSettings
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,16 @@ class EngineBackend:
             slot.activate()
             self.llm.generate([prompt], SamplingParams(max_tokens=WARM_UP_TOKENS))
 
-    def fits(self, item: BenchPrompt, plan: BenchPlan) -> bool:
+    def fits(self, item: BenchPrompt, settings: BenchSettings) -> bool:
         """Return whether the whole conversation fits the model's context."""
         prompt_tokens = len(self._prompt(item)) + sum(len(self.llm.tokenizer.encode(turn)) for turn in item.turns)
         turns = len(item.turns) + 1
         margin = 16 * len(item.turns)  # tokens that a chat template puts between messages
-        return prompt_tokens + margin + turns * _max_tokens(item, plan) <= self.llm.assembly.requests.limits.context
+        return prompt_tokens + margin + turns * _max_tokens(item, settings) <= self.llm.assembly.requests.limits.context
 
-    def prepare(self, item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> list[MeasureJob]:
+    def prepare(self, item: BenchPrompt, temperature: float | None, settings: BenchSettings) -> list[MeasureJob]:
         self._plain.activate()
-        prompt, params = self._prompt(item), params_for(item, temperature, plan)
+        prompt, params = self._prompt(item), params_for(item, temperature, settings)
         jobs = [MeasureJob(item.id, item.task, 0, tuple(prompt), params, item.prediction)]
         messages = list(item.messages)
         for turn, question in enumerate(item.turns, start=1):
@@ -191,21 +191,21 @@ class EngineBackend:
         return self._answers[key]
 
 
-def params_for(item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> SamplingParams:
+def params_for(item: BenchPrompt, temperature: float | None, settings: BenchSettings) -> SamplingParams:
     """Return the sampling parameters of a prompt: its own, else greedy, with a seed of its own."""
-    settings = {"seed": zlib.crc32(item.id.encode()), **item.sampling, "max_tokens": _max_tokens(item, plan)}
+    sampling = {"seed": zlib.crc32(item.id.encode()), **item.sampling, "max_tokens": _max_tokens(item, settings)}
     if temperature is not None:
-        settings["temperature"] = temperature
-    if item.schema is not None and plan.schemas:
+        sampling["temperature"] = temperature
+    if item.schema is not None and settings.schemas:
         any_object = item.schema is True
-        settings["structured_outputs"] = (
+        sampling["structured_outputs"] = (
             GrammarSpec.json_object() if any_object else GrammarSpec.json_schema(item.schema)
         )
-    return SamplingParams(**settings)
+    return SamplingParams(**sampling)
 
 
-def _max_tokens(item: BenchPrompt, plan: BenchPlan) -> int:
-    return item.max_tokens if plan.max_tokens is None else min(item.max_tokens, plan.max_tokens)
+def _max_tokens(item: BenchPrompt, settings: BenchSettings) -> int:
+    return item.max_tokens if settings.max_tokens is None else min(item.max_tokens, settings.max_tokens)
 
 
 def _must_match(record: SpeculationStats, params: SamplingParams) -> bool:

@@ -196,7 +196,7 @@ def compared(ratio: float | None, between: tuple[float, float] | None, missing: 
         return missing, "-"
     low, high = between or (ratio, ratio)
     word = " faster" if low > 1 else " slower" if high < 1 else ""
-    return f"{ratio:.2f}{word}", bounds_label(between, "-") or "-"
+    return f"{ratio:.2f}x{word}", bounds_label(between, "-") or "-"
 
 
 def is_wide(between: tuple[float, float]) -> bool:

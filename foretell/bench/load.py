@@ -22,8 +22,8 @@ from .intervals import INTERVAL, Estimate, compared, interval, mean_ratio, over_
 from .measure import ProgressCallback, rotated
 from .metrics import Latency, OverallRow, as_row, json_name, mean_over_cells
 from .peers import target_steps
-from .plan import LoadPlan
 from .prompt import BenchPrompt
+from .settings import LoadSettings
 
 OFF, AUTO, ON = "off", "auto", "on"
 
@@ -135,7 +135,7 @@ class LoadResult:
 
 
 def request_bodies(
-    items: Sequence[BenchPrompt], plan: LoadPlan, variant: LoadVariant, seed: str, run: str
+    items: Sequence[BenchPrompt], settings: LoadSettings, variant: LoadVariant, seed: str, run: str
 ) -> Iterator[dict[str, Any]]:
     """Yield endless requests in an order that the seed decides, the same for every variant.
 
@@ -147,21 +147,23 @@ def request_bodies(
         for item in order:
             yield {
                 **item.request,
-                "max_tokens": min(item.max_tokens, plan.max_tokens),
+                "max_tokens": min(item.max_tokens, settings.max_tokens),
                 "seed": zlib.crc32(f"{item.id} {time}".encode()),
                 "cache_salt": f"{run} {variant.name} {seed} {time}",
                 "stream": True,
                 "stream_options": {"include_usage": True},
-                **({} if plan.temperature is None else {"temperature": plan.temperature}),
+                **({} if settings.temperature is None else {"temperature": settings.temperature}),
                 **variant.extra,
             }
 
 
-def check_servers(variants: Sequence[LoadVariant], items: Sequence[BenchPrompt], plan: LoadPlan) -> None:
+def check_servers(variants: Sequence[LoadVariant], items: Sequence[BenchPrompt], settings: LoadSettings) -> None:
     """Send one request to each variant as warm-up; a server that does not respond is an error before any load."""
     for variant in variants:
         result = asyncio.run(
-            stream_request(variant.address, next(request_bodies(items, plan, variant, "check", secrets.token_hex(4))))
+            stream_request(
+                variant.address, next(request_bodies(items, settings, variant, "check", secrets.token_hex(4)))
+            )
         )
         if result.error is not None:
             where = f"{variant.address.host}:{variant.address.port}"
@@ -171,7 +173,7 @@ def check_servers(variants: Sequence[LoadVariant], items: Sequence[BenchPrompt],
 def run_load(
     variants: Sequence[LoadVariant],
     items: Sequence[BenchPrompt],
-    plan: LoadPlan,
+    settings: LoadSettings,
     progress: ProgressCallback,
     conditions: dict[str, Any],
 ) -> LoadResult:
@@ -180,16 +182,16 @@ def run_load(
     run, stopped = secrets.token_hex(4), None
     turns = [
         (level, turn, variant)
-        for level in plan.levels
-        for turn in range(plan.turns)
+        for level in settings.levels
+        for turn in range(settings.turns)
         for variant in rotated(variants, turn)
     ]
     try:
         for done, (level, turn, variant) in enumerate(turns):
             progress(done, len(turns), f"{level}, {variant.name}")
             seed = f"{level}, turn {turn}"
-            params = request_bodies(items, plan, variant, seed, run)
-            seconds = plan.seconds / plan.turns / len(variants)
+            params = request_bodies(items, settings, variant, seed, run)
+            seconds = settings.seconds / settings.turns / len(variants)
             finished = run_slice(level, variant, params, seconds, seed)
             found.setdefault((level, variant.name), []).append(finished)
         progress(len(turns), len(turns), "done")

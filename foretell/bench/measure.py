@@ -16,8 +16,8 @@ from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 
 from .metrics import AcceptanceByDepth
-from .plan import BenchPlan
 from .prompt import BenchPrompt
+from .settings import BenchSettings
 
 T = TypeVar("T")
 
@@ -152,10 +152,10 @@ class BenchBackend(Protocol):
     def reset(self, variants: Sequence[Variant]) -> None:
         """Make every variant ready and warm, with no learned state."""
 
-    def fits(self, item: BenchPrompt, plan: BenchPlan) -> bool:
+    def fits(self, item: BenchPrompt, settings: BenchSettings) -> bool:
         """Return whether a prompt and its output fit the model's context."""
 
-    def prepare(self, item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> list[MeasureJob]:
+    def prepare(self, item: BenchPrompt, temperature: float | None, settings: BenchSettings) -> list[MeasureJob]:
         """Return the jobs of a prompt, one per turn, and do everything that is not measured."""
 
     def generate(self, variant: Variant, job: MeasureJob) -> TimedOutput:
@@ -175,7 +175,7 @@ def measure(
     backend: BenchBackend,
     variants: Sequence[Variant],
     items: Sequence[BenchPrompt],
-    plan: BenchPlan,
+    settings: BenchSettings,
     samples: list[Sample],
     progress: ProgressCallback,
 ) -> None:
@@ -184,20 +184,20 @@ def measure(
     Variants start each pass over the prompts with no learned state: a drafter that remembers finished sequences would
     otherwise find in the second round what it saw in the first.
     """
-    batches_by_size = {batch: make_batches(items, batch, plan) for batch in plan.batches}
-    done, total = 0, plan.rounds * len(plan.temperatures) * sum(map(len, batches_by_size.values()))
-    for number, temperature, size in itertools.product(range(plan.rounds), plan.temperatures, plan.batches):
+    batches_by_size = {batch: make_batches(items, batch, settings) for batch in settings.batches}
+    done, total = 0, settings.rounds * len(settings.temperatures) * sum(map(len, batches_by_size.values()))
+    for number, temperature, size in itertools.product(range(settings.rounds), settings.temperatures, settings.batches):
         backend.reset(variants)
         for index, batch in enumerate(batches_by_size[size]):
             progress(done, total, f"{batch[0].task}, round {number + 1}")
-            for job in merge_turns([backend.prepare(item, temperature, plan) for item in batch]):
+            for job in merge_turns([backend.prepare(item, temperature, settings) for item in batch]):
                 for variant in rotated([variant for variant in variants if variant.applies_to(job)], index + number):
                     samples.append(Sample(job, temperature, number, variant.name, backend.generate(variant, job)))
             done += 1
     progress(done, total, "done")
 
 
-def make_batches(items: Sequence[BenchPrompt], batch: int, plan: BenchPlan) -> list[list[BenchPrompt]]:
+def make_batches(items: Sequence[BenchPrompt], batch: int, settings: BenchSettings) -> list[list[BenchPrompt]]:
     """Group the prompts of each task into batches; the last one is completed with rephrased prompts."""
     if batch == 1:
         return [[item] for item in items]
@@ -205,7 +205,7 @@ def make_batches(items: Sequence[BenchPrompt], batch: int, plan: BenchPlan) -> l
     for task in dict.fromkeys(item.task for item in items):
         group = [item for item in items if item.task == task]
         count = -(-len(group) // batch) * batch
-        padded = [with_min_tokens(item, plan) for item in variations(group, count)]
+        padded = [with_min_tokens(item, settings) for item in variations(group, count)]
         found += [padded[i : i + batch] for i in range(0, count, batch)]
     return found
 
@@ -233,9 +233,9 @@ def rephrase(item: BenchPrompt, time: int) -> BenchPrompt:
     return replace(item, id=name, messages=(*before, last))
 
 
-def with_min_tokens(item: BenchPrompt, plan: BenchPlan) -> BenchPrompt:
+def with_min_tokens(item: BenchPrompt, settings: BenchSettings) -> BenchPrompt:
     """Return the prompt with a minimum output length, so that it does not end before it can be timed."""
-    shortest = min(MIN_TOKENS, item.max_tokens, plan.max_tokens or MIN_TOKENS)
+    shortest = min(MIN_TOKENS, item.max_tokens, settings.max_tokens or MIN_TOKENS)
     return replace(item, sampling={"min_tokens": shortest, **item.sampling})
 
 

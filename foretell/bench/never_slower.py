@@ -13,7 +13,7 @@ from foretell.utils.report_table import ReportTable
 from .intervals import interval, mean_of, shown
 from .measure import PLAIN, Batch, BatchBackend, BatchResult, ProgressCallback, rotated
 from .metrics import as_row, json_name
-from .never_slower_grid import CellPlan, GridCell, adaptive_variant, fixed_variants
+from .never_slower_grid import CellSettings, GridCell, adaptive_variant, fixed_variants
 from .never_slower_stats import (
     ERROR_RATE,
     MIN_OF_BEST_FIXED,
@@ -110,7 +110,7 @@ class _CellRecord:
     """Batch results of one grid cell, by variant, batch and round. It holds complete rounds only."""
 
     grid_cell: GridCell
-    plan: CellPlan
+    settings: CellSettings
     batches: Sequence[Batch]
     results: dict[str, list[list[BatchResult]]] = field(default_factory=dict)
 
@@ -124,13 +124,13 @@ class _CellRecord:
 
     def fill(self, backend: BatchBackend) -> None:
         """Measure until an interim look decides or the last one is reached. The first round is warm-up and dropped."""
-        plan = self.plan
+        settings = self.settings
         variants = [
             PLAIN,
             adaptive_variant(self.grid_cell.drafter),
-            *fixed_variants(self.grid_cell.drafter, plan.lengths).values(),
+            *fixed_variants(self.grid_cell.drafter, settings.lengths).values(),
         ]
-        for number in range(plan.max_rounds + 1):
+        for number in range(settings.max_rounds + 1):
             backend.reset(variants)
             results: dict[str, list[BatchResult]] = {variant.name: [] for variant in variants}
             for index, batch in enumerate(self.batches):
@@ -138,7 +138,7 @@ class _CellRecord:
                     results[variant.name].append(backend.generate(variant, batch))
             if number:
                 self.add(results)
-            if number in plan.looks and self.cell_times.verdict != "inconclusive":
+            if number in settings.looks and self.cell_times.verdict != "inconclusive":
                 break
 
     @property
@@ -147,8 +147,10 @@ class _CellRecord:
         return CellTimes(
             plain=self._times(PLAIN.name),
             adaptive=self._times(adaptive_variant(drafter).name),
-            fixed={k: self._times(variant.name) for k, variant in fixed_variants(drafter, self.plan.lengths).items()},
-            looks=len(self.plan.looks),
+            fixed={
+                k: self._times(variant.name) for k, variant in fixed_variants(drafter, self.settings.lengths).items()
+            },
+            looks=len(self.settings.looks),
         )
 
     def _times(self, variant: str) -> list[list[float]]:
@@ -157,7 +159,7 @@ class _CellRecord:
     @property
     def is_usable(self) -> bool:
         """Return whether there are rounds to compare, or an output differs from that of plain decoding."""
-        return self.cell_times.rounds >= min(2, self.plan.rounds) or bool(self._differing())
+        return self.cell_times.rounds >= min(2, self.settings.rounds) or bool(self._differing())
 
     def found(self) -> tuple[NeverSlowerCell, CellTimes]:
         """Return the cell's result and the times it was computed from."""
@@ -204,17 +206,21 @@ class _CellRecord:
 
 
 def measure_cell(
-    backend: BatchBackend, grid_cell: GridCell, items: Sequence[BenchPrompt], plan: CellPlan
+    backend: BatchBackend, grid_cell: GridCell, items: Sequence[BenchPrompt], settings: CellSettings
 ) -> tuple[NeverSlowerCell, CellTimes]:
     """Measure one cell round by round, until an interim look decides or the last one is reached."""
-    record = _begin(backend, grid_cell, items, plan)
+    record = _begin(backend, grid_cell, items, settings)
     record.fill(backend)
     return record.found()
 
 
-def _begin(backend: BatchBackend, grid_cell: GridCell, items: Sequence[BenchPrompt], plan: CellPlan) -> _CellRecord:
+def _begin(
+    backend: BatchBackend, grid_cell: GridCell, items: Sequence[BenchPrompt], settings: CellSettings
+) -> _CellRecord:
     return _CellRecord(
-        grid_cell, plan, backend.prepare(items, grid_cell.temperature, grid_cell.batch, plan.batches(grid_cell.batch))
+        grid_cell,
+        settings,
+        backend.prepare(items, grid_cell.temperature, grid_cell.batch, settings.batches(grid_cell.batch)),
     )
 
 
@@ -222,7 +228,7 @@ def run(
     backend: BatchBackend,
     grid_cells: Sequence[GridCell],
     items: Mapping[str, Sequence[BenchPrompt]],
-    plan: CellPlan,
+    settings: CellSettings,
     progress: ProgressCallback,
     conditions: dict[str, Any],
 ) -> NeverSlowerResult:
@@ -236,7 +242,7 @@ def run(
     try:
         for number, grid_cell in enumerate(grid_cells):
             progress(number, len(grid_cells), str(grid_cell))
-            records.append(_begin(backend, grid_cell, items[grid_cell.task], plan))
+            records.append(_begin(backend, grid_cell, items[grid_cell.task], settings))
             records[-1].fill(backend)
         progress(len(grid_cells), len(grid_cells), "done")
     except BaseException as error:

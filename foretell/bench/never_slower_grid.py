@@ -40,7 +40,7 @@ class GridCell:
 
 
 @dataclass(frozen=True)
-class CellPlan:
+class CellSettings:
     """Extent of each cell: fixed draft lengths, sequences, output tokens, and rounds until the first and last look."""
 
     lengths: tuple[int, ...] = (2, 4, 8)
@@ -72,7 +72,7 @@ class CellPlan:
         return math.ceil(self.min_sequences / batch)
 
 
-QUICK = CellPlan(lengths=(4,), min_sequences=1, max_tokens=64, rounds=4, max_rounds=8)
+QUICK = CellSettings(lengths=(4,), min_sequences=1, max_tokens=64, rounds=4, max_rounds=8)
 QUICK_CELLS = tuple(
     GridCell(task, temperature, batch, drafter)
     for task, temperature, drafter in (("edit", 0.0, "ngram"), ("chat", 0.0, "mix"), ("story", 1.0, USELESS))

@@ -9,21 +9,21 @@ from typing import Any
 from foretell.errors import RequestError
 
 from .measure import PLAIN, BenchBackend, ProgressCallback, Sample, Variant, measure
-from .plan import BenchPlan
 from .prompt import BenchPrompt
 from .results import BenchResult, summarize
+from .settings import BenchSettings
 from .transcripts import transcripts_of
 from .workloads import select
 
 
 @dataclass(frozen=True)
 class BenchJob:
-    """Variants, prompts and plan of a run; `conditions` are copied into the result."""
+    """Variants, prompts and settings of a run; `conditions` are copied into the result."""
 
     bench: str
     variants: Sequence[Variant]  # without plain decoding, which is added
     prompts: Sequence[BenchPrompt]
-    plan: BenchPlan
+    settings: BenchSettings
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
@@ -37,13 +37,13 @@ class FinishedRun:
 
 def run(job: BenchJob, backend: BenchBackend, progress: ProgressCallback) -> FinishedRun:
     """Measure and summarize; a run stopped by Ctrl-C or an error keeps what was finished."""
-    items, left_out = select(job.prompts, job.plan.per_task, lambda item: backend.fits(item, job.plan))
+    items, left_out = select(job.prompts, job.settings.per_task, lambda item: backend.fits(item, job.settings))
     if not items:
         raise RequestError("workload", "has no prompt that fits into this model's context; lower max_tokens")
     samples: list[Sample] = []
     stopped: BaseException | None = None
     try:
-        measure(backend, [PLAIN, *job.variants], items, job.plan, samples, progress)
+        measure(backend, [PLAIN, *job.variants], items, job.settings, samples, progress)
     except BaseException as error:
         stopped = error
     cells, overall = summarize(samples, [variant.name for variant in job.variants])

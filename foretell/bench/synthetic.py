@@ -29,7 +29,7 @@ MODE_LABELS = {"sequence": "per sequence", "batch": "lockstep"}
 
 
 @dataclass(frozen=True)
-class SyntheticSetting:
+class SyntheticCase:
     """Acceptance rate, draft length, and whether sequences accept on their own."""
 
     rate: float
@@ -47,7 +47,7 @@ class SyntheticSetting:
 
 
 @dataclass(frozen=True)
-class SyntheticPlan:
+class SyntheticSettings:
     """Settings of a run and its extent."""
 
     rates: tuple[float, ...] = (0.5, 0.8, 0.95)
@@ -74,11 +74,11 @@ class SyntheticPlan:
             raise RequestError("max_tokens", f"must be at least twice the longest draft, not {self.max_tokens}")
 
     @property
-    def settings(self) -> list[SyntheticSetting]:
-        return [SyntheticSetting(*each) for each in itertools.product(self.rates, self.lengths, MODES)]
+    def cases(self) -> list[SyntheticCase]:
+        return [SyntheticCase(*each) for each in itertools.product(self.rates, self.lengths, MODES)]
 
 
-QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=40, min_sequences=4, rounds=2)
+QUICK = SyntheticSettings(rates=(0.8,), lengths=(4,), max_tokens=40, min_sequences=4, rounds=2)
 
 
 class SyntheticBatchBackend(BatchBackend, Protocol):
@@ -90,10 +90,10 @@ class SyntheticBatchBackend(BatchBackend, Protocol):
 
 @dataclass(frozen=True)
 class SyntheticCell:
-    """The result of one setting at one batch size.
+    """The result of one case at one batch size.
 
     `accepted_per_step` is the mean over steps with a full-length draft, `off` its relative error against the expected
-    value. `speedup` is the time per token of plain decoding over that of this setting.
+    value. `speedup` is the time per token of plain decoding over that of this case.
     """
 
     rate: float
@@ -164,24 +164,24 @@ class _VariantRecord:
 def run_synthetic(
     backend: SyntheticBatchBackend,
     items: Sequence[BenchPrompt],
-    plan: SyntheticPlan,
+    settings: SyntheticSettings,
     progress: ProgressCallback,
     conditions: dict[str, Any],
 ) -> SyntheticResult:
     """Measure every batch size; a stopped run keeps the finished ones."""
     cells: list[SyntheticCell] = []
     stopped: BaseException | None = None
-    rounds = plan.rounds + 1  # the first is warm-up and dropped
+    rounds = settings.rounds + 1  # the first is warm-up and dropped
     endless = [replace(item, sampling={"ignore_eos": True}, schema=None) for item in items]
     try:
-        for index, batch in enumerate(plan.batches):
-            batches = backend.prepare(endless, 0.0, batch, -(-plan.min_sequences // batch))
+        for index, batch in enumerate(settings.batches):
+            batches = backend.prepare(endless, 0.0, batch, -(-settings.min_sequences // batch))
 
             def report_round(done: int, size: int = batch, before: int = index * rounds) -> None:
-                progress(before + done, len(plan.batches) * rounds, f"batch {size}")
+                progress(before + done, len(settings.batches) * rounds, f"batch {size}")
 
-            cells += measure_batch(backend, batch, batches, plan, report_round)
-        progress(len(plan.batches) * rounds, len(plan.batches) * rounds, "done")
+            cells += measure_batch(backend, batch, batches, settings, report_round)
+        progress(len(settings.batches) * rounds, len(settings.batches) * rounds, "done")
     except BaseException as error:
         if not cells:
             raise  # nothing was finished
@@ -193,13 +193,13 @@ def measure_batch(
     backend: SyntheticBatchBackend,
     batch: int,
     batches: Sequence[Batch],
-    plan: SyntheticPlan,
+    settings: SyntheticSettings,
     report_round: Callable[[int], None],
 ) -> list[SyntheticCell]:
     """Measure all settings at one batch size, interleaved with plain decoding."""
-    variants = {PLAIN.name: PLAIN} | {setting.variant.name: setting.variant for setting in plan.settings}
+    variants = {PLAIN.name: PLAIN} | {case.variant.name: case.variant for case in settings.cases}
     records = {name: _VariantRecord([[] for _ in batches]) for name in variants}
-    for number in range(plan.rounds + 1):
+    for number in range(settings.rounds + 1):
         report_round(number)
         backend.reset([variant for variant in variants.values() if variant != PLAIN])
         for index, jobs in enumerate(batches):
@@ -209,19 +209,19 @@ def measure_batch(
                 if number:
                     records[variant.name].results[index].append(result)
                     records[variant.name].drafts += drafts
-    return [cell_of(setting, batch, records[setting.variant.name], records[PLAIN.name]) for setting in plan.settings]
+    return [cell_of(case, batch, records[case.variant.name], records[PLAIN.name]) for case in settings.cases]
 
 
-def cell_of(setting: SyntheticSetting, batch: int, ours: _VariantRecord, plain: _VariantRecord) -> SyntheticCell:
-    """Compare the results of one setting with plain ones."""
+def cell_of(case: SyntheticCase, batch: int, ours: _VariantRecord, plain: _VariantRecord) -> SyntheticCell:
+    """Compare the results of one case with plain ones."""
     drafts = ours.drafts.total()
     found = sum((accepted + 1) * count for accepted, count in ours.drafts.items()) / drafts if drafts else 0.0
-    expected = setting.expected(batch)
+    expected = case.expected(batch)
     pairs = [list(zip(*each, strict=True)) for each in zip(plain.results, ours.results, strict=True)]
     ratios = [[one.seconds_per_token / other.seconds_per_token for one, other in rounds] for rounds in pairs]
     estimate = over_rounds(ratios)
     return SyntheticCell(
-        **asdict(setting),
+        **asdict(case),
         batch=batch,
         drafts=drafts,
         accepted_per_step=found,
@@ -252,7 +252,7 @@ HEAD = (
 
 
 def report_table(result: SyntheticResult) -> ReportTable:
-    """Return a table with a row for each setting and batch size."""
+    """Return a table with a row for each case and batch size."""
     return ReportTable(HEAD, [_row(cell) for cell in result.cells], words=0)
 
 

@@ -13,7 +13,7 @@ from foretell.draft.scripted import OracleDrafter
 from foretell.types import Budget, Draft, Sequence, StepResult
 
 from .never_slower_grid import ORACLE, USELESS
-from .synthetic import SyntheticSetting
+from .synthetic import SyntheticCase
 
 ORACLE_ERROR_RATE = 0.2  # of its draft tokens
 USELESS_TOKEN_COST = 0.1  # fraction of a plain step per draft token
@@ -59,33 +59,33 @@ class SetRateOracle(OracleDrafter):
     tokens; in `batch` mode only those of steps with all sequences.
     """
 
-    def __init__(self, outputs: Outputs, vocab: int, setting: SyntheticSetting, batch: int) -> None:
+    def __init__(self, outputs: Outputs, vocab: int, case: SyntheticCase, batch: int) -> None:
         super().__init__(outputs, vocab)
-        self.setting, self.batch = setting, batch
+        self.case, self.batch = case, batch
         self.drafts: Counter[int] = Counter()
         self._random = uniforms()
-        self._full_length = low_discrepancy() if setting.mode == "sequence" else self._random
+        self._full_length = low_discrepancy() if case.mode == "sequence" else self._random
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         accepted = [self._num_accepted(budget.depth) for budget in budgets]
-        if self.setting.mode == "batch":
+        if self.case.mode == "batch":
             fewest = min(count for count, budget in zip(accepted, budgets, strict=True) if budget.depth)
             accepted = [fewest] * len(seqs)
         return [self._draft(*each) for each in zip(seqs, budgets, accepted, strict=True)]
 
     def observe(self, results: list[StepResult]) -> None:
-        full = [each.verify_result for each in results if len(each.draft) == self.setting.length]
-        if self.setting.mode == "sequence" or len(full) == self.batch:
+        full = [each.verify_result for each in results if len(each.draft) == self.case.length]
+        if self.case.mode == "sequence" or len(full) == self.batch:
             self.drafts.update(len(result.accepted_path) for result in full if result is not None)
 
     def _num_accepted(self, nodes: int) -> int:
         """Sample how many of `nodes` draft tokens are accepted."""
         if not nodes:
             return 0
-        uniform = next(self._full_length if nodes == self.setting.length else self._random)
-        count, probability = 0, self.setting.rate
+        uniform = next(self._full_length if nodes == self.case.length else self._random)
+        count, probability = 0, self.case.rate
         while count < nodes and uniform < probability:
-            count, probability = count + 1, probability * self.setting.rate
+            count, probability = count + 1, probability * self.case.rate
         return count
 
     def _draft(self, seq: Sequence, budget: Budget, accepted: int) -> Draft:

@@ -24,8 +24,8 @@ from .drafter_slots import DrafterSlot, DrafterSlots
 from .engine_backend import NO_SPECULATION, EngineBackend, timed_generate
 from .measure import PLAIN, MeasureJob, ProgressCallback, Variant, variations, with_min_tokens
 from .never_slower_stats import NeverSlowerVerdict, worst_verdict
-from .plan import BenchPlan
 from .prompt import BenchPrompt
+from .settings import BenchSettings
 
 SLOW = 0.95  # share of plain decoding's speed below which a text counts as slower
 MAX_SLOW = 0.02  # share of the requests that may be
@@ -90,8 +90,8 @@ def prompts(items: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
 class UnseenBench:
     """Measures short requests on a loaded model."""
 
-    def __init__(self, llm: LLM, slots: DrafterSlots, plan: BenchPlan) -> None:
-        self.llm, self._make, self._plan = llm, slots, plan
+    def __init__(self, llm: LLM, slots: DrafterSlots, settings: BenchSettings) -> None:
+        self.llm, self._make, self._settings = llm, slots, settings
         self._backend, self._plain = EngineBackend(llm, slots), slots.make(PLAIN.speculation)
         self._names = itertools.count()
 
@@ -109,14 +109,14 @@ class UnseenBench:
     def cell(self, drafter: str, temperature: float, items: Sequence[BenchPrompt]) -> UnseenCell:
         """Measure one drafter at one temperature. In each round its controller and drafters start fresh."""
         variant = Variant(drafter, SpeculationConfig(drafter=drafter))
-        kept = [with_min_tokens(item, self._plan) for item in items if self._backend.fits(item, self._plan)]
+        kept = [with_min_tokens(item, self._settings) for item in items if self._backend.fits(item, self._settings)]
         if not kept:
             raise RequestError("max_tokens", "leaves no prompt that fits into this model's context")
-        jobs = [self._backend.prepare(item, temperature, self._plan)[0] for item in kept]
+        jobs = [self._backend.prepare(item, temperature, self._settings)[0] for item in kept]
         speedups: list[list[float]] = [[] for _ in jobs]
         noise: list[list[float]] = [[] for _ in jobs]
         same_text = True
-        for _ in range(self._plan.rounds):
+        for _ in range(self._settings.rounds):
             slot = self._make.make(variant.speculation)
             for index, job in enumerate(jobs):
                 # It comes first: a head has no KV for a prompt that plain decoding has put into the prefix cache.

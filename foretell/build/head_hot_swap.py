@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.wiring_check import CHECK_PROMPTS, accuracy, generate_samples
 from foretell.engine.engine import Engine
 from foretell.errors import ForetellError, ModelError
@@ -33,7 +32,7 @@ class HeadHotSwap:
     """Watches a folder, and replaces the served head of the same shape by the one in it."""
 
     def __init__(self, folder: Path, engine: Engine) -> None:
-        if not any(isinstance(drafter, HeadDrafter) for drafter in engine.drafter.drafters.values()):
+        if not engine.drafter.heads:
             raise ModelError("no draft head is served that another could replace; name one with --drafter")
         if engine.runner.model.shard is not None:
             raise ModelError(
@@ -63,8 +62,8 @@ class HeadHotSwap:
         opened = open_head(self.folder, runner.model.config)
         if isinstance(opened.config, AssistantConfig):
             raise ModelError(f"{self.folder}: an assistant is not replaced while it drafts; start again with it")
-        for name, drafter in self.engine.drafter.drafters.items():
-            if isinstance(drafter, HeadDrafter) and _shape(drafter.head.config) == _shape(opened.config):
+        for name, drafter in self.engine.drafter.heads.items():
+            if _shape(drafter.head.config) == _shape(opened.config):
                 head = opened.load(TargetWeights.of(runner.model), runner.model.dtype, runner.context)
                 pack_head(head, runner.model)
                 return HeadCandidate(name, head)
@@ -77,8 +76,7 @@ class HeadHotSwap:
         Runs between two steps, in the engine's thread. Without sequences to measure with, or without pages for them,
         nothing is decided, and `load_candidate` returns the candidate again.
         """
-        drafter = self.engine.drafter.drafters[candidate.name]
-        assert isinstance(drafter, HeadDrafter), "a candidate has the drafter of a head"
+        drafter = self.engine.drafter.heads[candidate.name]
         samples = generate_samples(self.engine.runner, self._prompts())
         is_new = candidate is not self._postponed
         self._postponed = None if samples else candidate

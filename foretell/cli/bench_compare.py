@@ -9,7 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.plan import QUICK_COMPARE, ComparePlan
+from foretell.bench.settings import QUICK_COMPARE, CompareSettings
 from foretell.bench.workloads import OWN, load, select
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     add_workload_arguments(group)
     group.add_argument("--per-task", type=int, metavar="N", help=f"prompts per task (default: {PER_TASK})")
-    usual = ComparePlan()
+    usual = CompareSettings()
     group.add_argument(
         "--max-tokens", type=int, metavar="N", help=f"maximum output tokens (default: {usual.max_tokens})"
     )
@@ -67,24 +67,24 @@ def run(args: argparse.Namespace) -> int:
     from foretell.bench.compare import run_compare
     from foretell.cli.bench_common import ProgressBar
 
-    plan, items = plan_of(args), items_of(args)
+    settings, items = settings_of(args), items_of(args)
     baseline = args.baseline or name_of(args.peers[0])
     with ExitStack() as stack:
         peers = peers_of(args, stack)
         names = [peer.name for peer in peers]
         if baseline not in names:
             raise RequestError("baseline", f"{baseline!r} is not one of the peers; {nearest(baseline, names)}")
-        found = run_compare(peers, items, plan, baseline, ProgressBar(), conditions(args, plan, peers))
+        found = run_compare(peers, items, settings, baseline, ProgressBar(), conditions(args, settings, peers))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
     return FAILED if found.errors else 0
 
 
-def plan_of(args: argparse.Namespace) -> ComparePlan:
-    """Return the plan with the values of given flags."""
+def settings_of(args: argparse.Namespace) -> CompareSettings:
+    """Return the settings with the values of given flags."""
     given = {"max_tokens": args.max_tokens, "temperature": args.temperature, "rounds": args.rounds}
-    usual = QUICK_COMPARE if args.quick else ComparePlan()
+    usual = QUICK_COMPARE if args.quick else CompareSettings()
     return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -108,7 +108,7 @@ def peers_of(args: argparse.Namespace, stack: ExitStack) -> list[Peer]:
     """Return all peers in order; running servers are contacted before ours is started."""
     from foretell.bench.peers import Endpoint, check_names
 
-    settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
+    options = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     EngineConfig(**given_options(args, EngineConfig))
     SpeculationConfig(**given_options(args, SpeculationConfig))
     found: dict[str, Peer] = {}
@@ -118,7 +118,7 @@ def peers_of(args: argparse.Namespace, stack: ExitStack) -> list[Peer]:
             endpoint.connect()
             found[word] = endpoint
     found |= in_process(args)
-    found |= own_servers(args, settings, stack)
+    found |= own_servers(args, options, stack)
     peers = [found[word] for word in args.peers]
     check_names(peers)
     return peers
@@ -133,14 +133,14 @@ def in_process(args: argparse.Namespace) -> dict[str, Peer]:
     return {peer.name: peer for peer in TransformersPeer(open_target(args), named).peers}
 
 
-def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
+def own_servers(args: argparse.Namespace, options: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
     """Start one server, for requests with and without speculation."""
     from foretell.bench.peers import Endpoint
     from foretell.bench.server_process import start_server
 
     if not any(word in args.peers for word in OWN_SERVER):
         return {}
-    url = stack.enter_context(start_server(settings)).url
+    url = stack.enter_context(start_server(options)).url
     found: dict[str, Peer] = {}
     for name, extra in ((OURS, {}), (PLAIN, {"speculative": False})):
         endpoint = Endpoint(name, Endpoint.parse(url).address, extra)
@@ -156,7 +156,7 @@ def report(args: argparse.Namespace, found: CompareResult) -> None:
     print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
-def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -> dict[str, Any]:
+def conditions(args: argparse.Namespace, settings: CompareSettings, peers: list[Peer]) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe_host
 
@@ -165,9 +165,9 @@ def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -
         "date": str(date.today()),
         "peers": {peer.name: peer.describe() for peer in peers},
         "workload": args.asked,
-        "max_tokens": plan.max_tokens,
-        "temperature": plan.temperature,
-        "rounds": plan.rounds,
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "rounds": settings.rounds,
         "machine": describe_host(),
     }
 

@@ -10,7 +10,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.plan import LoadPlan
+from foretell.bench.settings import LoadSettings
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -55,15 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rate", type=numbers, default=(), metavar="R,R", help="open loop: requests per second, with Poisson arrivals"
     )
-    plan = LoadPlan(())
-    group.add_argument("--seconds", type=float, help=f"seconds per load, shared by the arms ({plan.seconds:g})")
-    group.add_argument("--turns", type=int, metavar="N", help=f"time slices per arm in that time ({plan.turns})")
+    settings = LoadSettings(())
+    group.add_argument("--seconds", type=float, help=f"seconds per load, shared by the variants ({settings.seconds:g})")
+    group.add_argument(
+        "--turns", type=int, metavar="N", help=f"time slices per variant in that time ({settings.turns})"
+    )
     group.add_argument(
         "--max-tokens",
         type=int,
-        default=plan.max_tokens,
+        default=settings.max_tokens,
         metavar="N",
-        help=f"maximum output tokens ({plan.max_tokens})",
+        help=f"maximum output tokens ({settings.max_tokens})",
     )
     group.add_argument("--quick", action="store_true", help="1 and 4 clients, one server: under a minute")
     group.add_argument(
@@ -89,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
     if args.url is not None and args.base_url is not None:
         raise RequestError("base_url", "names a second server to load; give one URL")
     args.base_url = args.base_url or args.url
-    settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
-    check_settings(args, settings)
-    plan = plan_of(args)
+    options = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
+    check_options(args, options)
+    settings = settings_of(args)
     items = load(args.asked, args.data, args.tasks)
     with ExitStack() as stack:
-        arms = variants_of(*servers(args, settings, stack))
-        check_servers(arms, items, plan)
-        found = run_load(arms, items, plan, ProgressBar(), conditions(args, plan, arms, settings))
+        variants = variants_of(*servers(args, options, stack))
+        check_servers(variants, items, settings)
+        found = run_load(variants, items, settings, ProgressBar(), conditions(args, settings, variants, options))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -123,22 +125,22 @@ def slower(found: LoadResult) -> list[str]:
     return below
 
 
-def plan_of(args: argparse.Namespace) -> LoadPlan:
-    """Return the plan with the values of given flags."""
-    plan = LoadPlan(levels(args), max_tokens=args.max_tokens, temperature=args.temperature)
+def settings_of(args: argparse.Namespace) -> LoadSettings:
+    """Return the settings with the values of given flags."""
+    settings = LoadSettings(levels(args), max_tokens=args.max_tokens, temperature=args.temperature)
     given = {"seconds": args.seconds, "turns": args.turns}
     usual = QUICK if args.quick else {}
-    return replace(plan, **usual | {name: value for name, value in given.items() if value is not None})
+    return replace(settings, **usual | {name: value for name, value in given.items() if value is not None})
 
 
-def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
+def check_options(args: argparse.Namespace, options: dict[str, Any]) -> None:
     """Validate the flags before anything is started."""
     from foretell.bench.http_client import Address
 
     EngineConfig(**given_options(args, EngineConfig))
     SpeculationConfig(**given_options(args, SpeculationConfig))
-    if args.base_url is not None and settings:
-        raise RequestError(next(iter(settings)), "is a server setting; start the server with it")
+    if args.base_url is not None and options:
+        raise RequestError(next(iter(options)), "is a server setting; start the server with it")
     if args.base_url is None and args.fixed_url is not None:
         raise RequestError("fixed_url", "needs --base-url, the server with adaptive drafts")
     for url in (args.base_url, args.fixed_url):
@@ -155,7 +157,7 @@ def levels(args: argparse.Namespace) -> tuple[Level, ...]:
     return (*map(ClosedLoop, concurrency), *map(Poisson, args.rate))
 
 
-def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
+def servers(args: argparse.Namespace, options: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
     """Return the adaptive server and the fixed one, started unless named."""
     from foretell.bench.http_client import Address
     from foretell.bench.server_process import start_server
@@ -163,11 +165,11 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
     if args.base_url is not None:
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
         return Address.parse(args.base_url, args.api_key), fixed
-    adaptive = Address.parse(stack.enter_context(start_server(settings)).url)
+    adaptive = Address.parse(stack.enter_context(start_server(options)).url)
     fixed_length = (0 if args.quick else FIXED) if args.fixed is None else args.fixed
     if not fixed_length:
         return adaptive, None
-    other = stack.enter_context(start_server(settings | {"num_speculative_tokens": fixed_length}))
+    other = stack.enter_context(start_server(options | {"num_speculative_tokens": fixed_length}))
     return adaptive, Address.parse(other.url)
 
 
@@ -179,7 +181,7 @@ def report(args: argparse.Namespace, found: LoadResult) -> None:
 
 
 def conditions(
-    args: argparse.Namespace, plan: LoadPlan, arms: list[LoadVariant], settings: dict[str, Any]
+    args: argparse.Namespace, settings: LoadSettings, variants: list[LoadVariant], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe_host
@@ -187,14 +189,14 @@ def conditions(
     return {
         "version": __version__,
         "date": str(date.today()),
-        "model": None if args.base_url is not None else settings.get("model", EngineConfig.model),
+        "model": None if args.base_url is not None else options.get("model", EngineConfig.model),
         "server": args.base_url or "its own",
-        "arms": [arm.name for arm in arms],
-        "loads": [str(level) for level in plan.levels],
-        "seconds": plan.seconds,
-        "turns": plan.turns,
-        "max_tokens": plan.max_tokens,
-        "temperature": plan.temperature,
+        "arms": [variant.name for variant in variants],
+        "loads": [str(level) for level in settings.levels],
+        "seconds": settings.seconds,
+        "turns": settings.turns,
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
         "workload": args.asked,
         "machine": describe_host(),
     }

@@ -13,7 +13,7 @@ from foretell.bench.never_slower_grid import (
     MAIN_DRAFTERS,
     QUICK,
     QUICK_CELLS,
-    CellPlan,
+    CellSettings,
     GridCell,
     all_cells,
     select_cells,
@@ -28,7 +28,7 @@ from .bench_common import add_result_arguments, bench_command, integers, name_li
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import NeverSlowerResult
-    from foretell.bench.plan import BenchPlan
+    from foretell.bench.settings import BenchSettings
     from foretell.llm import LLM
 
 BELOW, INCONCLUSIVE = 1, 4  # exit codes
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batches", type=integers, default=(), metavar="N,N", help=f"only these batch sizes (default: {sizes})"
     )
-    usual = CellPlan()
+    usual = CellSettings()
     group.add_argument(
         "--max-tokens",
         type=int,
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from foretell.bench import never_slower
     from foretell.bench.batch_backend import EngineBatchBackend
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
-    from foretell.bench.plan import BenchPlan
+    from foretell.bench.settings import BenchSettings
     from foretell.cli.bench_common import ProgressBar
     from foretell.draft.registry import KINDS
 
@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     if not llm.assembly.profiler.is_complete:
         llm.measure()
     # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
-    stage = EngineBatchBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=extent.max_tokens, schemas=False))
+    stage = EngineBatchBackend(
+        llm, DrafterSlots(llm, target), BenchSettings(max_tokens=extent.max_tokens, schemas=False)
+    )
     found = never_slower.run(stage, cells, by_task, extent, ProgressBar(), conditions(llm, cells, extent))
     report(args, found)
     if found.stopped is not None:
@@ -98,7 +100,7 @@ def run_unseen(args: argparse.Namespace) -> int:
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
     from foretell.bench.measure import Variant
     from foretell.bench.page.never_slower import unseen_page
-    from foretell.bench.plan import BenchPlan
+    from foretell.bench.settings import BenchSettings
     from foretell.cli.bench_common import ProgressBar
 
     if args.unseen < 1:
@@ -106,7 +108,7 @@ def run_unseen(args: argparse.Namespace) -> int:
     if args.tasks or args.batches or args.quick:
         raise RequestError("unseen", "measures its own tasks at batch 1; leave out --tasks, --batches and --quick")
     # Without schemas: a grammar drafts as well, and this benchmark is about drafters.
-    plan = BenchPlan(
+    settings = BenchSettings(
         max_tokens=UNSEEN_TOKENS if args.length is None else args.length, rounds=args.rounds or 1, schemas=False
     )
     target = open_target(args)
@@ -117,30 +119,30 @@ def run_unseen(args: argparse.Namespace) -> int:
     if not llm.assembly.profiler.is_complete:
         llm.measure()
     cells = [(drafter, temperature) for drafter in drafters for temperature in unseen.TEMPERATURES]
-    measured = unseen.UnseenBench(llm, DrafterSlots(llm, target), plan).run(cells, items, ProgressBar())
-    found = unseen.UnseenResult(unseen_conditions(llm, plan), measured)
+    measured = unseen.UnseenBench(llm, DrafterSlots(llm, target), settings).run(cells, items, ProgressBar())
+    found = unseen.UnseenResult(unseen_conditions(llm, settings), measured)
     print_report(args, unseen.report_table(found), unseen.remarks(found), found.as_json(), lambda: unseen_page(found))
     if found.verdict == "slower" or not all(cell.same_text for cell in found.cells):
         return BELOW
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
 
 
-def unseen_conditions(llm: LLM, plan: BenchPlan) -> dict[str, Any]:
+def unseen_conditions(llm: LLM, settings: BenchSettings) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
     return {
         "version": __version__,
         "model": llm.config.model,
-        "max_tokens": plan.max_tokens,
-        "rounds": plan.rounds,
+        "max_tokens": settings.max_tokens,
+        "rounds": settings.rounds,
         "machine": describe(llm),
     }
 
 
-def extent_of(args: argparse.Namespace) -> CellPlan:
+def extent_of(args: argparse.Namespace) -> CellSettings:
     """Return the extent with the values of given flags."""
-    usual = QUICK if args.quick else CellPlan()
+    usual = QUICK if args.quick else CellSettings()
     rounds = usual.rounds if args.rounds is None else args.rounds
     most = max(usual.max_rounds, rounds) if args.most_rounds is None else args.most_rounds
     length = usual.max_tokens if args.length is None else args.length
@@ -161,7 +163,7 @@ def exit_code(found: NeverSlowerResult) -> int:
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
 
 
-def conditions(llm: LLM, cells: list[GridCell], extent: CellPlan) -> dict[str, Any]:
+def conditions(llm: LLM, cells: list[GridCell], extent: CellSettings) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 

@@ -7,7 +7,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.plan import DRAFTERS, OFFLINE, QUICK_DRAFTERS, QUICK_OFFLINE, BenchPlan
+from foretell.bench.settings import DRAFTERS, OFFLINE, QUICK_DRAFTERS, QUICK_OFFLINE, BenchSettings
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.options import add_options, given_options
@@ -60,14 +60,14 @@ def run_drafters(args: argparse.Namespace) -> int:
     from foretell.bench.measure import default_drafters, variants_of
     from foretell.draft.registry import KINDS
 
-    plan, items = asked(args, DRAFTERS, QUICK_DRAFTERS)
+    settings, items = asked(args, DRAFTERS, QUICK_DRAFTERS)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
-    arms = variants_of(args.drafters or (), args.nodes, base)
-    check_arms(arms)
+    variants = variants_of(args.drafters or (), args.nodes, base)
+    check_variants(variants)
     target = open_target(args)
-    if not arms:
-        arms = variants_of(default_drafters(KINDS, target.config.layers, items), args.nodes, base)
-    return measure(args, target, arms, plan, items)
+    if not variants:
+        variants = variants_of(default_drafters(KINDS, target.config.layers, items), args.nodes, base)
+    return measure(args, target, variants, settings, items)
 
 
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,22 +94,22 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 def run_offline(args: argparse.Namespace) -> int:
     from foretell.bench.measure import variant_grid
 
-    plan, items = asked(args, OFFLINE, QUICK_OFFLINE)
-    arms = variant_grid(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
-    check_arms(arms)
-    return measure(args, open_target(args), arms, plan, items)
+    settings, items = asked(args, OFFLINE, QUICK_OFFLINE)
+    variants = variant_grid(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
+    check_variants(variants)
+    return measure(args, open_target(args), variants, settings, items)
 
 
 def add_common_arguments(
-    parser: argparse.ArgumentParser, plan: BenchPlan, quick: BenchPlan, without: frozenset[str]
+    parser: argparse.ArgumentParser, settings: BenchSettings, quick: BenchSettings, without: frozenset[str]
 ) -> None:
     """Add the flags of workload, model and speculation."""
     group = parser.add_argument_group("workload")
     add_workload_arguments(group)
-    per_task, max_tokens = plan.per_task or "all", plan.max_tokens or "as each asks"
+    per_task, max_tokens = settings.per_task or "all", settings.max_tokens or "as each asks"
     group.add_argument("--per-task", type=int, metavar="N", help=f"prompts per task (default: {per_task})")
     group.add_argument("--max-tokens", type=int, metavar="N", help=f"maximum output tokens (default: {max_tokens})")
-    known = ",".join("as each asks" if each is None else f"{each:g}" for each in plan.temperatures)
+    known = ",".join("as each asks" if each is None else f"{each:g}" for each in settings.temperatures)
     group.add_argument(
         "--temperature", type=numbers, metavar="T,T", help=f"sampling temperatures, one or several (default: {known})"
     )
@@ -123,7 +123,9 @@ def add_common_arguments(
     )
     prompts = "prompt" if quick.per_task == 1 else "prompts"
     per_quick = f"{quick.per_task} {prompts} of at most {quick.max_tokens} tokens"
-    group.add_argument("--rounds", type=int, metavar="N", help=f"repetitions of each prompt (default: {plan.rounds})")
+    group.add_argument(
+        "--rounds", type=int, metavar="N", help=f"repetitions of each prompt (default: {settings.rounds})"
+    )
     group.add_argument(
         "--quick", action="store_true", help=f"{per_quick} per task, greedy: about a minute on two idle cores"
     )
@@ -132,24 +134,30 @@ def add_common_arguments(
     add_options(parser.add_argument_group("speculation"), SpeculationConfig, skip=without | {"workload"})
 
 
-def asked(args: argparse.Namespace, usual: BenchPlan, quick: BenchPlan) -> tuple[BenchPlan, list[BenchPrompt]]:
-    """Return the plan and the prompts of the flags."""
-    plan = (quick if args.quick else usual).override(
+def asked(
+    args: argparse.Namespace, usual: BenchSettings, quick: BenchSettings
+) -> tuple[BenchSettings, list[BenchPrompt]]:
+    """Return the settings and the prompts of the flags."""
+    settings = (quick if args.quick else usual).override(
         args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches
     )
-    return plan, load(args.asked, args.data, args.tasks)
+    return settings, load(args.asked, args.data, args.tasks)
 
 
-def check_arms(arms: list[Variant]) -> None:
+def check_variants(variants: list[Variant]) -> None:
     """Refuse unknown drafters before a model is loaded."""
     from foretell import draft
 
-    for arm in arms:
-        draft.drafter_names(arm.speculation)
+    for variant in variants:
+        draft.drafter_names(variant.speculation)
 
 
 def measure(
-    args: argparse.Namespace, target: ModelSource, arms: list[Variant], plan: BenchPlan, items: list[BenchPrompt]
+    args: argparse.Namespace,
+    target: ModelSource,
+    variants: list[Variant],
+    settings: BenchSettings,
+    items: list[BenchPrompt],
 ) -> int:
     """Run and report; an interruption is raised again after the report."""
     from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
@@ -157,10 +165,10 @@ def measure(
     from foretell.bench.run import BenchJob, run
     from foretell.cli.bench_common import ProgressBar
 
-    llm = load_llm_for(arms, **given_options(args, EngineConfig))
+    llm = load_llm_for(variants, **given_options(args, EngineConfig))
     if not llm.assembly.profiler.is_complete:
         llm.measure()
-    order = BenchJob(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
+    order = BenchJob(args.bench, variants, items, settings, conditions(args, llm, target, variants, settings))
     done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), ProgressBar())
     report(args, done)
     if done.stopped is not None:
@@ -177,7 +185,7 @@ def report(args: argparse.Namespace, done: FinishedRun) -> None:
 
 
 def conditions(
-    args: argparse.Namespace, llm: LLM, target: ModelSource, arms: list[Variant], plan: BenchPlan
+    args: argparse.Namespace, llm: LLM, target: ModelSource, variants: list[Variant], settings: BenchSettings
 ) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
@@ -188,12 +196,12 @@ def conditions(
         "model": llm.config.model,
         "weights": weights(target),
         "workload": args.asked,
-        "drafters": {arm.name: arm.speculation.num_speculative_tokens for arm in arms},
-        "temperatures": list(plan.temperatures),
-        "batches": list(plan.batches),
-        "max_tokens": plan.max_tokens,
-        "rounds": plan.rounds,
-        "per_task": plan.per_task,
+        "drafters": {variant.name: variant.speculation.num_speculative_tokens for variant in variants},
+        "temperatures": list(settings.temperatures),
+        "batches": list(settings.batches),
+        "max_tokens": settings.max_tokens,
+        "rounds": settings.rounds,
+        "per_task": settings.per_task,
         "machine": describe(llm),
     }
 

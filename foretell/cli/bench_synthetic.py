@@ -8,7 +8,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.synthetic import QUICK, SyntheticPlan
+from foretell.bench.synthetic import QUICK, SyntheticSettings
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
@@ -25,7 +25,7 @@ OFF = 1  # exit code if the measured speedup is off or an output differs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    usual = SyntheticPlan()
+    usual = SyntheticSettings()
     group = parser.add_argument_group("synthetic drafts")
     rates, lengths, batches = (",".join(map(str, each)) for each in (usual.rates, usual.lengths, usual.batches))
     group.add_argument("--acceptance", type=numbers, metavar="A,A", help=f"acceptance rates (default: {rates})")
@@ -44,25 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from foretell.bench.batch_backend import SyntheticBackend
     from foretell.bench.drafter_slots import DrafterSlots
-    from foretell.bench.plan import BenchPlan
+    from foretell.bench.settings import BenchSettings
     from foretell.bench.synthetic import run_synthetic
     from foretell.cli.bench_common import ProgressBar
     from foretell.llm import LLM
 
-    plan = plan_of(args)
+    settings = settings_of(args)
     target = open_target(args)
     llm = LLM(drafter="ngram", **given_options(args, EngineConfig))
-    settings = {setting.variant.name: setting for setting in plan.settings}
-    stage = SyntheticBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=plan.max_tokens), settings)
-    found = run_synthetic(stage, load("own", tasks=TASKS), plan, ProgressBar(), conditions(llm, target, plan))
+    cases = {case.variant.name: case for case in settings.cases}
+    stage = SyntheticBackend(llm, DrafterSlots(llm, target), BenchSettings(max_tokens=settings.max_tokens), cases)
+    found = run_synthetic(stage, load("own", tasks=TASKS), settings, ProgressBar(), conditions(llm, target, settings))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
     return 0 if found.holds and found.same_text else OFF
 
 
-def plan_of(args: argparse.Namespace) -> SyntheticPlan:
-    """Return the plan with the values of given flags."""
+def settings_of(args: argparse.Namespace) -> SyntheticSettings:
+    """Return the settings with the values of given flags."""
     given = {
         "rates": args.acceptance,
         "lengths": args.lengths,
@@ -72,7 +72,8 @@ def plan_of(args: argparse.Namespace) -> SyntheticPlan:
         "rounds": args.rounds,
     }
     return replace(
-        QUICK if args.quick else SyntheticPlan(), **{name: value for name, value in given.items() if value is not None}
+        QUICK if args.quick else SyntheticSettings(),
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
@@ -83,7 +84,7 @@ def report(args: argparse.Namespace, found: SyntheticResult) -> None:
     print_report(args, report_table(found), remarks(found), found.as_json(), lambda: page(found))
 
 
-def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, Any]:
+def conditions(llm: LLM, target: ModelSource, settings: SyntheticSettings) -> dict[str, Any]:
     """Return the conditions to repeat the measurement."""
     from foretell.bench.machine import describe
 
@@ -92,8 +93,8 @@ def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, 
         "date": str(date.today()),
         "model": llm.config.model,
         "weights": weights(target),
-        "max_tokens": plan.max_tokens,
-        "rounds": plan.rounds,
+        "max_tokens": settings.max_tokens,
+        "rounds": settings.rounds,
         "machine": describe(llm),
     }
 

@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
         print_columns(("target", "size", "drafters", ""), overview(shown), right=(1,))
     else:
         print(about(args.model, found, known))
-    print("\ndrafters:" if found else "\nfor any model, with nothing to download:")
-    print_columns(("", "", ""), drafter_rows(known_drafters(found.id if found else "")))
+    print_drafters(known_drafters(found.id if found else ""))
     return 0
 
 
@@ -96,6 +95,20 @@ def known_drafters(name: str) -> list[dict[str, Any]]:
         for each in (target.drafts if target else ())
     ]
     return own + [{"drafter": kind, "billions": None, "here": True, "note": note} for kind, note in FOR_ANY.items()]
+
+
+def print_drafters(drafters: Iterable[dict[str, Any]]) -> None:
+    """Print the drafters made for a target, then those for any target."""
+    from foretell.hub.pairs import FOR_ANY
+
+    own: list[dict[str, Any]] = []
+    for_any: list[dict[str, Any]] = []
+    for each in drafters:
+        (for_any if each["drafter"] in FOR_ANY else own).append(each)
+    for title, some in (("drafters", own), ("for any model, with nothing to download", for_any)):
+        if some:
+            print(f"\n{title}:")
+            print_columns(("", "", ""), drafter_rows(some))
 
 
 def drafter_rows(drafters: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from foretell.config import QUANTIZATIONS
 from foretell.errors import ForetellError
 
 from .common import Command, add_output_arguments, check_output_path, output_result
-from .pairs import drafter_rows, known_drafters
+from .pairs import known_drafters, print_drafters
 from .tables import print_columns
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def run(args: argparse.Namespace) -> int:
             if device in shown:
                 shown[device] += f", weights in {shown.pop(f'format_{device}')}"
         print_columns(("", ""), [(label(name), in_words(name, value)) for name, value in shown.items()])
-        if found["drafters"]:
-            print("\ndrafters:")
-            print_columns(("", "", ""), drafter_rows(found["drafters"]))
+        print_drafters(found["drafters"])
         if args.weights:
             print()
             print_matrices(found["matrices"])

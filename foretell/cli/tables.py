@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from foretell.utils.report_table import ReportTable
 
 PIPE_COLUMNS = 1000  # wide enough that no line is wrapped for a program that reads it
+GAP = 2  # characters between two columns
+LEAST_ROOM = 30  # characters of the last column; with fewer its phrases are printed below
+BELOW = " " * 6  # the indent of those
 
 # A cell is coloured by its last word, so that the colour never says more than the text.
 STYLES = {
@@ -25,11 +30,11 @@ STYLES = {
 }
 
 
-def open_console(to_stderr: bool = False) -> Console:
-    """Return a console that prints text as it is; its width is the terminal's, else $COLUMNS, else 80."""
+def open_console(to_stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console that prints text as it is; its width is the given one, the terminal's, $COLUMNS, or 80."""
     from rich.console import Console
 
-    return Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
+    return Console(stderr=to_stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_blocks(console: Console, blocks: Sequence[str | ReportTable]) -> None:
@@ -101,21 +106,46 @@ def styled(cell: str) -> RenderableType:
 def print_columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> None:
     """Print aligned columns; those in `right` are right-aligned. Without a header text, the header is left out.
 
-    Names in the first column are not wrapped, so that they can be copied; phrases are.
+    Names in the first column are not wrapped, so that they can be copied; phrases are. Remarks in a last column without
+    a name are printed below their rows where little room is left beside them. A pipe gets long lines unless $COLUMNS is
+    set.
     """
-    from rich.console import Console
+    rows, right = list(rows), frozenset(right)
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+    columns = open_console(width=width).width
+    are_names = not any(" " in row[0].strip() for row in rows)
+    if not are_names or headers[-1] or _has_room(rows, columns):
+        print("\n".join(_aligned(headers, rows, right, are_names, columns)))
+        return
+    lines = _aligned(headers[:-1], [row[:-1] for row in rows], right, are_names, PIPE_COLUMNS)
+    beside = max(map(len, lines)) + GAP
+    for line, remark in zip(lines, [*[""] * (len(lines) - len(rows)), *(row[-1] for row in rows)], strict=True):
+        if beside + len(remark) <= columns:
+            print(f"{line:{beside}}{remark}".rstrip())
+        else:
+            print("\n".join([line, *textwrap.wrap(remark, columns, initial_indent=BELOW, subsequent_indent=BELOW)]))
+
+
+def _has_room(rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Return whether the last column fits beside the others, or has enough room to be wrapped there."""
+    room = width - sum(max(map(len, column)) + GAP for column in list(zip(*rows, strict=True))[:-1])
+    return room >= min(LEAST_ROOM, max((len(row[-1]) for row in rows), default=0))
+
+
+def _aligned(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int], are_names: bool, width: int
+) -> list[str]:
+    """Return the lines of a table of that width."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
-    rows = list(rows)
-    are_names = not any(" " in row[0].strip() for row in rows)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=any(headers))
     for column, header in enumerate(headers):
-        side: JustifyMethod = "right" if column in set(right) else "left"
+        side: JustifyMethod = "right" if column in right else "left"
         table.add_column(header, justify=side, overflow="fold", no_wrap=are_names and column == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    console = open_console(width=width)
     with console.capture() as captured:
         console.print(table)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return [line.rstrip() for line in captured.get().splitlines()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.plan import BenchPlan
+from foretell.bench.settings import BenchSettings
 from foretell.bench.workloads import OWN, WORKLOADS, load, select
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -95,12 +95,12 @@ def run(args: argparse.Namespace) -> int:
     check_writable(evidence_path(args.out))
     if args.budget < MIN_BUDGET:
         raise RequestError("budget", f"must be {MIN_BUDGET:g} seconds or more, not {args.budget:g}")
-    plan = BenchPlan(max_tokens=args.max_tokens, rounds=1, temperatures=(args.temperature,), schemas=True)
+    settings = BenchSettings(max_tokens=args.max_tokens, rounds=1, temperatures=(args.temperature,), schemas=True)
     items = workload(args)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
     target = open_target(args)
-    arms = arms_to_try(args, base, items, target)
-    return search(args, arms, items, plan, target)
+    variants = variants_to_try(args, base, items, target)
+    return search(args, variants, items, settings, target)
 
 
 def workload(args: argparse.Namespace) -> list[BenchPrompt]:
@@ -112,7 +112,7 @@ def workload(args: argparse.Namespace) -> list[BenchPrompt]:
     return load(args.asked or OWN, args.data, args.tasks)
 
 
-def arms_to_try(
+def variants_to_try(
     args: argparse.Namespace, base: SpeculationConfig, items: list[BenchPrompt], target: ModelSource
 ) -> list[Variant]:
     """Return the variants to try, without self-drafting in the target's own quantization."""
@@ -124,12 +124,12 @@ def arms_to_try(
     chosen = args.drafters or [*default_drafters(KINDS, target.config.layers, items), *heads_of(args)]
     own = f"self:{target.cpu_quantization}"
     chosen = [name for name in chosen if name != own or args.drafters]
-    arms = SearchSpace(chosen, args.nodes, is_sampled(items, args.temperature)).variants(base)
-    for arm in arms:
-        draft.drafter_names(arm.speculation)
-    if not arms:
+    variants = SearchSpace(chosen, args.nodes, is_sampled(items, args.temperature)).variants(base)
+    for variant in variants:
+        draft.drafter_names(variant.speculation)
+    if not variants:
         raise RequestError("drafters", "leave nothing to try; name some, such as ngram,suffix")
-    return arms
+    return variants
 
 
 def heads_of(args: argparse.Namespace) -> list[str]:
@@ -142,7 +142,11 @@ def heads_of(args: argparse.Namespace) -> list[str]:
 
 
 def search(
-    args: argparse.Namespace, arms: list[Variant], items: list[BenchPrompt], plan: BenchPlan, target: ModelSource
+    args: argparse.Namespace,
+    variants: list[Variant],
+    items: list[BenchPrompt],
+    settings: BenchSettings,
+    target: ModelSource,
 ) -> int:
     """Search, write the results after every rung, and raise an interruption again at the end."""
     from time import monotonic
@@ -154,14 +158,14 @@ def search(
     from foretell.tune.successive_halving import SuccessiveHalving
 
     began = monotonic()
-    llm = load_llm_for(arms, **given_options(args, EngineConfig))
-    fitting, left_out = fitting_variants(arms, llm)
+    llm = load_llm_for(variants, **given_options(args, EngineConfig))
+    fitting, left_out = fitting_variants(variants, llm)
     stage = EngineBackend(llm, DrafterSlots(llm, target))
-    items, too_long = select(items, None, lambda item: stage.fits(item, plan))
+    items, too_long = select(items, None, lambda item: stage.fits(item, settings))
     if not items:
         raise RequestError("workload", "has no prompt that fits into this model's context; lower --max-tokens")
     left = max(MIN_BUDGET, args.budget - (monotonic() - began))
-    search_run = SuccessiveHalving(stage, fitting, interleave_tasks(items), plan, left, monotonic, ProgressBar())
+    search_run = SuccessiveHalving(stage, fitting, interleave_tasks(items), settings, left, monotonic, ProgressBar())
     conditions = conditions_of(args, llm, left_out, [item.id for item in too_long])
     search_run.after = lambda: write(args, search_run, conditions | {"complete": False, "seconds": monotonic() - began})
     stopped: BaseException | None = None
@@ -180,7 +184,7 @@ def search(
     return 0
 
 
-def fitting_variants(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list[str]]:
+def fitting_variants(variants: list[Variant], llm: LLM) -> tuple[list[Variant], list[str]]:
     """Return the variants whose drafters fit in memory, and the drafters that do not."""
     from foretell import draft
     from foretell.bench.drafter_slots import has_weights
@@ -188,11 +192,13 @@ def fitting_variants(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list
     loaded = set(llm.engine.drafter.drafters)
     lacking = {
         name
-        for arm in arms
-        for name in draft.drafter_names(arm.speculation)
+        for variant in variants
+        for name in draft.drafter_names(variant.speculation)
         if has_weights(name) and name not in loaded
     }
-    return [arm for arm in arms if not lacking & set(draft.drafter_names(arm.speculation))], sorted(lacking)
+    return [variant for variant in variants if not lacking & set(draft.drafter_names(variant.speculation))], sorted(
+        lacking
+    )
 
 
 def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_long: list[str]) -> dict[str, Any]:

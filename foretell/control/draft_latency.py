@@ -73,7 +73,7 @@ class DraftCosts:
         return {} if self._fit is None else self._fit.dump()
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Continue from saved prices."""
+        """Replace the prices with those of an earlier start, unless these have another format."""
         found = Fit.load(saved, len(DraftPrices._fields), self.tuning)
         if found is not None:
             self._fit, self._prices = found, DraftPrices(*found.mean.tolist())
@@ -141,7 +141,7 @@ class HostGap:
         self._async_steps = 0  # since the last synchronous one
 
     def observe(self, batch_size: int, seconds: float, device_drafts: bool = False) -> None:
-        """Add a measured gap."""
+        """Add the seconds between two steps of this batch size, in which the device waited for the host."""
         size = batch_size.bit_length()
         samples = self._samples.setdefault((size, device_drafts), deque(maxlen=self.tuning.gap_samples))
         samples.append(seconds)

@@ -26,7 +26,7 @@ class AlwaysAvailable:
     unavailable: frozenset[str] = frozenset()
 
     def request_load(self, name: str) -> None:
-        """Do nothing."""
+        """Load nothing: without a loader no weights were unloaded."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from foretell.draft.base import Drafter, HiddenStateDrafter, check_traits
+from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.sampling import needs_draft_probs
 from foretell.draft.heads.tree import ROOT
 from foretell.draft.idle_unload import UnloadableDrafter
@@ -91,6 +92,7 @@ class MixDrafter(Drafter):
         self.default_drafters = tuple(self.drafters) if default_drafters is None else default_drafters
         self.supervisor = supervisor or Supervisor()
         self.merged = {drafter.name: drafter for drafter in every if isinstance(drafter, MergedDrafter)}
+        self.heads = {drafter.name: drafter for drafter in every if isinstance(drafter, HeadDrafter)}  # can be replaced
         self._unloadable = {drafter.name: drafter for drafter in every if isinstance(drafter, UnloadableDrafter)}
         self._with_kv = {
             drafter.name: drafter

@@ -182,8 +182,8 @@ def _split_row(found: PlanResult, split: int, row: PlanRow) -> list[str]:
 
 def _speedup(row: PlanRow) -> str:
     """Return the ratio with a word; a step without drafts is plain decoding."""
-    ratio = f"{row.speedup:.2f}"
-    if ratio == "1.00":
+    ratio = f"{row.speedup:.2f}x"
+    if ratio == "1.00x":
         return ratio
     return f"{ratio} {'faster' if row.speedup > 1 else 'slower'}"
 

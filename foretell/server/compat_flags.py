@@ -26,8 +26,11 @@ ALGORITHMS = {
     "DRAFT-EAGLE3": "eagle3",
     "DRAFT-MTP": "mtp",
     "DRAFT-DFLASH": "dflash",
+    "DRAFT-DSPARK": "dspark",
     "NGRAM-SIMPLE": "ngram",
     "NGRAM-MAP-K": "ngram",
+    "NGRAM-MAP-K4V": "ngram",
+    "NGRAM-CACHE": "ngram",
     "NGRAM-MOD": "ngram",
 }
 AUTOMATIC = -1  # llama.cpp's number of parallel sequences that it chooses itself
@@ -48,7 +51,14 @@ class CompatFlags:
             "--model-draft",
             "-md",
             "--spec-model",
+            "--spec-draft-model",
         ),
+    )
+    spec_draft_hf: str | None = option(
+        None,
+        "llama.cpp: draft model from a Hugging Face repository of GGUF files, OWNER/REPO[:QUANT] (default: Q4_K_M)",
+        aliases=("-hfd", "-hfrd", "--hf-repo-draft"),
+        metavar="REPO",
     )
     speculative_algorithm: str | None = option(
         None,
@@ -60,13 +70,33 @@ class CompatFlags:
     speculative_eagle_topk: int | None = option(
         None, "SGLang: branches per node of the draft tree; 1 is a chain, above that the controller chooses the width"
     )
+    speculative_use_rejection_sampling: bool = option(False, "SGLang: same as --rule rejection")
+    speculative_use_block_verification: bool = option(False, "SGLang: same as --rule block")
     num_draft_tokens: int | None = option(None, "MLX: same as --num-speculative-tokens", aliases=("--spec-tokens",))
     draft_max: int | None = option(
         None,
         "llama.cpp: same as --max-draft",
-        aliases=("--draft", "--draft-n", "--spec-draft-n-max", "--spec-ngram-size-m"),
+        aliases=(
+            "--draft",
+            "--draft-n",
+            "--spec-draft-n-max",
+            "--spec-ngram-size-m",
+            "--spec-ngram-simple-size-m",
+            "--spec-ngram-map-k-size-m",
+            "--spec-ngram-map-k4v-size-m",
+            "--spec-ngram-mod-n-max",
+        ),
     )
-    spec_ngram_size_n: int | None = option(None, "llama.cpp: length of the n-gram to match")
+    spec_ngram_size_n: int | None = option(
+        None,
+        "llama.cpp: length of the n-gram to match",
+        aliases=(
+            "--spec-ngram-simple-size-n",
+            "--spec-ngram-map-k-size-n",
+            "--spec-ngram-map-k4v-size-n",
+            "--spec-ngram-mod-n-match",
+        ),
+    )
     context_length: int | None = option(
         None, "SGLang, llama.cpp: same as --max-model-len", aliases=("--ctx-size", "-c")
     )
@@ -150,7 +180,7 @@ class CompatFlags:
             return None
         if self.hf_file is not None:
             return f"{self.hf_repo.partition(':')[0]}/{self.hf_file}"
-        return self.hf_repo if ":" in self.hf_repo else f"{self.hf_repo}:latest"
+        return _gguf_repo(self.hf_repo)
 
     def speculation_options(self) -> dict[str, Any]:
         """Return the equivalent speculation options."""
@@ -160,6 +190,7 @@ class CompatFlags:
             "num_speculative_tokens": _given_once("num_draft_tokens", self.num_draft_tokens, chain),
             "max_draft": _given_once("draft_max", self.draft_max, max_draft),
             "tree_nodes": tree,
+            "rule": self._rule(),
             "prompt_lookup_min": self.spec_ngram_size_n,
             "prompt_lookup_max": self.spec_ngram_size_n,
         }
@@ -172,17 +203,26 @@ class CompatFlags:
             return []
         return [f"--speculative-eagle-topk {self.speculative_eagle_topk} (the controller chooses the tree width)"]
 
+    def _rule(self) -> str | None:
+        if (
+            self.speculative_use_block_verification
+        ):  # a form of rejection sampling, which SGLang's flags may both ask for
+            return "block"
+        return "rejection" if self.speculative_use_rejection_sampling else None
+
     def _drafter(self) -> str | None:
+        hf_repo = None if self.spec_draft_hf is None else _gguf_repo(self.spec_draft_hf)
+        model = _given_once("speculative_model", self.speculative_model, hf_repo)
         if self.speculative_algorithm is None:
-            return None if self.speculative_model is None else _drafter_name(None, self.speculative_model)
+            return None if model is None else _drafter_name(None, model)
         methods = [_method(name.strip()) for name in self.speculative_algorithm.split(",")]
         if "none" in methods and len(methods) > 1:
             raise RequestError("speculative_algorithm", "combines none with others; leave one of them out")
         for method in methods:
-            if METHODS[method] == "model" and self.speculative_model is None:
+            if METHODS[method] == "model" and model is None:
                 reason = f"{self.speculative_algorithm} needs --speculative-draft-model"
                 raise RequestError("speculative_algorithm", reason)
-        return ",".join(dict.fromkeys(_drafter_name(method, self.speculative_model) for method in methods))
+        return ",".join(dict.fromkeys(_drafter_name(method, model) for method in methods))
 
     def _draft_sizes(self) -> tuple[int | None, int | None, int | None]:
         """Return the chain length or tree depth, the most draft tokens, and the nodes of the tree.
@@ -198,6 +238,11 @@ class CompatFlags:
         if len(sizes) == 2:
             return self.speculative_num_steps, None, nodes
         return None, max(sizes, default=None), None
+
+
+def _gguf_repo(name: str) -> str:
+    """Return a repository of GGUF files in a form that selects llama.cpp's default file if it names none."""
+    return name if ":" in name else f"{name}:latest"
 
 
 def _word_list(text: str) -> tuple[str, ...]:

@@ -109,6 +109,7 @@ class ServerConfig:
         "auto",
         "tool call format of the model (auto: from its chat template)",
         choices=(*TOOL_PARSERS, *OTHER_TOOL_PARSERS),
+        metavar="FORMAT",
     )
     reasoning_parser: str = option(
         "auto",

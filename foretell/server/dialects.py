@@ -79,7 +79,7 @@ RESPONSES = Dialect(
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:
-    """Return Ollama's error body."""
+    """Return an error as Ollama sends it: the message without a type or a field."""
     return {"error": error.message}
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from foretell.bench.intervals import INTERVAL, compared, shown
 from foretell.bench.measure import PLAIN, BenchBackend, ProgressCallback, Sample, Variant, measure
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import ALL, PairGroup, TaskCell, group_pairs, task_cell
+from foretell.bench.settings import BenchSettings
 from foretell.tune.search_space import AUTO, DEFAULT_RULE, serve_settings
 from foretell.utils.report_table import ReportTable
 
@@ -57,7 +57,7 @@ class SuccessiveHalving:
     backend: BenchBackend
     variants: Sequence[Variant]
     prompts: Sequence[BenchPrompt]
-    plan: BenchPlan
+    settings: BenchSettings
     budget: float  # seconds
     clock: Callable[[], float]
     watch: ProgressCallback
@@ -103,7 +103,7 @@ class SuccessiveHalving:
             self.watch(done, total, f"{len(variants)} variants, {what.partition(',')[0]}")
 
         try:
-            measure(self.backend, in_order, items, replace(self.plan, rounds=1), new, check_time)
+            measure(self.backend, in_order, items, replace(self.settings, rounds=1), new, check_time)
         finally:
             samples += [replace(sample, round=self._passes) for sample in new]
             self._passes += 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foretell.bench.measure import MeasureJob, TimedOutput, Variant
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
+from foretell.bench.settings import BenchSettings
 from foretell.config import SpeculationConfig
 from foretell.sampling_params import SamplingParams
 
@@ -31,10 +31,10 @@ class FakeBackend:
     def reset(self, variants: Sequence[Variant]) -> None:
         self.refreshed.append(len(self.log))
 
-    def fits(self, item: BenchPrompt, plan: BenchPlan) -> bool:
+    def fits(self, item: BenchPrompt, settings: BenchSettings) -> bool:
         return item.id not in self.too_long
 
-    def prepare(self, item: BenchPrompt, temperature: float | None, plan: BenchPlan) -> list[MeasureJob]:
+    def prepare(self, item: BenchPrompt, temperature: float | None, settings: BenchSettings) -> list[MeasureJob]:
         params = SamplingParams(temperature=temperature or 0.0)
         return [
             MeasureJob(item.id, item.task, turn, (1,), params, item.prediction) for turn in range(len(item.turns) + 1)

@@ -24,11 +24,11 @@ from foretell.bench.measure import (
     variants_of,
 )
 from foretell.bench.metrics import CURVE_POINTS, AcceptanceByDepth, Latency, token_times
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.report import brief, report_table
 from foretell.bench.results import BenchResult, read_result, result_from_json
 from foretell.bench.run import BenchJob, run
+from foretell.bench.settings import BenchSettings
 from foretell.bench.transcripts import transcripts_of
 from foretell.build.model_source import no_progress, open_model
 from foretell.cli.bench_common import WIDTH, ProgressBar, bar
@@ -38,7 +38,7 @@ from foretell.sampling_params import SamplingParams
 
 from .fakes import TEXT, FakeBackend, ignore_progress, items, variants
 
-BOTH = BenchPlan(rounds=2, temperatures=(0.0,), batches=(1, 4))
+BOTH = BenchSettings(rounds=2, temperatures=(0.0,), batches=(1, 4))
 
 
 def test_a_batch_has_different_prompts_of_one_task() -> None:
@@ -46,12 +46,12 @@ def test_a_batch_has_different_prompts_of_one_task() -> None:
         *(BenchPrompt(f"code-{i}", "code", ({"role": "user", "content": f"{i}"},)) for i in range(5)),
         BenchPrompt("go-on", "text", text="Once"),
     ]
-    found = make_batches(params, 4, BenchPlan(max_tokens=8))
+    found = make_batches(params, 4, BenchSettings(max_tokens=8))
     assert [[item.task for item in pack] for pack in found] == [["code"] * 4] * 2 + [["text"] * 4]
     said = [item.text or item.messages[-1]["content"] for pack in found for item in pack]
     assert len(set(said)) == 12 and len({item.id for pack in found for item in pack}) == 12
     assert all(item.sampling == {"min_tokens": 8} for pack in found for item in pack), "none ends at once"
-    assert make_batches(params, 1, BenchPlan()) == [[item] for item in params], "alone each is as it is"
+    assert make_batches(params, 1, BenchSettings()) == [[item] for item in params], "alone each is as it is"
     assert rephrase(params[0], 0) is params[0]
 
 
@@ -133,8 +133,8 @@ class BackendWithOrigins(FakeBackend):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_transcripts_keep_the_drafter_of_each_token(batch: int) -> None:
     samples: list[object] = []
-    plan = BenchPlan(rounds=2, batches=(batch,), temperatures=(0.0,))
-    measure(BackendWithOrigins(), [PLAIN, *variants("b", "a")], items(code=2), plan, samples, ignore_progress)  # type: ignore[arg-type]
+    settings = BenchSettings(rounds=2, batches=(batch,), temperatures=(0.0,))
+    measure(BackendWithOrigins(), [PLAIN, *variants("b", "a")], items(code=2), settings, samples, ignore_progress)  # type: ignore[arg-type]
     found = transcripts_of(samples, BackendWithOrigins().decode)  # type: ignore[arg-type]
     assert [record.prompt_id for record in found] == ["code-0", "code-1"]
     for record in found:
@@ -235,9 +235,9 @@ def test_outputs_of_a_batch_equal_those_of_single_requests(tiny_folder: Path) ->
     backend = EngineBackend(llm, DrafterSlots(llm, open_model(str(tiny_folder), EngineConfig(), no_progress)))
     fox = "The quick brown fox. The quick"
     params = [BenchPrompt(f"fox-{i}", "copy", text=f"{i} {fox}", sampling={"ignore_eos": True}) for i in range(3)]
-    plan = BenchPlan(max_tokens=12)
+    settings = BenchSettings(max_tokens=12)
     backend.reset([PLAIN, variant])
-    jobs = [backend.prepare(item, 0.0, plan)[0] for item in params]
+    jobs = [backend.prepare(item, 0.0, settings)[0] for item in params]
     alone = [backend.generate(PLAIN, job) for job in jobs]
     batched = backend.generate(variant, replace(jobs[0], others=tuple(jobs[1:])))
     assert batched.tokens == tuple(token for written in alone for token in written.tokens)

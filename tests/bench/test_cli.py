@@ -242,5 +242,5 @@ def test_default_names_fit_the_model_and_the_workload() -> None:
 
 
 def test_a_command_line_that_only_looks_needs_no_torch() -> None:
-    modules = "workloads, measure, results, report, run, plan, machine"
+    modules = "workloads, measure, results, report, run, settings, machine"
     assert not loaded_by(f"from foretell.bench import {modules}; import foretell.cli.bench") & {"torch", "numpy"}

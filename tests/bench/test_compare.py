@@ -16,8 +16,8 @@ from foretell.bench.check import running_requests
 from foretell.bench.compare import remarks, report_table, run_compare
 from foretell.bench.http_client import MAX_LINE_BYTES, Address
 from foretell.bench.peers import Endpoint, PeerReply, TransformersPeer, accepted_draft_tokens
-from foretell.bench.plan import ComparePlan
 from foretell.bench.prompt import BenchPrompt, RequestParams
+from foretell.bench.settings import CompareSettings
 from foretell.bench.workloads import load
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
@@ -147,10 +147,10 @@ def test_a_request_of_ones_own_is_asked_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(TRACED) + "\n")
     (item,) = load("trace", path)
-    (script, other), usual = (Script("vllm"), Script("vllm")), ComparePlan(max_tokens=8)
-    for each, plan in ((script, usual), (other, replace(usual, temperature=0.0))):
+    (script, other), usual = (Script("vllm"), Script("vllm")), CompareSettings(max_tokens=8)
+    for each, settings in ((script, usual), (other, replace(usual, temperature=0.0))):
         with serving(each) as url:
-            Endpoint.parse(url).generate(item, plan.request_params(item))
+            Endpoint.parse(url).generate(item, settings.request_params(item))
     (body,) = script.params
     same = ("messages", "stop", "top_p", "temperature", "seed", "response_format", "prediction")
     assert {name: body.get(name) for name in same} == {name: TRACED[name] for name in same}
@@ -184,7 +184,7 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     base = FakePeer("base", lambda item: 1.0, steps=11.0)
     fast = FakePeer("fast", lambda item: 0.25 if item.task == "code" else 1.0, "other", steps=5.5)
     found = run_compare(
-        [base, fast], items(code=2, chat=2), ComparePlan(rounds=2), "base", ignore_progress, {"model": "m"}
+        [base, fast], items(code=2, chat=2), CompareSettings(rounds=2), "base", ignore_progress, {"model": "m"}
     )
     assert len(base.log) == len(fast.log) == 4 * 3
     cells = {(cell.task, cell.peer): cell for cell in found.cells}
@@ -197,14 +197,14 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     assert overall["fast"].speedup_interval == pytest.approx((2.0, 2.0))
     reported = json.loads(json.dumps(found.as_json()))
     assert reported["baseline"] == "base" and reported["same_text"] is False
-    means = ["all", "fast", "2.5", "1000 / 1000", "2.00", "2.00 faster", "2.00-2.00", "0 of 4"]
+    means = ["all", "fast", "2.5", "1000 / 1000", "2.00", "2.00x faster", "2.00-2.00", "0 of 4"]
     assert means in report_table(found).rows
 
 
 def test_errors_are_counted_and_reported() -> None:
     base = FakePeer("base", lambda item: 1.0)
     broken = FakePeer("broken", lambda item: 1.0, error="HTTP 500: no")
-    found = run_compare([base, broken], items(code=1), ComparePlan(rounds=2), "base", ignore_progress, {})
+    found = run_compare([base, broken], items(code=1), CompareSettings(rounds=2), "base", ignore_progress, {})
     cell = found.cells[1]
     assert (cell.errors, cell.speedup, cell.tokens_per_second, found.errors) == (2, None, None, 2)
     assert any("ERRORS, broken, code: HTTP 500: no (2 times)" in line for line in remarks(found))
@@ -213,12 +213,12 @@ def test_errors_are_counted_and_reported() -> None:
 def test_a_stop_leaves_what_there_is() -> None:
     base = FakePeer("base", lambda item: 1.0)
     base.stop_after = 4
-    found = run_compare([base], items(code=2), ComparePlan(rounds=3), "base", ignore_progress, {})
+    found = run_compare([base], items(code=2), CompareSettings(rounds=3), "base", ignore_progress, {})
     assert isinstance(found.stopped, KeyboardInterrupt) and found.cells[0].prompts == 2
     base = FakePeer("base", lambda item: 1.0)
     base.stop_after = 1
     with pytest.raises(KeyboardInterrupt):
-        run_compare([base], items(code=2), ComparePlan(), "base", ignore_progress, {})
+        run_compare([base], items(code=2), CompareSettings(), "base", ignore_progress, {})
 
 
 # As it is typed

@@ -11,8 +11,8 @@ from foretell.bench import engine_backend
 from foretell.bench.drafter_slots import DrafterSlots, has_weights, load_llm_for
 from foretell.bench.engine_backend import EngineBackend
 from foretell.bench.measure import PLAIN, variants_of
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
+from foretell.bench.settings import BenchSettings
 from foretell.build.model_source import ModelSource, no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.ngram import NGramDrafter
@@ -70,7 +70,7 @@ def test_a_draft_model_is_loaded_once(tiny_folder: Path, target: ModelSource) ->
 def test_later_turns_follow_plain_answers_and_every_prompt_is_cached(llm: LLM, target: ModelSource) -> None:
     backend = EngineBackend(llm, DrafterSlots(llm, target))
     talk = BenchPrompt("talk", "chat", ({"role": "user", "content": "Hi"},), turns=("And?",))
-    first, second = backend.prepare(talk, 0.0, BenchPlan(max_tokens=20))
+    first, second = backend.prepare(talk, 0.0, BenchSettings(max_tokens=20))
     (output,) = llm.generate([list(first.prompt)], first.params)
     answer = [{"role": "assistant", "content": output.outputs[0].text}, {"role": "user", "content": "And?"}]
     assert list(second.prompt) == backend.encode([*talk.messages, *answer])
@@ -90,7 +90,7 @@ def test_every_variant_has_every_prompt_cached(tmp_path: Path, tiny_folder: Path
     backend.reset(variants)
     text = "The quick brown fox jumps over the lazy dog. " * 2
     talk = BenchPrompt("talk", "chat", ({"role": "user", "content": text},), turns=("And?",))
-    jobs = backend.prepare(talk, 0.0, BenchPlan(max_tokens=8))
+    jobs = backend.prepare(talk, 0.0, BenchSettings(max_tokens=8))
     assert len(jobs) == 2 and len(jobs[0].prompt) > 2 * llm.config.page_size
     prefilled: list[int] = []
     measure = engine_backend.timed_generate
@@ -115,7 +115,7 @@ def test_only_some_rules_promise_the_tokens(llm: LLM, target: ModelSource) -> No
     backend.reset([PLAIN, *variants])
     item = BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown fox. The")
     for temperature, must_match in ((0.0, True), (1.0, False)):
-        (job,) = backend.prepare(item, temperature, BenchPlan(max_tokens=8))
+        (job,) = backend.prepare(item, temperature, BenchSettings(max_tokens=8))
         assert backend.generate(variants[0], job).must_match is must_match
         assert backend.generate(PLAIN, job).must_match is not must_match or temperature == 0.0
 
@@ -127,7 +127,7 @@ def test_a_prediction_goes_to_drafters_that_use_it(
     backend = EngineBackend(llm, DrafterSlots(llm, target))
     backend.reset(variants)
     (job,) = backend.prepare(
-        BenchPrompt("fox", "edit", text="The quick", prediction="brown fox"), 0.0, BenchPlan(max_tokens=4)
+        BenchPrompt("fox", "edit", text="The quick", prediction="brown fox"), 0.0, BenchSettings(max_tokens=4)
     )
     requests, given = llm.assembly.requests, []
     make = requests.make
@@ -151,7 +151,7 @@ def test_a_drafter_that_fails_is_counted(llm: LLM, target: ModelSource, caplog: 
     backend = EngineBackend(llm, DrafterSlots(llm, target))
     backend.reset(variants)
     (job,) = backend.prepare(
-        BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, BenchPlan(max_tokens=4)
+        BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, BenchSettings(max_tokens=4)
     )
     backend._slots["ngram"].drafter.drafters["ngram"].propose = fail  # type: ignore[method-assign]
     assert backend.generate(variants[0], job).drafter_failures > 0

@@ -28,8 +28,8 @@ from foretell.bench.load import (
     run_load,
     variants_of,
 )
-from foretell.bench.plan import LoadPlan
 from foretell.bench.prompt import BenchPrompt
+from foretell.bench.settings import LoadSettings
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
@@ -197,7 +197,7 @@ def test_loads_that_cannot_be_are_refused() -> None:
             make()
     for wrong in ({"seconds": 0.0}, {"turns": 0}, {"max_tokens": 0}):
         with pytest.raises(RequestError, match=next(iter(wrong))):
-            replace(LoadPlan(()), **wrong)
+            replace(LoadSettings(()), **wrong)
 
 
 # What is asked
@@ -205,17 +205,19 @@ def test_loads_that_cannot_be_are_refused() -> None:
 
 def test_variants_send_the_same_requests_and_find_none_cached() -> None:
     off, auto = variants_of(HERE, None)
-    plan = LoadPlan((), max_tokens=9, temperature=0.5)
+    settings = LoadSettings((), max_tokens=9, temperature=0.5)
     talk = [BenchPrompt(f"t{i}", "chat", ({"role": "user", "content": str(i)},), max_tokens=i + 8) for i in range(3)]
-    ours, theirs = (list(islice(request_bodies(talk, plan, variant, "turn 0", "run"), 6)) for variant in (off, auto))
+    ours, theirs = (
+        list(islice(request_bodies(talk, settings, variant, "turn 0", "run"), 6)) for variant in (off, auto)
+    )
     assert [body["messages"] for body in ours] == [body["messages"] for body in theirs]
     assert [body["seed"] for body in ours] == [body["seed"] for body in theirs]
     assert len({body["seed"] for body in ours}) == 6, "a repeated request has another seed"
     assert len({body["cache_salt"] for body in ours + theirs}) == 4, "one for each arm and pass"
     assert all(body["speculative"] is False for body in ours) and all("speculative" not in body for body in theirs)
     assert {body["max_tokens"] for body in ours} == {8, 9} and ours[0]["temperature"] == 0.5
-    other = [body["messages"] for body in islice(request_bodies(talk * 9, plan, off, "turn 1", "run"), 27)]
-    assert other != [body["messages"] for body in islice(request_bodies(talk * 9, plan, off, "turn 0", "run"), 27)]
+    other = [body["messages"] for body in islice(request_bodies(talk * 9, settings, off, "turn 1", "run"), 27)]
+    assert other != [body["messages"] for body in islice(request_bodies(talk * 9, settings, off, "turn 0", "run"), 27)]
 
 
 def test_a_fixed_length_is_a_server_of_its_own() -> None:
@@ -285,8 +287,8 @@ def faked(monkeypatch: pytest.MonkeyPatch, paces: Mapping[str, int], stop_after:
 
 def test_variants_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
     log = faked(monkeypatch, {"off": 100, "auto": 190, "on": 200})
-    plan = LoadPlan((ClosedLoop(1), ClosedLoop(4)), seconds=18, turns=3)
-    found = run_load(variants_of(HERE, HERE), items(chat=1), plan, ignore_progress, {"model": "m"})
+    settings = LoadSettings((ClosedLoop(1), ClosedLoop(4)), seconds=18, turns=3)
+    found = run_load(variants_of(HERE, HERE), items(chat=1), settings, ignore_progress, {"model": "m"})
     order = [variant for level, variant in log if level == "1 at once"]
     assert order == ["off", "auto", "on", "auto", "on", "off", "on", "off", "auto"] and len(log) == 18
     reported = json.loads(json.dumps(found.as_json()))
@@ -296,15 +298,15 @@ def test_variants_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> 
     assert overall["auto"]["speedup"] == pytest.approx(1.9) and overall["auto"]["cells"] == 2
     assert overall["auto"]["speedup_interval"] == [pytest.approx(1.9)] * 2
     assert {"accepted_per_step", "same_text"} < set(overall["on"]) and "draws" not in reported["cells"][0]
-    latencies, speedup = ["100.0 / 100.0", "10.0 / 10.0"], ["1.90 faster", "1.90-1.90"]
+    latencies, speedup = ["100.0 / 100.0", "10.0 / 10.0"], ["1.90x faster", "1.90-1.90"]
     assert ["4 at once", "auto", "3", "19.0", *latencies, *speedup, "-", "-"] in report_table(found).rows
     assert not any("--fixed-url" in line for line in remarks(found))
 
 
 def test_a_stop_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     faked(monkeypatch, {"off": 100, "auto": 150}, stop_after=3)
-    plan = LoadPlan((ClosedLoop(1),), seconds=8, turns=2)
-    found = run_load(variants_of(HERE, None), items(chat=1), plan, ignore_progress, {})
+    settings = LoadSettings((ClosedLoop(1),), seconds=8, turns=2)
+    found = run_load(variants_of(HERE, None), items(chat=1), settings, ignore_progress, {})
     assert isinstance(found.stopped, KeyboardInterrupt)
     assert {cell.variant: (cell.requests, cell.speedup) for cell in found.cells} == {
         "off": (1, 1.0),
@@ -317,12 +319,12 @@ def test_a_stop_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("finished", [0, 1])
 def test_a_stop_in_the_first_runs_of_a_variant_is_no_fault(finished: int, monkeypatch: pytest.MonkeyPatch) -> None:
     faked(monkeypatch, {"off": 100, "auto": 150}, stop_after=finished)
-    plan = LoadPlan((ClosedLoop(1),), seconds=8, turns=2)
+    settings = LoadSettings((ClosedLoop(1),), seconds=8, turns=2)
     if not finished:
         with pytest.raises(KeyboardInterrupt):
-            run_load(variants_of(HERE, None), items(chat=1), plan, ignore_progress, {})
+            run_load(variants_of(HERE, None), items(chat=1), settings, ignore_progress, {})
         return
-    found = run_load(variants_of(HERE, None), items(chat=1), plan, ignore_progress, {})
+    found = run_load(variants_of(HERE, None), items(chat=1), settings, ignore_progress, {})
     assert [cell.variant for cell in found.cells] == ["off"] and isinstance(found.stopped, KeyboardInterrupt)
 
 

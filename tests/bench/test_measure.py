@@ -7,15 +7,15 @@ import io
 import pytest
 
 from foretell.bench.measure import PLAIN, Sample, TimedOutput, measure, rotated
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.run import BenchJob, run
+from foretell.bench.settings import BenchSettings
 from foretell.cli.bench_common import LINE_SECONDS, ProgressBar
 from foretell.errors import RequestError
 
 from .fakes import TEXT, FakeBackend, ignore_progress, items, variants
 
-ONCE = BenchPlan(rounds=1, temperatures=(0.0,))
+ONCE = BenchSettings(rounds=1, temperatures=(0.0,))
 
 
 def test_variants_rotate() -> None:
@@ -24,7 +24,7 @@ def test_variants_rotate() -> None:
 
 def test_no_variant_is_always_first() -> None:
     backend = FakeBackend()
-    measure(backend, variants("a", "b", "c"), items(task=3), BenchPlan(rounds=3), [], ignore_progress)
+    measure(backend, variants("a", "b", "c"), items(task=3), BenchSettings(rounds=3), [], ignore_progress)
     order = [variant for variant, _ in backend.log]
     passes = [order[i : i + 9] for i in (0, 9, 18)]
     assert passes == [list("abcbcacab"), list("bcacababc"), list("cababcbca")]
@@ -35,7 +35,12 @@ def test_no_variant_is_always_first() -> None:
 def test_variants_are_reset_for_every_pass_over_the_items() -> None:
     backend = FakeBackend()
     measure(
-        backend, variants("a", "b"), items(task=2), BenchPlan(temperatures=(0.0, 1.0), rounds=2), [], ignore_progress
+        backend,
+        variants("a", "b"),
+        items(task=2),
+        BenchSettings(temperatures=(0.0, 1.0), rounds=2),
+        [],
+        ignore_progress,
     )
     assert backend.refreshed == [0, 4, 8, 12], "a drafter that remembers sequences must not see one again"
 
@@ -91,9 +96,9 @@ def test_plain_decoding_is_always_a_variant() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"rounds": 0}, {"per_task": 0}, {"max_tokens": 0}, {"temperatures": (-1.0,)}])
-def test_a_plan_that_cannot_be_is_refused(settings: dict[str, object]) -> None:
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(RequestError):
-        BenchPlan(**settings)  # type: ignore[arg-type]
+        BenchSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_the_first_token_is_the_prompts() -> None:

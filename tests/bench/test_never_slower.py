@@ -18,7 +18,7 @@ from foretell.bench.drafter_slots import DrafterSlots, load_llm_for
 from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
 from foretell.bench.never_slower import NeverSlowerCell, NeverSlowerResult, measure_cell, remarks, report_table, run
 from foretell.bench.never_slower_grid import (
-    CellPlan,
+    CellSettings,
     GridCell,
     adaptive_variant,
     all_cells,
@@ -27,8 +27,8 @@ from foretell.bench.never_slower_grid import (
     variants_to_load,
 )
 from foretell.bench.never_slower_stats import CellTimes, NeverSlowerVerdict, worst_verdict
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
+from foretell.bench.settings import BenchSettings
 from foretell.bench.synthetic_drafters import ORACLE_ERROR_RATE, UselessDrafter
 from foretell.build.model_source import no_progress, open_model
 from foretell.cli import main as program
@@ -45,7 +45,7 @@ from tests.server.process import write_server_folder
 from .fakes import ignore_progress, items
 
 SCENE = GridCell("chat", 0.0, 2, "ngram")
-EXTENT = CellPlan(lengths=(4,), min_sequences=4, max_tokens=8, rounds=3, max_rounds=7)
+EXTENT = CellSettings(lengths=(4,), min_sequences=4, max_tokens=8, rounds=3, max_rounds=7)
 
 
 def contest(adaptive: Sequence[float], fixed: float = 0.5, plain: Sequence[float] | None = None) -> CellTimes:
@@ -270,7 +270,7 @@ def test_prompts_of_a_batch_are_all_different() -> None:
     found = variations(talk, 5)
     assert len({(item.id, str(item.messages)) for item in found}) == 5 and found[:2] == talk
     assert found[2].messages[-1]["content"].startswith("Hi") and found[2].messages[0] == talk[0].messages[0]
-    assert with_min_tokens(talk[0], BenchPlan(max_tokens=8)).sampling == {"min_tokens": 8}
+    assert with_min_tokens(talk[0], BenchSettings(max_tokens=8)).sampling == {"min_tokens": 8}
 
 
 # Who stands before the bar
@@ -313,7 +313,7 @@ def llm(folder: Path) -> LLM:
 @pytest.fixture
 def backend(folder: Path, llm: LLM) -> EngineBatchBackend:
     target = open_model(str(folder), EngineConfig(), no_progress)
-    return EngineBatchBackend(llm, DrafterSlots(llm, target), BenchPlan(max_tokens=24, schemas=False))
+    return EngineBatchBackend(llm, DrafterSlots(llm, target), BenchSettings(max_tokens=24, schemas=False))
 
 
 def talks(count: int) -> list[BenchPrompt]:

@@ -25,9 +25,9 @@ from foretell.bench.page.charts import (
     value_scale,
 )
 from foretell.bench.page.offline import output_waits, page, series_of
-from foretell.bench.plan import BenchPlan
 from foretell.bench.results import BenchResult
 from foretell.bench.run import BenchJob, run
+from foretell.bench.settings import BenchSettings
 from tests.browser import DESKTOP, PHONE, browser, expect, open_page
 
 from . import pages
@@ -66,9 +66,9 @@ def result(names: tuple[str, ...] = ("auto",), batches: tuple[int, ...] = (1,), 
     def seconds(variant: str, job: MeasureJob, time: int) -> float:
         return 0.02 * (1 + 0.1 * time) / (1.0 if variant == "plain" else 1.6 + 0.2 * len(job.task))
 
-    plan = BenchPlan(temperatures=(0.0,), rounds=3, batches=batches)
+    settings = BenchSettings(temperatures=(0.0,), rounds=3, batches=batches)
     order = BenchJob(
-        "offline", variants(*names), items(**(tasks or {"code": 2, "chat": 2, "edit": 2})), plan, dict(FACTS)
+        "offline", variants(*names), items(**(tasks or {"code": 2, "chat": 2, "edit": 2})), settings, dict(FACTS)
     )
     return run(order, Writing(seconds, steps=5), ignore_progress).result
 
@@ -120,7 +120,7 @@ def test_a_speedup_is_a_shorter_time_after_the_first_token() -> None:
     def seconds(variant: str, job: MeasureJob, time: int) -> float:
         return {"plain": 0.02, "fast": 0.01, "slow": 0.03}[variant] * (1 + 0.1 * time)
 
-    order = BenchJob("offline", variants("fast", "slow"), items(code=2, chat=2), BenchPlan(temperatures=(0.0,)))
+    order = BenchJob("offline", variants("fast", "slow"), items(code=2, chat=2), BenchSettings(temperatures=(0.0,)))
     found = run(order, SlowPrefill(seconds), ignore_progress).result
     chart = output_waits(series_of(found))
     shown = {row.name: float(row.value.removesuffix(" ms")) for row in chart.rows}
@@ -166,7 +166,7 @@ def test_tasks_of_many_settings_are_folded() -> None:
 def test_an_output_too_short_to_be_timed_is_no_error() -> None:
     backend = FakeBackend(tokens=lambda variant, job: (7,), steps=1)
     found = run(
-        BenchJob("offline", variants("a"), items(code=1), BenchPlan(rounds=1), {}), backend, ignore_progress
+        BenchJob("offline", variants("a"), items(code=1), BenchSettings(rounds=1), {}), backend, ignore_progress
     ).result
     assert "too short" in page(found)
 

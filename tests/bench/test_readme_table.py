@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -71,3 +73,39 @@ def test_what_is_missing_is_reported(script: ModuleType, elsewhere: Path) -> Non
     elsewhere.write_text("<!-- run none.json -->\n<!-- end of run -->\n")
     with pytest.raises(SystemExit, match="there is no none.json; write it with"):
         script.main([])
+
+
+def test_the_short_table_of_peers_keeps_the_fastest_of_each_kind_of_draft(script: ModuleType) -> None:
+    speeds = {"llama.cpp Q8_0": 30, "llama.cpp Q8_0 n-gram": 33, "llama.cpp Q8_0 draft model": 19}
+    speeds |= {"llama.cpp Q4_0 n-gram": 34, "llama.cpp Q4_0 draft model": 18, "llama.cpp F32 n-gram": 9}
+    speeds |= {"foretell int8": 44, "foretell int8 suffix+recycle+draft model": 93}
+    run = {"tokens_per_second": {name: {"geometric_mean": value} for name, value in speeds.items()}, "reading": {}}
+    names = [row.split(" | ")[0].removeprefix("| ") for row in script.short_peers_table(run)[2:]]
+    assert names == [
+        "llama.cpp Q4_0 n-gram",
+        "llama.cpp Q8_0",
+        "llama.cpp Q8_0 draft model",
+        "foretell int8",
+        "foretell int8 suffix+recycle+draft model",
+    ]
+
+
+@pytest.mark.parametrize(("draft", "label"), [(None, "auto"), ("folder", "suffix+recycle+draft model")])
+def test_peers_names_our_drafts_as_what_it_starts(draft: str | None, label: str, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    peers, models = importlib.import_module("peers"), importlib.import_module("peer_models")
+    started: list[list[str]] = []
+    monkeypatch.setattr(peers, "server", lambda command, *_: nullcontext(started.append(command)))
+    ways = peers.Ways({}, {}, {}, {})
+    subject = models.Subject(Path("m.gguf"), (), ("int8",), draft, draft)
+    with ExitStack() as stack:
+        peers.add_ours(ways, 96, subject, stack, iter(range(9)))
+    assert list(ways.one) == ["foretell int8", f"foretell int8 {label}"]
+    assert ways.plain == {f"foretell int8 {label}": "foretell int8"}
+    drafter = [word for word in started[0] if "recycle" in word]
+    assert drafter == ([] if draft is None else ["suffix,recycle,model:folder"])
+
+
+def test_a_stored_run_with_a_draft_model_is_not_called_auto() -> None:
+    run = json.loads((ROOT / "bench" / "runs" / "peers-1.1b.json").read_text())
+    assert not [name for name in run["tokens_per_second"] if name.endswith(" auto")]

@@ -14,9 +14,9 @@ import pytest
 
 from foretell.bench.engine_backend import NO_SPECULATION, EngineBackend
 from foretell.bench.measure import NEED_FILES, PLAIN, Sample, measure, variants_of
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import summarize
+from foretell.bench.settings import BenchSettings
 from foretell.bench.workloads import load, select
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.registry import HEADS, KINDS
@@ -52,20 +52,25 @@ def accepted_per_step(names: list[str]) -> dict[str, float]:
     variants = variants_of(names, [LENGTH], SpeculationConfig())
     llm = load_llm_for(variants, quiet=True)
     backend = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), no_progress)))
-    plan = BenchPlan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
-    items, _ = select(load("own", tasks=TASKS), 1, lambda item: backend.fits(item, plan))
+    settings = BenchSettings(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
+    items, _ = select(load("own", tasks=TASKS), 1, lambda item: backend.fits(item, settings))
     samples: list[Sample] = []
     measure(
-        backend, [PLAIN, *variants], [expecting(item, backend, plan) for item in items], plan, samples, ignore_progress
+        backend,
+        [PLAIN, *variants],
+        [expecting(item, backend, settings) for item in items],
+        settings,
+        samples,
+        ignore_progress,
     )
     _, overall = summarize(samples, names)
     assert all(cell.same_text is True and cell.drafter_failures == 0 for cell in overall)
     return {cell.variant: round(cell.tokens / cell.steps, 3) for cell in overall}
 
 
-def expecting(item: BenchPrompt, backend: EngineBackend, plan: BenchPlan) -> BenchPrompt:
+def expecting(item: BenchPrompt, backend: EngineBackend, settings: BenchSettings) -> BenchPrompt:
     """The item with a prediction that comes true but for a word in its midst."""
-    (job,) = backend.prepare(item, 0.0, plan)
+    (job,) = backend.prepare(item, 0.0, settings)
     (output,) = backend.llm.generate([list(job.prompt)], job.params, speculation=NO_SPECULATION)
     words = output.outputs[0].text.split(" ")
     words[len(words) // 2] = "otherwise"

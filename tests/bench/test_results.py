@@ -7,10 +7,10 @@ import json
 import pytest
 
 from foretell.bench.measure import MeasureJob
-from foretell.bench.plan import QUICK_DRAFTERS, QUICK_OFFLINE, BenchPlan
 from foretell.bench.report import remarks, report_table
 from foretell.bench.results import BenchResult, TaskCell
 from foretell.bench.run import BenchJob, run
+from foretell.bench.settings import QUICK_DRAFTERS, QUICK_OFFLINE, BenchSettings
 
 from .fakes import TEXT, FakeBackend, ignore_progress, items, variants
 
@@ -20,11 +20,11 @@ FIELDS = {"speedup", "speedup_interval", "accepted_per_step", "same_text"}
 def measured(
     backend: FakeBackend,
     names: tuple[str, ...] = ("a",),
-    plan: BenchPlan = BenchPlan(temperatures=(0.0,)),
+    settings: BenchSettings = BenchSettings(temperatures=(0.0,)),
     **tasks: int,
 ) -> BenchResult:
     return run(
-        BenchJob("bench", variants(*names), items(**(tasks or {"code": 3})), plan), backend, ignore_progress
+        BenchJob("bench", variants(*names), items(**(tasks or {"code": 3})), settings), backend, ignore_progress
     ).result
 
 
@@ -74,13 +74,13 @@ def test_noise_of_a_mean_averages_out_only_where_tasks_do_not_share_it(shared: b
 
 
 def test_one_pair_has_a_ratio_and_no_interval() -> None:
-    (cell,) = measured(FakeBackend(halved), plan=BenchPlan(rounds=1), chat=1).cells
+    (cell,) = measured(FakeBackend(halved), settings=BenchSettings(rounds=1), chat=1).cells
     assert cell.speedup == pytest.approx(2.0)
     assert cell.speedup_interval is None and cell.noise is None
 
 
 def test_steps_and_shares_of_time() -> None:
-    (cell,) = measured(FakeBackend(steps=4), plan=BenchPlan(rounds=1), code=1).cells
+    (cell,) = measured(FakeBackend(steps=4), settings=BenchSettings(rounds=1), code=1).cells
     assert cell.accepted_per_step == pytest.approx(11 / 4)
     assert cell.steps_over_plain == pytest.approx(4 / 11)
     assert cell.time == pytest.approx({"drafting": 2.5 / 11, "running": 5 / 11, "rest": 3.5 / 11})
@@ -123,7 +123,7 @@ def test_variants_keep_the_order_of_their_names() -> None:
 
 
 def test_the_json_has_its_fields_for_each_cell_and_over_all() -> None:
-    result = measured(FakeBackend(halved), plan=BenchPlan(temperatures=(0.0, 1.0), rounds=2), code=2, chat=2)
+    result = measured(FakeBackend(halved), settings=BenchSettings(temperatures=(0.0, 1.0), rounds=2), code=2, chat=2)
     reported = json.loads(json.dumps(result.as_json()))
     assert reported["bench"] == "bench" and reported["complete"] is True and reported["same_text"] is True
     assert len(reported["cells"]) == 4 and len(reported["overall"]) == 2
@@ -134,13 +134,13 @@ def test_the_json_has_its_fields_for_each_cell_and_over_all() -> None:
 
 
 def test_the_table_has_a_row_for_each_temperature() -> None:
-    result = measured(FakeBackend(halved), ("a",), BenchPlan(temperatures=(0.0, 1.0), rounds=2), code=1)
+    result = measured(FakeBackend(halved), ("a",), BenchSettings(temperatures=(0.0, 1.0), rounds=2), code=1)
     table = report_table(result)
     assert list(table.head[:4]) == ["task", "T", "drafter", "accepted per step"] and table.words == 3
     names = [["code", "0", "a"], ["code", "1", "a"], ["mean of 1", "0", "a"], ["mean of 1", "1", "a"]]
     assert [row[:3] for row in table.rows] == names
     assert {len(row) for row in table.rows} == {len(table.head)}
-    assert [row[-3] for row in table.rows] == ["2.00 faster", "0.20 slower"] * 2
+    assert [row[-3] for row in table.rows] == ["2.00x faster", "0.20x slower"] * 2
     assert all(row[3] == "1.00" and row[-1] == "yes" for row in table.rows)
 
 
@@ -150,7 +150,7 @@ def test_a_promise_that_was_not_made_is_not_broken() -> None:
     from foretell.bench.results import OutputPair
 
     backend = FakeBackend()
-    job = backend.prepare(items(code=1)[0], 1.0, BenchPlan())[0]
+    job = backend.prepare(items(code=1)[0], 1.0, BenchSettings())[0]
     plain, other = (backend.generate(variant, job) for variant in variants("plain", "a"))
     other = replace(other, tokens=(1, 2, 3))
     assert OutputPair(("x", 0), plain, other).same is False
@@ -185,7 +185,7 @@ def test_an_interval_of_few_prompts_is_said_to_be_wide() -> None:
     def seconds(variant: str, job: MeasureJob, time: int) -> float:
         return 1.0 if variant == "plain" else {"code-0": 0.2, "code-1": 0.9}[job.prompt_id]
 
-    result = measured(FakeBackend(seconds), ("a",), BenchPlan(temperatures=(0.0,), rounds=1), code=2)
+    result = measured(FakeBackend(seconds), ("a",), BenchSettings(temperatures=(0.0,), rounds=1), code=2)
     assert [row[-2] for row in report_table(result).rows] == ["wide", "wide"]
     assert any("raise --per-task" in line for line in remarks(result))
     assert not any("raise --per-task" in line for line in remarks(measured(FakeBackend(), code=2)))

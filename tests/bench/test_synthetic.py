@@ -13,7 +13,7 @@ import pytest
 
 from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.synthetic import SyntheticPlan, SyntheticSetting, remarks, report_table, run_synthetic
+from foretell.bench.synthetic import SyntheticCase, SyntheticSettings, remarks, report_table, run_synthetic
 from foretell.bench.synthetic_drafters import SetRateOracle, low_discrepancy, uniforms
 from foretell.cli import main as program
 from foretell.errors import RequestError
@@ -28,8 +28,8 @@ from .fakes import ignore_progress, items
 def test_the_law() -> None:
     assert expected_tokens(0.0, 4) == 1.0 and expected_tokens(1.0, 4) == 5.0
     assert expected_tokens(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
-    assert SyntheticSetting(0.8, 4, "sequence").expected(8) == pytest.approx(3.3616)
-    assert SyntheticSetting(0.8, 4, "batch").expected(8) == pytest.approx(expected_tokens(0.8**8, 4))
+    assert SyntheticCase(0.8, 4, "sequence").expected(8) == pytest.approx(3.3616)
+    assert SyntheticCase(0.8, 4, "batch").expected(8) == pytest.approx(expected_tokens(0.8**8, 4))
 
 
 @pytest.mark.parametrize("count", [20, 50, 137])
@@ -56,7 +56,7 @@ def num_right(oracle: SetRateOracle, sequences: Sequence[Text], length: int) -> 
 def test_draft_tokens_are_accepted_at_the_given_rate_for_each_sequence(rate: float, length: int) -> None:
     sequences = [sequence(i, (i,)) for i in range(8)]
     oracle = SetRateOracle(
-        {text.request.prompt: [7] * 1000 for text in sequences}, 32, SyntheticSetting(rate, length, "sequence"), 8
+        {text.request.prompt: [7] * 1000 for text in sequences}, 32, SyntheticCase(rate, length, "sequence"), 8
     )
     counts = [num_right(oracle, sequences, length) for _ in range(100)]
     assert fmean(sum(each) / 8 + 1 for each in counts) == pytest.approx(expected_tokens(rate, length), rel=0.01)
@@ -66,7 +66,7 @@ def test_draft_tokens_are_accepted_at_the_given_rate_for_each_sequence(rate: flo
 def test_in_lockstep_all_keep_what_every_sequence_accepts() -> None:
     sequences = [sequence(i, (i,)) for i in range(4)]
     oracle = SetRateOracle(
-        {text.request.prompt: [7] * 9000 for text in sequences}, 32, SyntheticSetting(0.8, 4, "batch"), 4
+        {text.request.prompt: [7] * 9000 for text in sequences}, 32, SyntheticCase(0.8, 4, "batch"), 4
     )
     counts = [num_right(oracle, sequences, 4) for _ in range(2000)]
     assert all(len(set(each)) == 1 for each in counts)
@@ -79,7 +79,7 @@ def step_result(text: Text, length: int, accepted: int) -> StepResult:
 
 def test_only_complete_drafts_count_and_in_lockstep_only_those_of_all() -> None:
     one, two = sequence(1, (1,)), sequence(2, (2,))
-    apart, in_step = (SetRateOracle({}, 32, SyntheticSetting(0.8, 4, mode), 2) for mode in ("sequence", "batch"))
+    apart, in_step = (SetRateOracle({}, 32, SyntheticCase(0.8, 4, mode), 2) for mode in ("sequence", "batch"))
     for oracle in (apart, in_step):
         oracle.observe([step_result(one, 4, 3), step_result(two, 3, 3)])
         oracle.observe([step_result(one, 4, 1), step_result(two, 4, 1)])
@@ -88,7 +88,7 @@ def test_only_complete_drafts_count_and_in_lockstep_only_those_of_all() -> None:
 
 def test_every_round_draws_the_same() -> None:
     text = sequence(1, (5,))
-    oracles = [SetRateOracle({(5,): [7] * 1000}, 32, SyntheticSetting(0.8, 4, "sequence"), 1) for _ in range(2)]
+    oracles = [SetRateOracle({(5,): [7] * 1000}, 32, SyntheticCase(0.8, 4, "sequence"), 1) for _ in range(2)]
     first, second = ([num_right(oracle, [text], 4) for _ in range(20)] for oracle in oracles)
     assert first == second
 
@@ -117,7 +117,7 @@ class FakeSynthetic:
         return Counter() if variant == PLAIN else Counter(self.drafts)
 
 
-ONE = SyntheticPlan(rates=(0.5,), lengths=(2,), batches=(1, 8), min_sequences=1, rounds=2)
+ONE = SyntheticSettings(rates=(0.5,), lengths=(2,), batches=(1, 8), min_sequences=1, rounds=2)
 
 
 def test_a_cell_has_its_law_and_its_ratio() -> None:
@@ -185,9 +185,9 @@ def test_the_engine_keeps_the_law_at_every_batch_size(
         ({"batches": ()}, "batches"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(settings: dict[str, object], field: str) -> None:
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as caught:
-        SyntheticPlan(**settings)  # type: ignore[arg-type]
+        SyntheticSettings(**settings)  # type: ignore[arg-type]
     assert caught.value.field == field
 
 

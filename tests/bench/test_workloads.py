@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from foretell.bench.engine_backend import params_for
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
+from foretell.bench.settings import BenchSettings
 from foretell.bench.workloads import load, own, select
 from foretell.errors import RequestError
 
@@ -66,9 +66,9 @@ def test_an_extraction_has_a_schema_that_can_be_enforced() -> None:
         assert (item.schema is not None) == (item.task == "extraction")
         if isinstance(item.schema, dict):
             assert item.schema["required"] == list(item.schema["properties"])
-            grammar = params_for(item, 0.0, BenchPlan()).structured_outputs
+            grammar = params_for(item, 0.0, BenchSettings()).structured_outputs
             assert grammar is not None and grammar.kind == "json_schema"
-            assert params_for(item, 0.0, BenchPlan(schemas=False)).structured_outputs is None
+            assert params_for(item, 0.0, BenchSettings(schemas=False)).structured_outputs is None
 
 
 def test_a_larger_sample_holds_the_smaller(tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def test_a_trace_is_asked_as_it_was_asked(tmp_path: Path) -> None:
     assert (second.id, second.task, second.sampling) == ("3", "code", {"stop": "END"})
     assert (third.id, third.text, third.messages, third.max_tokens) == ("mine", "Once upon", (), 5)
     assert third.sampling == {"seed": 4, "allowed_token_ids": [1, 2]}
-    params = params_for(first, None, BenchPlan(max_tokens=8))
+    params = params_for(first, None, BenchSettings(max_tokens=8))
     assert (params.temperature, params.max_tokens, params.stop) == (0.7, 8, ("END",))
-    assert params_for(first, 0.0, BenchPlan()).temperature == 0.0
-    assert params_for(third, 1.0, BenchPlan()).seed == 4
-    assert params_for(first, 1.0, BenchPlan()).seed == params_for(first, 1.0, BenchPlan()).seed is not None
+    assert params_for(first, 0.0, BenchSettings()).temperature == 0.0
+    assert params_for(third, 1.0, BenchSettings()).seed == 4
+    assert params_for(first, 1.0, BenchSettings()).seed == params_for(first, 1.0, BenchSettings()).seed is not None
 
 
 def test_two_requests_of_one_name_are_two(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from foretell.bench import check, compare, load, never_slower, report, synthetic
 from foretell.bench.intervals import compared
+from foretell.cli.main import build_parser, main
 from foretell.cli.tables import column_widths, open_console, print_blocks, print_columns
 from foretell.utils.report_table import ReportTable
 from tests.bench import pages
@@ -69,18 +70,18 @@ def test_a_narrow_terminal_folds_words_instead_of_cutting_them() -> None:
 
 
 def test_a_ratio_has_a_word_unless_its_interval_includes_one() -> None:
-    assert compared(1.25, (1.2, 1.3)) == ("1.25 faster", "1.20-1.30")
-    assert compared(0.9, (0.8, 0.95)) == ("0.90 slower", "0.80-0.95")
-    assert compared(1.02, (0.98, 1.05)) == ("1.02", "0.98-1.05")
-    assert compared(1.3, (0.01, 170.0)) == ("1.30", "wide")
-    assert compared(1.25, None) == ("1.25 faster", "-")
+    assert compared(1.25, (1.2, 1.3)) == ("1.25x faster", "1.20-1.30")
+    assert compared(0.9, (0.8, 0.95)) == ("0.90x slower", "0.80-0.95")
+    assert compared(1.02, (0.98, 1.05)) == ("1.02x", "0.98-1.05")
+    assert compared(1.3, (0.01, 170.0)) == ("1.30x", "wide")
+    assert compared(1.25, None) == ("1.25x faster", "-")
     assert compared(None, None, "too short") == ("too short", "-")
 
 
 def test_faster_is_green_and_slower_is_red_on_a_terminal_alone() -> None:
-    table = ReportTable(("drafter", "speedup"), [("a", "1.25 faster"), ("b", "0.80 slower"), ("c", "1.00")])
+    table = ReportTable(("drafter", "speedup"), [("a", "1.25x faster"), ("b", "0.80x slower"), ("c", "1.00")])
     text = printed([table], 80, force_terminal=True, color_system="standard")
-    assert "\x1b[32m1.25 faster" in text and "\x1b[1;31m0.80 slower" in text and "m1.00" not in text
+    assert "\x1b[32m1.25x faster" in text and "\x1b[1;31m0.80x slower" in text and "m1.00" not in text
     assert "\x1b" not in printed([table], 80)
 
 
@@ -107,3 +108,41 @@ def test_a_name_is_not_wrapped_in_a_narrow_terminal(
         print_columns(("", "", ""), [(name, "400M", "a remark that is wider than the rest of the line")])
     shown = capsys.readouterr().out
     assert name in shown and max(map(len, shown.splitlines())) <= 50
+
+
+def test_remarks_that_have_no_room_are_below_their_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("an/id-of-thirty-two-characters-xx", "420M", "to download"), ("b/c", "1B", "words " * 12)]
+    monkeypatch.setenv("COLUMNS", "56")
+    print_columns(("model", "size", ""), rows, right=(1,))
+    assert capsys.readouterr().out.splitlines() == [
+        "model                              size",
+        "an/id-of-thirty-two-characters-xx  420M  to download",
+        "b/c                                  1B",
+        f"{' ' * 6}words words words words words words words words",
+        f"{' ' * 6}words words words words",
+    ]
+
+
+def test_the_drafters_of_a_long_id_fit_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["pairs", "llama-3.1-8b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  eagle:lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge  420M   to download" in lines
+    assert max(map(len, lines)) <= 80 and len(lines) < 40
+    assert any("--draft-corpus FOLDER" in line for line in lines)
+
+
+def test_every_page_of_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, parser in build_parser()[1].items():
+        long = [line for line in parser.format_help(everything=True).splitlines() if len(line) > 80]
+        assert not long, name
+
+
+def test_choices_that_have_a_placeholder_are_in_the_help() -> None:
+    shown = " ".join(build_parser(["serve"])[1]["serve"].format_help(everything=True).split())
+    assert "--tool-call-parser FORMAT" in shown and ": auto, hermes, llama3, mistral" in shown

@@ -20,7 +20,7 @@ SOUND_KINDS = (*STORED, *QUANTIZED, *RAW)
 
 
 def refusal(path: Path) -> str:
-    """What open_checkpoint says of a file it will not open: always one line that names the file."""
+    """Return the error of open_checkpoint for a file that it refuses: one line that names the file."""
     with pytest.raises(ModelError) as caught:
         open_checkpoint(path)
     message = str(caught.value)

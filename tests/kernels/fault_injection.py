@@ -33,7 +33,7 @@ class FaultyLibrary(Library):
 
     @property
     def pending(self) -> bool:
-        """Whether the planted failure did not come yet."""
+        """Return whether the planted failure is still to come."""
         return bool(self.hooks.foretell_failure_pending())
 
 

@@ -1,4 +1,4 @@
-"""What is picked is the definition's: the first of the largest, its share of the whole, and a row that goes on."""
+"""A chain step picks the token of its plain definition: the first argmax, with its probability, and the next row."""
 
 from __future__ import annotations
 

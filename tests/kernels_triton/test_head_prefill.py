@@ -94,7 +94,7 @@ class Reader:
 
 
 def range_of(number: int, start: int, stop: int, pages: list[int], like: Reader) -> PrefillRange:
-    """Of a text, in two pieces where there are several."""
+    """Return a range for a head to prefill; more than two hidden states are in two tensors."""
     tokens = [(7 * i + number) % VOCAB for i in range(stop + 1)]
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, stop)
     seq.pages = pages

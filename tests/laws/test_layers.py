@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,10 @@ def test_the_controller_needs_no_torch() -> None:
 def test_the_engine_needs_nothing_of_the_server() -> None:
     extras = {"fastapi", "uvicorn", "pydantic", "typer", "rich", "huggingface_hub", "transformers", "prometheus_client"}
     assert not loaded_by("import foretell.llm") & extras
+
+
+def test_no_caller_asks_which_drafter_it_holds() -> None:
+    asks = re.compile(r"isinstance\([^)]*\b[A-Z]\w+Drafter\b")  # `Drafter` itself: is it one at all
+    callers = [path for path in PACKAGE.rglob("*.py") if layer(path) != "draft"]
+    found = [f"{path}: {line}" for path in callers for line in path.read_text().splitlines() if asks.search(line)]
+    assert all("else isolate(drafter)" in line for line in found), "a mix of drafters is no kind of drafter"

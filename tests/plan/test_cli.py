@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import xml.dom.minidom
 from html.parser import HTMLParser
@@ -46,6 +47,7 @@ def test_a_plan_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
     speeds = [row for row in rows if "faster" in row][:7]
     assert [int(row[0]) for row in speeds] == [1, 2, 4, 8, 16, 32, 64] and speeds[-1][-2:] == ["too", "big"]
     assert [int(row[0]) for row in rows if "faster" not in row] == [1, 2, 4, 8, 16, 32, 64], "parts of a step"
+    assert all(re.fullmatch(r"\d\.\d\dx", row[1]) for row in speeds)
     assert "Other tensor parallel (TP) sizes" in out and "there is room for 34 sequences" in " ".join(out.split())
     assert "Speedup by batch" in out and "Not calibrated" in out
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant
-from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import TaskCell
+from foretell.bench.settings import BenchSettings
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.tune.search_space import SearchSpace, interleave_tasks, is_sampled, serve_settings
@@ -42,7 +42,7 @@ class TimedBackend(FakeBackend):
 def search(backend: TimedBackend, names: list[str], budget: float, **tasks: int) -> SuccessiveHalving:
     prompts = interleave_tasks(items(**(tasks or {"chat": 6, "code": 6})))
     return SuccessiveHalving(
-        backend, variants(*names), prompts, BenchPlan(), budget, lambda: backend.now, ignore_progress
+        backend, variants(*names), prompts, BenchSettings(), budget, lambda: backend.now, ignore_progress
     )
 
 

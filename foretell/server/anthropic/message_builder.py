@@ -18,7 +18,7 @@ class MessageBuilder(BlockResponseBuilder):
     dialect = ANTHROPIC
 
     def response(self) -> dict[str, Any]:
-        """Return the complete message."""
+        """Return the body of a response that is not streamed."""
         message = self._message([_block_body(block) for block in self.blocks])
         return {**message, **self._stop(), "usage": self._usage(), **self.accounting()}
 

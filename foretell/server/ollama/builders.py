@@ -28,7 +28,7 @@ class OllamaBuilder(BlockResponseBuilder):
         return json_line(event)
 
     def response(self) -> dict[str, Any]:
-        """Return the complete response."""
+        """Return the body of a response that is not streamed."""
         calls = [_call_body(block, i) for i, block in enumerate(self._calls)]
         return self._line(self.output(self.choice.content, self.choice.reasoning, calls)) | self._end()
 

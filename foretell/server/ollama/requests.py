@@ -123,7 +123,7 @@ class OllamaChatRequest(OllamaRequest):
     tools: FailFastList[dict[str, Any]] | None = described("Functions that the model may call.")
 
     def to_chat(self, model: str) -> ChatCompletionRequest:
-        """Return the chat completion."""
+        """Return the request of OpenAI's API that means the same."""
         fields = {**self.generation_fields(), "model": model, "messages": self._messages()}
         fields["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(self.tools or ())] or None
         self.add_thinking(fields)

@@ -58,7 +58,7 @@ class ResponseStore:
             self.num_bytes -= dropped.size
 
     def response(self, owner: str, response_id: str) -> dict[str, Any]:
-        """Return a stored response."""
+        """Return the body of a response that this owner stored."""
         found: dict[str, Any] = json.loads(self._get(owner, response_id).response)
         return found
 
@@ -72,7 +72,7 @@ class ResponseStore:
         return found
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Remove a stored response."""
+        """Remove a response that this owner stored, and count its bytes as free."""
         self.num_bytes -= self._get(owner, response_id).size
         del self._stored[owner, response_id]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BenchPlan:
+class BenchSettings:
     """Prompts per task, output length, rounds and settings; None leaves a value to the workload."""
 
     per_task: int | None = None
@@ -43,8 +43,8 @@ class BenchPlan:
         rounds: int | None = None,
         temperatures: tuple[float, ...] | None = None,
         batches: tuple[int, ...] | None = None,
-    ) -> BenchPlan:
-        """Return the plan with the values that a user gave."""
+    ) -> BenchSettings:
+        """Return the settings with the values that a user gave."""
         return replace(
             self,
             per_task=self.per_task if per_task is None else per_task,
@@ -55,16 +55,16 @@ class BenchPlan:
         )
 
 
-OFFLINE = BenchPlan()
-# Without schemas, because a grammar drafts too and this plan compares drafters.
-DRAFTERS = BenchPlan(per_task=5, max_tokens=64, temperatures=(0.0, 1.0), schemas=False)
+OFFLINE = BenchSettings()
+# Without schemas, because a grammar drafts too, and these compare drafters.
+DRAFTERS = BenchSettings(per_task=5, max_tokens=64, temperatures=(0.0, 1.0), schemas=False)
 # About a minute on two cores. Outputs are long enough for drafters to learn from, and two prompts give an interval.
 QUICK_OFFLINE = replace(OFFLINE, per_task=2, max_tokens=128, rounds=1, temperatures=(0.0,))
 QUICK_DRAFTERS = replace(DRAFTERS, per_task=1, max_tokens=48, rounds=2, temperatures=(0.0,))
 
 
 @dataclass(frozen=True)
-class ComparePlan:
+class CompareSettings:
     """Extent of `bench compare`. The first round is warm-up and dropped."""
 
     max_tokens: int = 128
@@ -83,11 +83,11 @@ class ComparePlan:
         )
 
 
-QUICK_COMPARE = ComparePlan(max_tokens=32, rounds=1)
+QUICK_COMPARE = CompareSettings(max_tokens=32, rounds=1)
 
 
 @dataclass(frozen=True)
-class LoadPlan:
+class LoadSettings:
     """Extent of `bench load`. The `seconds` of a load level are divided among the variants, each in `turns` slices."""
 
     levels: tuple[Level, ...]
