@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
 LONG_TOKEN_CHARS = 8  # characters per token above which a text is unusual; ordinary text has about 4
-STRICT = "tools.function.strict"  # the field that has no effect where calls have no start tag
+STRICT = "tools.function.strict"  # a field without effect where calls have no start tag, or their grammar is too large
 COUNT_CHUNK_CHARS = 64 * 1024  # characters encoded at a time when the tokens of a long prompt are counted
 
 
@@ -174,7 +174,10 @@ class RequestPreprocessor:
             return grammars.calls(form, forced, parallel)
         if grammar is not None:
             return grammars.answer_or_calls(grammar, form, functions, parallel)
-        return grammars.strict(form, functions) if any(function.strict for function in functions) else None
+        if not any(function.strict for function in functions):
+            return None
+        strict = grammars.strict(form, functions)
+        return None if strict is None or strict.size > self.config.max_schema_bytes else strict
 
     def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
         """Return the requested limit; without one, the rest of the context.

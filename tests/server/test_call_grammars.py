@@ -38,7 +38,7 @@ TAGS = {  # of the templates by which the formats are recognized
     "functiongemma": "<start_function_call>",
     "harmony": "<|channel|>",
 }
-PARAMETERS = {
+PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"mode": {"enum": ["a", "w"]}, "deep": {"$ref": "#/$defs/Deep"}},
     "required": ["mode"],
@@ -97,9 +97,9 @@ def function(**more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": NAME, "parameters": PARAMETERS, **more}}
 
 
-def job(assembly: Assembly, *tools: Any, **more: Any) -> GenerationJob:
+def job(assembly: Assembly, *tools: Any, config: ServerConfig = ServerConfig(), **more: Any) -> GenerationJob:
     body = ChatCompletionRequest.model_validate({"messages": HELLO, "tools": [*tools] or [function()], **more})
-    return RequestPreprocessor(assembly, ServerConfig()).preprocess_chat(body, ClientContext("a", ""))
+    return RequestPreprocessor(assembly, config).preprocess_chat(body, ClientContext("a", ""))
 
 
 def accepts(assembly: Assembly, spec: GrammarSpec | None, text: str) -> bool:
@@ -212,6 +212,24 @@ def test_strict_is_ignored_by_name_where_calls_have_no_start_tag(
             assert reply.headers["x-foretell-ignored-fields"] == "tools.function.strict"
 
     run_app(assembly, play)
+
+
+def test_strict_is_ignored_by_name_if_the_schemas_are_too_large(assembly: Assembly) -> None:
+    for limit, ignored in ((200, ("tools.function.strict",)), (20_000, ())):
+        config = ServerConfig(max_schema_bytes=limit)
+        assert job(assembly, function(strict=True), config=config).ignored == ignored
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "qwen3_coder"])
+def test_keywords_that_no_grammar_enforces_are_left_out(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    use(assembly, monkeypatch, family)
+    extra = {"propertyNames": {"pattern": "^[a-z]+$"}, "not": {"required": ["none"]}}
+    more = {"items": {"type": "string", "format": "unheard-of"}, "type": "array", "uniqueItems": True}
+    schema = {**PARAMETERS, **extra, "properties": {**PARAMETERS["properties"], "more": more}}
+    made = job(assembly, function(parameters=schema), tool_choice="required")
+    assert accepts(assembly, made.grammar, CALLS[family]) and not accepts(assembly, made.grammar, wrong(CALLS[family]))
 
 
 @pytest.mark.parametrize("family", ["gemma4", "functiongemma", "mistral named"])

@@ -10,7 +10,7 @@ from typing import Any
 from foretell.server.openai.chat_requests import FunctionDefinition
 
 from .gemma import Gemma4Parser
-from .lark import LarkTokens
+from .lark import LarkTokens, json_rule
 from .schemas import ALTERNATIVES, listed_options
 
 PLAIN_KEY = re.compile(r"[\w.\-]+")  # a key without quotes
@@ -86,7 +86,7 @@ class _GemmaRules:
         if kind not in SCALARS:
             return "any"
         limits = {name: schema[name] for name in LIMITS if name in schema and kind in ("integer", "number")}
-        return self._add("%json " + json.dumps({"type": kind, **limits}))
+        return self._add(json_rule({"type": kind, **limits}))
 
     def _reference(self, reference: str) -> str:
         """Return the name of a reference's rule, which is written once."""

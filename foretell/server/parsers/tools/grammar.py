@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from foretell.server.openai.chat_requests import FunctionDefinition
-from foretell.structured_output import ONE_LINE
 
 from .gemma import FunctionGemmaParser, Gemma4Parser
 from .gemma_grammar import gemma_call
 from .harmony import CHANNEL, CONSTRAIN, MESSAGE
 from .hermes import END_TAG, START_TAG
-from .lark import LarkTokens
+from .lark import LarkTokens, json_rule
 from .mistral import ARGS
 from .mistral import TAG as MISTRAL_TAG
 from .tagged_grammar import GLM, QWEN3_CODER, tagged_call
@@ -67,20 +65,20 @@ def json_call(before: str, after: str, end: str = "") -> CallRules:
         lines = ["call: " + " | ".join(f"call{i}" for i in range(len(functions)))]
         for i, function in enumerate(functions):
             lines.append(f"call{i}: {tokens.text(before + function.name + after)} arguments{i} {tokens.text(end)}")
-            lines.append(f"arguments{i}: {_json_rule(function.parameters or ANY_ARGUMENTS)}")
+            lines.append(f"arguments{i}: {json_rule(function.parameters or ANY_ARGUMENTS)}")
         return "\n".join(lines) + "\n"
 
     return rules
 
 
 def _objects(functions: Sequence[FunctionDefinition], tokens: LarkTokens) -> str:
-    return f"call: {_json_rule(_call_schema(functions, 'parameters'))}\n"
+    return f"call: {json_rule(_call_schema(functions, 'parameters'))}\n"
 
 
 def _list_of_calls(functions: Sequence[FunctionDefinition], tokens: LarkTokens, parallel: bool = True) -> str:
     call = _call_schema(functions, "arguments")
     calls = {"type": "array", "items": call, "minItems": 1, "$defs": call.pop("$defs")}
-    return f'call: " "? list\nlist: {_json_rule(calls if parallel else calls | {"maxItems": 1})}\n'
+    return f'call: " "? list\nlist: {json_rule(calls if parallel else calls | {"maxItems": 1})}\n'
 
 
 def _call_schema(functions: Sequence[FunctionDefinition], arguments: str) -> dict[str, Any]:
@@ -114,11 +112,6 @@ def _moved(schema: Any, place: str) -> Any:
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
     return moved
-
-
-def _json_rule(schema: dict[str, Any]) -> str:
-    """Return the rule of a schema, with whitespace restricted to one line as in training data."""
-    return "%json " + json.dumps(schema | {"x-guidance": ONE_LINE}, ensure_ascii=False)
 
 
 MISTRAL_LIST = CallFormat(MISTRAL_TAG, _list_of_calls, None, always_starts=False)

@@ -7,8 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
+
+from foretell.structured_output import ONE_LINE
 
 ANY_TEXT = "/(?s:.*)/"
+# JSON of arguments is on one line, as in training data. Keywords of their schemas that no grammar can enforce are left
+# out: the schemas are often those of other programs.
+CALL_JSON = ONE_LINE | {"lenient": True}
 
 
 @dataclass(frozen=True)
@@ -46,3 +52,8 @@ class LarkTokens:
     def _names(self) -> re.Pattern[str]:
         names = sorted(self.special, key=len, reverse=True)  # of two that match, the longer
         return re.compile(f"({'|'.join(map(re.escape, names))})" if names else r"(?!)")
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """Return the body of the rule of JSON that satisfies a schema of arguments."""
+    return "%json " + json.dumps(schema | {"x-guidance": CALL_JSON}, ensure_ascii=False)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.server.openai.chat_requests import FunctionDefinition
-from foretell.structured_output import ONE_LINE
 
-from .lark import LarkTokens
+from .lark import LarkTokens, json_rule
 from .schemas import permitted_options, permitted_types, resolved
 
 KEY = r"/[^<>\n]+/"  # of an argument that no schema names
@@ -74,8 +73,7 @@ def _argument_rules(
     if types is None or "string" not in types:
         whole = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         whole |= value if isinstance(value, Mapping) else {}
-        body = json.dumps(whole | {"x-guidance": ONE_LINE}, ensure_ascii=False)
-        return [f"{rule}: {opening} {rule}v {end}", f"{rule}v: %json {body}"]
+        return [f"{rule}: {opening} {rule}v {end}", f"{rule}v: {json_rule(whole)}"]
     options = permitted_options(resolved(value, schema), schema)
     if options is None:
         return [f"{rule}: {opening} words"]
