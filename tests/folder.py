@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +32,11 @@ class Shape:
     vocab: int | None = None  # None: the tokenizer's; more leaves ids without a token
 
 
-def write_tiny_folder(path: Path, seed: int = 0, shape: Shape = Shape()) -> Path:
-    """Write a random Llama with a tokenizer, a chat template and generation defaults."""
+def write_tiny_folder(path: Path, seed: int = 0, shape: Shape = Shape(), special: Sequence[str] = ()) -> Path:
+    """Write a random Llama with a tokenizer, a chat template and generation defaults; `special`: its tokens, too."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
+    tokenizer.add_special_tokens(list(special))
     vocab = shape.vocab or tokenizer.get_vocab_size()
     tokenizer.save(str(path / "tokenizer.json"))
     end = tokenizer.token_to_id("<|im_end|>")

@@ -190,9 +190,11 @@ class RequestBuilder:
     def _reasoning_markers(self, params: SamplingParams) -> ReasoningMarkers | None:
         if params.thinking_budget is None or self.tokenizer is None:
             return None
-        start, end = (tuple(self.tokenizer.encode(mark, add_special=False)) for mark in ("<think>", "</think>"))
+        tags = self.tokenizer.reasoning_tags
+        start, end = (tuple(self.tokenizer.encode(tag, add_special=False)) for tag in (tags.start, tags.end))
         if not all(map(self.limits.has, end)):
-            raise RequestError("thinking_budget", "needs </think>, which this model's vocabulary lacks; leave it out")
+            reason = f"needs {tags.end}, which this model's vocabulary lacks; leave it out"
+            raise RequestError("thinking_budget", reason)
         return ReasoningMarkers(start, end)
 
 

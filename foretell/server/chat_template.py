@@ -12,10 +12,11 @@ from foretell.server.generic_tools import (
     as_plain_turns,
     describe_tools,
     knows_tools,
-    system_in_user_turn,
     with_system_text,
 )
+from foretell.server.history import parts_text
 from foretell.server.openai.chat_requests import (
+    MAY_BE_EMPTY,
     ChatCompletionRequest,
     ChatMessageParam,
     FunctionDefinition,
@@ -25,13 +26,13 @@ from foretell.server.openai.chat_requests import (
     ToolCall,
 )
 from foretell.server.parsers.tools.base import BracketTracker
+from foretell.server.turns import fit_turns
 from foretell.tokenizer.chat import MAX_DEPTH, as_text
 
 if TYPE_CHECKING:
     from foretell.tokenizer import Tokenizer
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # template variables with request fields
-MAY_BE_EMPTY = ("assistant", "tool")  # roles whose content may be null: clients send responses back as they came
 
 
 def apply_chat_template(
@@ -43,8 +44,10 @@ def apply_chat_template(
     messages = [_message_variables(message, i, template) for i, message in enumerate(body.messages or [])]
     tool_variables = [_tool_variables(tool) for tool in tools or ()]
     if not knows_tools(template):
-        messages = _generic_turns(tokenizer, messages, tool_variables)
+        messages = as_plain_turns(messages)
+        messages = with_system_text(messages, describe_tools(tool_variables)) if tool_variables else messages
         tool_variables = []
+    messages = fit_turns(messages, tokenizer.turn_rules(with_tools=bool(tool_variables)))
     text = tokenizer.apply_chat_template(
         messages,
         tools=tool_variables or None,
@@ -75,7 +78,8 @@ def _message_variables(message: ChatMessageParam, index: int, template: str) -> 
     if message.role == "developer" and "developer" not in template:
         variables["role"] = "system"  # OpenAI's newer name for the system role
     if message.content is not None:
-        variables["content"] = as_text(message.content, index)
+        is_history = message.role in MAY_BE_EMPTY
+        variables["content"] = parts_text(message.content) if is_history else as_text(message.content, index)
     elif message.refusal is not None:
         variables["content"] = message.refusal
     elif message.role in MAY_BE_EMPTY and not message.tool_calls:
@@ -91,17 +95,6 @@ def _message_variables(message: ChatMessageParam, index: int, template: str) -> 
 
 def _function_call(call: ToolCall, parse: Callable[[str], Any]) -> dict[str, Any]:
     return {"name": call.function.name, "arguments": parse(call.function.arguments or "{}")}
-
-
-def _generic_turns(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the messages for a template that knows no tools, with these tools described in the system turn."""
-    turns = as_plain_turns(messages)
-    if not tools:
-        return turns
-    turns = with_system_text(turns, describe_tools(tools))
-    return turns if tokenizer.takes_system_role else system_in_user_turn(turns)
 
 
 def _tool_variables(tool: Tool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ TOOL_PARSERS = (
     "harmony",
     "none",
 )
-REASONING_PARSERS = ("auto", "think", "none")
+REASONING_PARSERS = ("auto", "think", "gemma4", "mistral", "seed_oss", "none")
 # vLLM's and SGLang's names of the formats that our parsers read.
 OTHER_TOOL_PARSERS = {
     "llama3_json": "llama3",
@@ -113,7 +113,7 @@ class ServerConfig:
     )
     reasoning_parser: str = option(
         "auto",
-        "return <think> blocks as reasoning_content (auto: if the chat template has them)",
+        "return reasoning as reasoning_content, by its tags (auto: those of the chat template)",
         choices=(*REASONING_PARSERS, *OTHER_REASONING_PARSERS),
     )
     metrics_names: str = option("foretell", "prefix of the metric names in /metrics", choices=METRIC_NAMES)

@@ -67,14 +67,6 @@ def with_system_text(messages: Sequence[Message], text: str) -> list[Message]:
     return [{"role": "system", "content": text}, *messages]
 
 
-def system_in_user_turn(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose system turn is the start of the first user turn, for templates without a system role."""
-    if len(messages) < 2 or messages[0].get("role") != "system" or messages[1].get("role") != "user":
-        return list(messages)
-    system, user, *rest = messages
-    return [{**user, "content": f"{system.get('content') or ''}\n\n{user.get('content') or ''}"}, *rest]
-
-
 def _result_text(message: Message) -> str:
     return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
 

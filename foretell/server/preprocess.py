@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ContextLengthError, RequestError
 from foretell.sampling_params import SamplingParams
+from foretell.server.chat_grammar import ChatGrammars
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
 from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.config import ServerConfig
@@ -22,20 +23,15 @@ from foretell.server.generic_tools import knows_tools
 from foretell.server.inferred_prediction import infer_prediction
 from foretell.server.openai.chat_requests import ChatCompletionRequest, Tool
 from foretell.server.openai.requests import CompletionRequest, GenerationRequest
-from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_reasoning, has_reasoning_tags
+from foretell.server.parsers.reasoning import ReasoningParser, ends_in_reasoning
 from foretell.server.parsers.tools import SPECIAL_TOKENS, TOOL_PARSERS, detect_tool_parser
-from foretell.server.parsers.tools.grammar import calls_grammar, forced_call_grammar, strict_call_grammar
+from foretell.server.parsers.tools.grammar import call_format
 from foretell.server.parsers.tools.harmony import ENDS as HARMONY_ENDS
-from foretell.server.request_params import (
-    after_reasoning,
-    given_once,
-    grammar_spec,
-    or_tool_calls,
-    sampling_params,
-    speculation_choice,
-)
+from foretell.server.parsers.tools.lark import LarkTokens
+from foretell.server.request_params import given_once, grammar_spec, sampling_params, speculation_choice
 from foretell.server.usage import PREDICTION
 from foretell.structured_output import GrammarSpec
+from foretell.tokenizer.reasoning_tags import REASONING_TAGS, THINK, ReasoningTags, detect_reasoning
 from foretell.types import SpeculationChoice
 
 if TYPE_CHECKING:
@@ -45,6 +41,7 @@ if TYPE_CHECKING:
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
 LONG_TOKEN_CHARS = 8  # characters per token above which a text is unusual; ordinary text has about 4
+STRICT = "tools.function.strict"  # a field without effect where calls have no start tag, or their grammar is too large
 COUNT_CHUNK_CHARS = 64 * 1024  # characters encoded at a time when the tokens of a long prompt are counted
 
 
@@ -71,11 +68,13 @@ class GenerationJob:
     grammar: GrammarSpec | None = None
     prompts: list[str] = field(default_factory=list)  # prompts to echo, as strings; empty without echo
     prompt_only: bool = False  # max_tokens=0 with echo: the one generated token is not returned
-    starts_in_reasoning: bool | None = None  # whether the prompt ends inside <think>; None: reasoning is not parsed
+    reasoning_tags: ReasoningTags | None = None  # None: reasoning is not parsed
+    starts_in_reasoning: bool = False  # whether the prompt ends inside reasoning
     tool_parser: str | None = None  # name of the parser in TOOL_PARSERS; None: tool calls are not parsed
     tool_names: frozenset[str] = frozenset()
     tool_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # JSON schemas by tool
     single_tool_call: bool = False
+    ignored: tuple[str, ...] = ()  # fields of the request that have no effect with this model
 
     def choices(self) -> list[ChoiceState]:
         """Return the state of each choice, in the order of OpenAI's indices."""
@@ -85,7 +84,8 @@ class GenerationJob:
         ]
 
     def _parsed_output(self) -> ParsedOutput:
-        reasoning = None if self.starts_in_reasoning is None else ReasoningParser(self.starts_in_reasoning)
+        tags = self.reasoning_tags
+        reasoning = None if tags is None else ReasoningParser(self.starts_in_reasoning, tags)
         if self.tool_parser is None:
             return ParsedOutput(reasoning)
         return ParsedOutput(reasoning, TOOL_PARSERS[self.tool_parser](self.tool_names, self.tool_parameters))
@@ -99,9 +99,18 @@ class RequestPreprocessor:
         self.tokenizer = assembly.tokenizer
         self.tokenizer.check_templates()
         self.tool_parser = detect_tool_parser(self.tokenizer.tool_template, config.tool_parser)
-        self.parses_reasoning = config.reasoning_format == "think" or (
-            config.reasoning_format == "auto" and has_reasoning_tags(self.tokenizer.chat_template)
-        )
+        self.reasoning_tags = _reasoning_tags(config, self.tokenizer.chat_template)
+
+    @property
+    def parses_reasoning(self) -> bool:
+        """Return whether the model's reasoning is returned separately from its content."""
+        return self.reasoning_tags is not None
+
+    @cached_property
+    def lark_tokens(self) -> LarkTokens:
+        """Return the special tokens that grammars may name."""
+        pieces = {self.tokenizer.piece(token): token for token in self.tokenizer.special_ids}
+        return LarkTokens({piece: token for piece, token in pieces.items() if piece})
 
     def notices(self) -> Iterator[str]:
         """Yield what the user should know at the start, one line each."""
@@ -121,7 +130,8 @@ class RequestPreprocessor:
         text = apply_chat_template(self.tokenizer, body, tools or None)
         self.check_length("messages", text)
         prompt = self.tokenizer.encode(text, add_special=False)
-        in_reasoning = self.parses_reasoning and ends_in_reasoning(text)
+        tags = self.reasoning_tags
+        in_reasoning = tags is not None and ends_in_reasoning(text, tags)
         grammar = self._chat_grammar(body, tools, in_reasoning)
         params: dict[str, Any] = {
             "max_tokens": self._chat_max_tokens(body, prompt),
@@ -129,16 +139,19 @@ class RequestPreprocessor:
             "thinking_budget": given_once("thinking_budget", body.thinking_budget, body.thinking_token_budget),
         }
         tool_parser = self.tool_parser if tools or self.tool_parser == "harmony" else None
-        if tool_parser in SPECIAL_TOKENS:
+        if tool_parser in SPECIAL_TOKENS or (tags is not None and self.lark_tokens.has(tags.start + tags.end)):
             params["skip_special_tokens"] = False
+        is_strict = any(tool.function.strict for tool in tools)
         return GenerationJob(
             requests=self._build_requests(body, client, [prompt], grammar, _last_user_text(body), **params),
             grammar=grammar,
-            starts_in_reasoning=in_reasoning if self.parses_reasoning else None,
+            reasoning_tags=tags,
+            starts_in_reasoning=in_reasoning,
             tool_parser=tool_parser,
             tool_names=frozenset(tool.function.name for tool in tools),
             tool_parameters={tool.function.name: tool.function.parameters or {} for tool in tools},
             single_tool_call=body.parallel_tool_calls is False,
+            ignored=(STRICT,) if is_strict and grammar is None else (),
         )
 
     def _chat_grammar(
@@ -146,24 +159,25 @@ class RequestPreprocessor:
     ) -> GrammarSpec | None:
         """Return the grammar of the output. With tools, a tool call is always allowed besides the requested format."""
         grammar, forced = grammar_spec(body), forced_functions(body, tools)
+        is_harmony = self.tool_parser == "harmony"
+        grammars = ChatGrammars(self.lark_tokens, self.reasoning_tags, in_reasoning, is_harmony)
         if not tools:
-            return after_reasoning(grammar) if grammar is not None and in_reasoning else grammar
+            return None if grammar is None else grammars.answer(grammar)
         assert self.tool_parser is not None, "select_tools refuses tools without a parser"
         functions = [tool.function for tool in tools]
-        if not forced and grammar is not None:
-            parallel = body.parallel_tool_calls is not False
-            return or_tool_calls(grammar, calls_grammar(self.tool_parser, functions, parallel), in_reasoning)
-        if not forced:
-            strict = any(function.strict for function in functions)
-            return strict_call_grammar(self.tool_parser, functions) if strict else None
-        if grammar is not None:
+        if forced and grammar is not None:
             raise RequestError("tool_choice", "requires a tool call, but another field requires a different format")
-        if in_reasoning:
-            raise RequestError(
-                "tool_choice", "cannot require a tool call where the chat template starts with reasoning; use auto"
-            )
         # Nothing but the grammar would end a list of forced calls, so that one is enough unless more are asked for.
-        return forced_call_grammar(self.tool_parser, forced, parallel=body.parallel_tool_calls is True)
+        parallel = body.parallel_tool_calls is True if forced else body.parallel_tool_calls is not False
+        form = call_format(self.tool_parser, self.tokenizer.tool_template, parallel)
+        if forced:
+            return grammars.calls(form, forced, parallel)
+        if grammar is not None:
+            return grammars.answer_or_calls(grammar, form, functions, parallel)
+        if not any(function.strict for function in functions):
+            return None
+        strict = grammars.strict(form, functions)
+        return None if strict is None or strict.size > self.config.max_schema_bytes else strict
 
     def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
         """Return the requested limit; without one, the rest of the context.
@@ -316,13 +330,19 @@ class RequestPreprocessor:
         return replace(params, max_tokens=max(left, params.min_tokens))
 
     def count_reasoning_tokens(self, choices: Sequence[ChoiceState]) -> int:
-        """Return the number of reasoning tokens, each up to and including </think>."""
+        """Return the number of reasoning tokens, each up to and including the tag that ends it."""
         return sum(choice.reasoning_tokens(self._end_tag) for choice in choices if choice.reasoning)
 
     @cached_property
     def _end_tag(self) -> list[int]:
-        end = HARMONY_ENDS[0] if self.tool_parser == "harmony" else END_TAG
+        end = HARMONY_ENDS[0] if self.tool_parser == "harmony" else (self.reasoning_tags or THINK).end
         return self.tokenizer.encode(end, add_special=False)
+
+
+def _reasoning_tags(config: ServerConfig, template: str | None) -> ReasoningTags | None:
+    """Return the configured reasoning tags, or those of the chat template; None if reasoning is not parsed."""
+    name = detect_reasoning(template) if config.reasoning_format == "auto" else config.reasoning_format
+    return REASONING_TAGS.get(name or "none")
 
 
 def _with_prompt_seed(

@@ -17,7 +17,6 @@ from foretell.server.openai.requests import (
     Speculative,
     StructuredOutputs,
 )
-from foretell.server.parsers.reasoning import END_TAG
 from foretell.structured_output import GrammarSpec
 from foretell.types import SpeculationChoice
 
@@ -143,36 +142,10 @@ def _structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
     return given[0]
 
 
-def after_reasoning(spec: GrammarSpec) -> GrammarSpec:
-    """Return a grammar for output that starts inside <think>: free text, the end tag, then `spec`."""
-    if spec.kind == "lark":
-        raise RequestError(
-            LARK_FIELD,
-            "cannot follow the reasoning that this chat template starts with; include the reasoning in the grammar and "
-            "use /v1/completions, or turn reasoning off in chat_template_kwargs",
-        )
-    return GrammarSpec.lark(f"start: {REASONING} answer\n{REASONING_RULES}answer: {_rule(spec)}\n")
-
-
-def or_tool_calls(spec: GrammarSpec, calls: str, in_reasoning: bool) -> GrammarSpec:
-    """Return a grammar for output that is tool calls or follows `spec`; `calls` is a Lark grammar of the calls."""
-    if spec.kind == "lark":
-        raise RequestError(
-            LARK_FIELD,
-            "cannot be combined with tools; leave tools out, or use /v1/completions and a grammar with both",
-        )
-    rules, start = (REASONING_RULES, REASONING) if in_reasoning else ("", "")
-    call_rules = calls.replace("start:", "calls:", 1)
-    return GrammarSpec.lark(f"start: {start} (calls | answer)\n{rules}{call_rules}answer: {_rule(spec)}\n")
-
-
-LARK_FIELD = "structured_outputs.grammar"  # the request field of a Lark grammar
-REASONING = "thoughts blanks"
-REASONING_RULES = f"thoughts[suffix={json.dumps(END_TAG)}]: /(?s:.*)/\nblanks: /[\\n ]{{0,4}}/\n"
 BARE_SLASH = re.compile(r"\\.|/", re.DOTALL)  # matches escapes too, so that `\/` is not escaped twice
 
 
-def _rule(spec: GrammarSpec) -> str:
+def rule_body(spec: GrammarSpec) -> str:
     """Return a spec as the body of a Lark rule."""
     match spec.kind:
         case "json_schema" | "json_object":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import QueueFull
 from foretell.errors import RequestError, UnknownModelError
+from foretell.server.openai.requests import IGNORED_FIELDS
 from foretell.server.response_builder import ResponseContext
 from foretell.version import VERSION
 
@@ -25,7 +26,7 @@ from .preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from .request_log import RequestLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from foretell.build.engine_builder import Assembly
     from foretell.config import EngineConfig, SpeculationConfig
@@ -103,6 +104,7 @@ class Service:
         """
         self.engine.check_open(1 + self.num_preprocessing)  # reject early, before any work is done for the request
         job = await self.run_in_worker(preprocess, body, client)
+        _note_ignored(job.ignored)
         if len(job.requests) > self.engine.max_sequences:
             raise RequestError(
                 "n",
@@ -168,6 +170,13 @@ class Service:
         self._preprocess_pool.shutdown(wait=False, cancel_futures=True)
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         self.log.close()
+
+
+def _note_ignored(names: Iterable[str]) -> None:
+    """Note fields without effect among the unknown ones, which the response names in a header."""
+    noted = IGNORED_FIELDS.get()
+    if noted is not None:
+        noted |= dict.fromkeys(names)
 
 
 def tenant(api_key: str, cache_salt: str | None) -> str:

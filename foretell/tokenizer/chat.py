@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from foretell.errors import ModelError, RequestError
 from foretell.tokenizer.render_budget import TemplateLimitError, limited
+from foretell.tokenizer.turn_rules import PROBE_TOOL, TurnRules, probe_turns
 
 if TYPE_CHECKING:
     import jinja2
@@ -94,6 +95,7 @@ class ChatTemplates:
         self.sources = sources
         self.named = named
         self.compiled: dict[str, jinja2.Template] = {}
+        self._rules: dict[bool, TurnRules] = {}  # by whether a chat has tools
 
     @property
     def default(self) -> str | None:
@@ -133,6 +135,14 @@ class ChatTemplates:
             raise RequestError(
                 "messages", f"the model's chat template rejects them: {first_line(problem)}"
             ) from problem
+
+    def turn_rules(self, *, with_tools: bool) -> TurnRules:
+        """Return which turns the template takes; it is probed once."""
+        if with_tools not in self._rules:
+            tools = [PROBE_TOOL] if with_tools else None
+            values = {"add_generation_prompt": True}
+            self._rules[with_tools] = probe_turns(lambda turns: self.render(turns, tools, values))
+        return self._rules[with_tools]
 
     def check(self) -> None:
         """Refuse a model whose template exceeds the limits of the sandbox in a one-word chat.

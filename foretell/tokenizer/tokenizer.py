@@ -13,7 +13,9 @@ from foretell.tokenizer.fim import find_fim_tokens
 from foretell.tokenizer.gguf_vocab import TEMPLATE, read_gguf
 from foretell.tokenizer.hf_files import read_files
 from foretell.tokenizer.piece_decoding import PieceText, piece_decoding
+from foretell.tokenizer.reasoning_tags import REASONING_TAGS, ReasoningTags, detect_reasoning
 from foretell.tokenizer.spec import TokenizerSpec, library_error
+from foretell.tokenizer.turn_rules import TurnRules
 
 BATCH_ENCODE_CHARS = 4096  # longer input is encoded by `encode_batch_fast`, which releases the GIL
 MAX_NORMALIZED = 4  # characters that a normalizer may merge into one; Unicode normalization stays below
@@ -56,15 +58,14 @@ class Tokenizer:
         """Return the chat template for chats with tools; some models have a separate one."""
         return self._templates.with_tools
 
-    @cached_property
-    def takes_system_role(self) -> bool:
-        """Return whether the chat template accepts a system turn before the user's."""
-        turns = [{"role": role, "content": "hello"} for role in ("system", "user")]
-        try:
-            self.apply_chat_template(turns)
-        except RequestError:
-            return False
-        return True
+    def turn_rules(self, *, with_tools: bool) -> TurnRules:
+        """Return which turns the chat template takes, in chats with tools or without."""
+        return self._templates.turn_rules(with_tools=with_tools)
+
+    @property
+    def reasoning_tags(self) -> ReasoningTags:
+        """Return the tags of the model's reasoning; those of most models if its chat template has none."""
+        return REASONING_TAGS[detect_reasoning(self.chat_template) or "think"]
 
     def check_templates(self) -> None:
         """Refuse chat templates that exceed the limits of their sandbox."""

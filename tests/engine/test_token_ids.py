@@ -12,6 +12,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
+from foretell.tokenizer.reasoning_tags import THINK
 from foretell.train.sampler import Sampler
 from foretell.types import Request
 from tests.tiny import CONTEXT, VOCAB, World, run, tiny_decoder
@@ -24,6 +25,7 @@ class LargerTokenizer:
     """Encodes some words by ids that the model does not have."""
 
     longest_token = 8
+    reasoning_tags = THINK
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return SPELLED[text.strip()]

@@ -57,22 +57,8 @@ SENT: dict[str, tuple[str, dict[str, Any], str]] = {  # path, body, field
         f"responses: {kind}": (RESPONSES, items({"type": kind}), "input.0.content.1")
         for kind in ("input_image", "input_audio", "input_video", "input_file")
     },
-    "responses: an image from a tool": (
-        RESPONSES,
-        {
-            "input": [
-                {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": DATA}]}
-            ]
-        },
-        "input.0.output.0",
-    ),
     "messages: image": (MESSAGES, blocks(IMAGE), "messages.0.content.0"),
     "messages: document": (MESSAGES, blocks({"type": "document", "source": {}}), "messages.0.content.0"),
-    "messages: an image from a tool": (
-        MESSAGES,
-        blocks({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}),
-        "messages.0.content.0.content.0",
-    ),
     "ollama: images": ("/api/chat", {"model": "tiny", **message(images=["aGk="])}, "messages.0.images"),
     "ollama: images of a prompt": ("/api/generate", {"model": "tiny", "prompt": "a", "images": ["aGk="]}, "images"),
     "llama.cpp: image_data": ("/completion", {"prompt": "a", "image_data": [{"data": "aGk=", "id": 1}]}, "image_data"),

@@ -13,14 +13,26 @@ from hypothesis import strategies as st
 from foretell.server.chat_template import call_arguments
 from foretell.server.choice_state import ChoiceState, ParsedOutput
 from foretell.server.parsers.base import OutputParser
-from foretell.server.parsers.reasoning import ReasoningParser, ends_in_reasoning, has_reasoning_tags
+from foretell.server.parsers.reasoning import ReasoningParser, ends_in_reasoning
 from foretell.server.parsers.tools import TOOL_PARSERS, detect_tool_parser
+from foretell.tokenizer.reasoning_tags import REASONING_TAGS, detect_reasoning
 
 SHORT = 36
 NAMES = frozenset({"f", "g"})
 Parts = list[tuple[str, str]]
 PARAMETERS = {
-    "f": {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}}
+    "f": {
+        "type": "object",
+        "properties": {
+            "s": {"type": "string"},
+            "n": {"type": "integer"},
+            "o": {"type": "object"},
+            "t": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "i": {"type": ["string", "integer"]},
+            "r": {"anyOf": [{"$ref": "#/$defs/Text"}, {"type": "null"}]},
+        },
+        "$defs": {"Text": {"type": "string"}},
+    }
 }
 
 NASTY = json.dumps({"a": 'x }"]\\ </tool_call> [TOOL_CALLS]', "b": [1, {"c": "{"}], "é": "ü\n"}, ensure_ascii=False)
@@ -39,7 +51,11 @@ CALLS: dict[str, list[tuple[str, Parts]]] = {
         ('<tool_call>{"name":"f"}</tool_call>\n', [("call", "f"), ("arguments", "{}")]),
         ('<tool_call>{"name":"f","arguments":"{\\"a\\":1}"}</tool_call>', [("call", "f"), ("arguments", '{"a":1}')]),
         ('<tool_call>{"name":"f","arguments":{"a":[1', [("call", "f"), ("arguments", '{"a":[1')]),
-        ("<tool_call>nonsense</tool_call> x", [("content", "<tool_call>nonsense</tool_call> x")]),
+        (
+            '<tool_call>{"name":"f","arguments":{}}\n<tool_call>{"name":"g","arguments":{}}</tool_call>',
+            [("call", "f"), ("arguments", "{}"), ("call", "g"), ("arguments", "{}")],
+        ),
+        ("a <tool_call>nonsense</tool_call> x", [("content", "a <tool_call>nonsense</tool_call> x")]),
         ('<tool_call>{"arguments": {}}</tool_call>', [("content", '<tool_call>{"arguments": {}}</tool_call>')]),
         ("a < b <tool", [("content", "a < b <tool")]),
         (" \n words \n", [("content", " \n words \n")]),
@@ -73,6 +89,8 @@ CALLS: dict[str, list[tuple[str, Parts]]] = {
         ('[{"a":1}] more', [("content", '[{"a":1}] more')]),
         ("[TOOL_CALLS]", [("content", "[TOOL_CALLS]")]),
         ('[TOOL_CALLS]b ad{"x"} text', [("content", '[TOOL_CALLS]b ad{"x"} text')]),
+        ('a [TOOL_CALLS]b ad{"x"} text', [("content", 'a [TOOL_CALLS]b ad{"x"} text')]),
+        ("a [TOOL_CALLS][{}]", [("content", "a [TOOL_CALLS][{}]")]),
         ("words [TOOL", [("content", "words [TOOL")]),
     ],
     "qwen3_coder": [
@@ -96,6 +114,35 @@ CALLS: dict[str, list[tuple[str, Parts]]] = {
         ("<tool_call>\n<function=a b>", [("content", "<tool_call>\n<function=a b>")]),
         ("<tool_call>\n<func", [("content", "<tool_call>\n<func")]),
         ("<tool_call><function=f><parameter=q>True</parameter>", [("call", "f"), ("arguments", '{"q": true')]),
+        (
+            "So:\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>\n<function=g></function>\nbye",
+            [
+                ("content", "So:"),
+                ("call", "f"),
+                ("arguments", '{"n": 3}'),
+                ("call", "g"),
+                ("arguments", "{}"),
+                ("content", "bye"),
+            ],
+        ),
+        ("as <function=name> <function", [("content", "as <function=name> <function")]),
+        *[
+            (
+                f"<tool_call><function=f><parameter=t>\n{text}\n</parameter></function></tool_call>",
+                [("call", "f"), ("arguments", f'{{"t": {value}}}')],
+            )
+            for text, value in (
+                ("123", '"123"'),
+                ('{"a": [1]}', '"{\\"a\\": [1]}"'),
+                ('"q"', '"\\"q\\""'),
+                ("None", "null"),
+                ("True", '"True"'),
+            )
+        ],
+        (
+            "<tool_call><function=f><parameter=i>12</parameter><parameter=r>1</parameter></function></tool_call>",
+            [("call", "f"), ("arguments", '{"i": 12, "r": "1"}')],
+        ),
     ],
     "glm": [
         (
@@ -109,8 +156,13 @@ CALLS: dict[str, list[tuple[str, Parts]]] = {
         ),
         ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</ar", [("call", "f"), ("arguments", '{"s": "a</ar')]),
         ('<tool_call>{"name": "f"}', [("content", '<tool_call>{"name": "f"}')]),
-        ("<tool_call>words\nof text", [("content", "<tool_call>words\nof text")]),
+        ("a\n<tool_call>words\nof text", [("content", "a\n<tool_call>words\nof text")]),
         ("<tool_call>f", [("content", "<tool_call>f")]),
+        (
+            "<tool_call>f<arg_key>t</arg_key><arg_value>[1]</arg_value><arg_key>i</arg_key><arg_value>1.5</arg_value>"
+            "</tool_call>",
+            [("call", "f"), ("arguments", '{"t": "[1]", "i": "1.5"}')],
+        ),
     ],
     "gemma4": [
         (
@@ -131,7 +183,23 @@ CALLS: dict[str, list[tuple[str, Parts]]] = {
             [("call", "g"), ("arguments", '{"a": "x\\"y", "b c": "NaN"}')],
         ),
         ('<|tool_call>call:f{s:<|"|>a<|"', [("call", "f"), ("arguments", '{"s": "a<|\\"')]),
-        ("<|tool_call>words{", [("content", "<|tool_call>words{")]),
+        ("a <|tool_call>words{", [("content", "a <|tool_call>words{")]),
+        *[
+            (f"<|tool_call>call:f{given}<tool_call|>!", [("call", "f"), ("arguments", arguments), ("content", "!")])
+            for given, arguments in (
+                ("{n:1,}", '{"n": 1}'),
+                ('{s:<|"|>a<|"|>bc,n:1}', '{"s": "a", "n": 1}'),
+                ('{s:<|"|>a<|"|>n:1}', '{"s": "a", "n": 1}'),
+                ('{s:b<|"|>a<|"|>}', '{"s": "a"}'),
+                ("{n:,m:[1,,2,],o}", '{"n": null, "m": [1, 2], "o": null}'),
+                ("{{n:1}}", '{"n": 1}'),
+                ("{o:[1}", '{"o": [1]}'),
+                ("{o:{a:[1", '{"o": {"a": [1]}}'),
+                ("{t:12:30,u:a b}", '{"t": "12:30", "u": "a b"}'),
+                ('{a:"x\\d\\u00e9\\u0\\"y"}', '{"a": "x\\\\d\\u00e9\\\\u0\\"y"}'),
+                ("{n:1]}", '{"n": 1}'),
+            )
+        ],
         ("<|tool_call>call:", [("content", "<|tool_call>call:")]),
     ],
     "functiongemma": [
@@ -169,6 +237,13 @@ REASONING: list[tuple[str, bool, Parts]] = [
     ("<thi", False, [("content", "<thi")]),
     ("<think></think>", False, []),
 ]
+TAGGED_REASONING: list[tuple[str, str, Parts]] = [
+    ("gemma4", "<|channel>thought\nhm <channel\n<channel|>yes", [("reasoning", "hm <channel"), ("content", "yes")]),
+    ("gemma4", "<|channel>thought\n<channel|>yes", [("content", "yes")]),
+    ("gemma4", "<|channel>final", [("content", "<|channel>final")]),
+    ("mistral", "[THINK]hm[/THINK]\nyes [THINK]", [("reasoning", "hm"), ("content", "yes [THINK]")]),
+    ("seed_oss", "<seed:think>hm</seed:think>yes", [("reasoning", "hm"), ("content", "yes")]),
+]
 
 
 def read(reader: OutputParser | ParsedOutput, parts: Iterable[str]) -> Parts:
@@ -205,6 +280,21 @@ def test_tool_calls_in_chunks_of_any_size(family: str, text: str, expected: Part
 @pytest.mark.parametrize(("text", "in_reasoning", "expected"), REASONING)
 def test_reasoning_in_chunks_of_any_size(text: str, in_reasoning: bool, expected: Parts) -> None:
     check(lambda: ReasoningParser(in_reasoning), text, expected)
+
+
+@pytest.mark.parametrize(("tags", "text", "expected"), TAGGED_REASONING)
+def test_reasoning_between_the_tags_of_a_family(tags: str, text: str, expected: Parts) -> None:
+    check(lambda: ReasoningParser(False, REASONING_TAGS[tags]), text, expected)
+    start = REASONING_TAGS[tags].start
+    if text.startswith(start):
+        check(lambda: ReasoningParser(True, REASONING_TAGS[tags]), text.removeprefix(start), expected)
+    assert ends_in_reasoning(f"x{start}\n", REASONING_TAGS[tags])
+
+
+def test_reasoning_tags_are_detected_from_templates() -> None:
+    for name, tags in REASONING_TAGS.items():
+        assert detect_reasoning(f"x {tags.end}") == name
+    assert detect_reasoning(None) is None and detect_reasoning("<|channel|>analysis<|message|>") is None
 
 
 def test_thoughts_may_speak_of_calls_without_making_them() -> None:
@@ -246,17 +336,26 @@ PIECES = [
 PIECES += ["<function=f>", "</function>", "<parameter=s>", "<parameter=n>", "</parameter>", "<arg_key>s</arg_key>"]
 PIECES += ["<arg_value>", "</arg_value>", "<|tool_call>call:f{", "<tool_call|>", '<|"|>', "<start_function_call>call:f"]
 PIECES += ["<end_function_call>", "<escape>", "<|channel|>analysis", "<|message|>", "<|end|>", "to=functions.f", "s:"]
+PIECES += ["<|channel>thought", "<channel|>", "[THINK]", "[/THINK]", "<parameter=t>", "1", '"', "null", "call:f{n:1,"]
 PIECES += ['"name": "f"', '"arguments": ', '"parameters": ', ", ", ";", ":", "f", " ", "\n", "\\", '"', "é", "x"]
 
 
 @pytest.mark.parametrize("family", TOOL_PARSERS)
 @settings(max_examples=60, deadline=None)
-@given(parts=st.lists(st.sampled_from(PIECES), max_size=24), chunks=st.lists(st.integers(1, 9), min_size=1, max_size=9))
-def test_parsing_does_not_depend_on_chunk_sizes(family: str, parts: list[str], chunks: list[int]) -> None:
+@given(
+    tags=st.sampled_from(sorted(REASONING_TAGS)),
+    in_reasoning=st.booleans(),
+    parts=st.lists(st.sampled_from(PIECES), max_size=24),
+    chunks=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+)
+def test_parsing_does_not_depend_on_chunk_sizes(
+    family: str, tags: str, in_reasoning: bool, parts: list[str], chunks: list[int]
+) -> None:
     text = "".join(parts)
 
     def make() -> ParsedOutput:
-        return ParsedOutput(ReasoningParser(False), TOOL_PARSERS[family](NAMES, PARAMETERS))
+        reasoning = ReasoningParser(in_reasoning, REASONING_TAGS[tags])
+        return ParsedOutput(reasoning, TOOL_PARSERS[family](NAMES, PARAMETERS))
 
     pieces, start = [], 0
     for size in itertools.cycle(chunks):
@@ -265,6 +364,21 @@ def test_parsing_does_not_depend_on_chunk_sizes(family: str, parts: list[str], c
         pieces.append(text[start : start + size])
         start += size
     assert read(make(), pieces) == read(make(), [text]) == read(make(), list(text))
+
+
+GEMMAS = ['<|"|>', "{", "}", "[", "]", ":", ",", '"', "\\", "u00e9", "a", "1", "-", " ", "\n", "true", "\u2028"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(parts=st.lists(st.sampled_from(GEMMAS), max_size=30), ends=st.booleans())
+def test_gemmas_arguments_are_json_whatever_is_written(parts: list[str], ends: bool) -> None:
+    parsed = read(TOOL_PARSERS["gemma4"](), ["<|tool_call>call:f{" + "".join(parts) + ("<tool_call|>" if ends else "")])
+    arguments = "".join(text for kind, text in parsed if kind == "arguments")
+    try:
+        assert isinstance(json.loads(arguments), dict)
+    except ValueError:  # cut within a string or before the end
+        assert arguments.startswith("{") and call_arguments(arguments) is not None
+        assert not ends or '"' in "".join(parts)
 
 
 @pytest.mark.parametrize(("family", "text", "expected"), [(f, *case) for f, cases in CALLS.items() for case in cases])
@@ -298,5 +412,4 @@ def test_tool_parsers_are_detected_from_templates() -> None:
         detect_tool_parser(tools + "<tool_call>", "mistral") == "mistral"
         and detect_tool_parser(tools + "<tool_call>", "none") is None
     )
-    assert has_reasoning_tags("x </think>") and not has_reasoning_tags(None) and not has_reasoning_tags("x")
     assert ends_in_reasoning("assistant\n<think>\n") and not ends_in_reasoning("<think>\n\n</think>\n\n")

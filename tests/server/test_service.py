@@ -20,20 +20,22 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.engine.async_engine import AsyncEngine
-from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 from foretell.server.background_tasks import StatsLogger
+from foretell.server.chat_grammar import ChatGrammars
 from foretell.server.config import ServerConfig
 from foretell.server.middleware import ApiKeys
 from foretell.server.openai.chat_requests import ChatCompletionRequest, ChatMessageParam, FunctionDefinition, Tool
 from foretell.server.openai.requests import GenerationRequest
 from foretell.server.parsers.tools import TOOL_PARSERS
-from foretell.server.parsers.tools.grammar import forced_call_grammar, strict_call_grammar
+from foretell.server.parsers.tools.grammar import FORMATS, call_format
+from foretell.server.parsers.tools.lark import LarkTokens
 from foretell.server.preprocess import ClientContext, RequestPreprocessor
-from foretell.server.request_params import SHARED_PARAMS, after_reasoning
+from foretell.server.request_params import SHARED_PARAMS
 from foretell.server.run import JsonFormatter
 from foretell.server.service import GRAMMAR_THREADS, Service, tenant
 from foretell.structured_output import GrammarSpec
+from foretell.tokenizer.reasoning_tags import THINK
 from foretell.types import ScheduledSequence
 from tests.server.in_process import run_app
 
@@ -165,7 +167,7 @@ def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -
     ],
 )
 def test_a_grammar_after_reasoning(assembly: Assembly, spec: GrammarSpec, good: str, bad: str) -> None:
-    grammar = after_reasoning(spec)
+    grammar = ChatGrammars(LarkTokens(), THINK, in_reasoning=True).answer(spec)
     assert accepts(assembly, grammar, f"whatever < it takes</think>\n\n{good}")
     assert not accepts(assembly, grammar, f"whatever</think>\n\n{bad}")
 
@@ -319,21 +321,21 @@ STRICT = FunctionDefinition(
 )
 
 
-def accepts(assembly: Assembly, spec: GrammarSpec, text: str) -> bool:
+def accepts(assembly: Assembly, spec: GrammarSpec | None, text: str) -> bool:
+    assert spec is not None
     matcher = assembly.grammars.compile(spec).matcher(())
     tokens = assembly.tokenizer.encode(text, add_special=False)
     return matcher.count_allowed(tokens) == len(tokens)
 
 
 def test_strict_tools_are_kept_to_wherever_they_are_called(assembly: Assembly) -> None:
-    grammar = strict_call_grammar("hermes", [STRICT, FunctionDefinition(name="g")])
+    grammar = ChatGrammars(LarkTokens()).strict(FORMATS["hermes"], [STRICT, FunctionDefinition(name="g")])
     call = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
     for good in ("any <b> words", "Well.\n" + call.format("f", '{"x": 1}') + " and " + call.format("g", '{"y": []}')):
         assert accepts(assembly, grammar, good), good
     for bad in (call.format("f", '{"x": "one"}'), call.format("h", "{}"), "a <tool_call> b"):
         assert not accepts(assembly, grammar, bad), bad
-    with pytest.raises(RequestError, match="strict"):
-        strict_call_grammar("llama3", [STRICT])
+    assert ChatGrammars(LarkTokens()).strict(FORMATS["llama3"], [STRICT]) is None, "its calls have no start tag"
 
 
 FORCED = {
@@ -347,7 +349,8 @@ FORCED = {
 
 @pytest.mark.parametrize("family", FORCED)
 def test_a_forced_call_is_parsed(assembly: Assembly, family: str) -> None:
-    grammar, text = forced_call_grammar(family, [STRICT, FunctionDefinition(name="g")], parallel=True), FORCED[family]
+    functions, text = [STRICT, FunctionDefinition(name="g")], FORCED[family]
+    grammar = ChatGrammars(LarkTokens()).calls(call_format(family, None, parallel=True), functions, parallel=True)
     assert accepts(assembly, grammar, text) and not accepts(assembly, grammar, text.replace("1", '"one"'))
     reader = TOOL_PARSERS[family](frozenset({"f", "g"}))
     said = [*reader.feed(text), *reader.finish()]

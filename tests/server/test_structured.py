@@ -8,8 +8,12 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.server.request_params import after_reasoning, or_tool_calls
+from foretell.server.chat_grammar import ChatGrammars
+from foretell.server.openai.chat_requests import FunctionDefinition
+from foretell.server.parsers.tools.grammar import FORMATS
+from foretell.server.parsers.tools.lark import LarkTokens
 from foretell.structured_output import GrammarSpec
+from foretell.tokenizer.reasoning_tags import THINK
 
 SCHEMA = {
     "type": "object",
@@ -18,14 +22,19 @@ SCHEMA = {
     "additionalProperties": False,
 }
 THOUGHT = "a thought</think>"
-CALLS = 'start: "<call>"\n'
+FUNCTIONS = [FunctionDefinition(name="f")]
+PLAIN = ChatGrammars(LarkTokens(), THINK)
+THINKING = ChatGrammars(LarkTokens(), THINK, in_reasoning=True)
 Embed = Callable[[GrammarSpec], GrammarSpec]
 # How a grammar is embedded, and the output that precedes its answer.
 EMBEDDINGS: dict[str, tuple[Embed, str]] = {
-    "plain": (lambda spec: spec, ""),
-    "thinking": (after_reasoning, THOUGHT),
-    "tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=False), ""),
-    "thinking and tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=True), THOUGHT),
+    "plain": (PLAIN.answer, ""),
+    "thinking": (THINKING.answer, THOUGHT),
+    "tools": (lambda spec: PLAIN.answer_or_calls(spec, FORMATS["hermes"], FUNCTIONS, parallel=True), ""),
+    "thinking and tools": (
+        lambda spec: THINKING.answer_or_calls(spec, FORMATS["hermes"], FUNCTIONS, parallel=True),
+        THOUGHT,
+    ),
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.errors import RequestError
+from foretell.tokenizer.turn_rules import TurnRules
 from foretell.train.corpus import Corpus
 from foretell.train.data import parse_row
 from foretell.train.measure import DrafterEvaluator, MeasuredAcceptance
@@ -121,7 +122,9 @@ class FakeTokenizer:
     """Stores the arguments of its chat template."""
 
     tool_template = chat_template = "a template that knows system, user, assistant, tool and tools"
-    takes_system_role = True
+
+    def turn_rules(self, with_tools: bool) -> TurnRules:
+        return TurnRules()
 
     def apply_chat_template(self, messages: list[Any], **values: Any) -> str:
         self.messages, self.values = messages, values

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foretell.errors import RequestError
-from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.anthropic.client_tools import client_tool, needs_images
+from foretell.server.history import error_text, part_text, parts_text
+from foretell.server.openai.chat_requests import TOOL_NAME, ChatCompletionRequest
 from foretell.server.openai.requests import FailFastList, described, ranged, sampling
 from foretell.server.translation import (
     Block,
@@ -28,6 +30,8 @@ BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 BETWEEN_BLOCKS = "\n\n"  # text blocks are paragraphs of their own
 NO_TEXT = ("image", "document", "search_result", "container_upload")  # blocks that a user may send elsewhere
 
+RESULT_TYPES = "must be a string or a list of text blocks"
+
 Content = str | Annotated[list[Block], Field(fail_fast=True)]
 
 
@@ -35,23 +39,50 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
+def _require_content(schema: dict[str, Any]) -> None:
+    """Require a content except of the assistant, whose messages clients send back as they came."""
+    given = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
+    schema["anyOf"] = [{"properties": {"role": {"const": "assistant"}}}, given]
+
+
 class MessageParam(_Lenient):
     """A message of a conversation."""
 
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=_require_content)
+
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
-    content: Content = Field(
-        description="The text, or blocks: `text`, `thinking`, `tool_use` and `tool_result`. Others are rejected."
+    content: Content | None = described(
+        "The text, or blocks: `text`, `thinking`, `tool_use` and `tool_result`. Others are rejected in a user's "
+        "message, and named by a placeholder in an assistant's message or a tool's result."
     )
 
 
-class ToolParam(_Lenient):
-    """A tool that the client runs."""
+def _require_name(schema: dict[str, Any]) -> None:
+    """Require the name of a custom tool."""
+    other = {"required": ["type"], "properties": {"type": {"type": "string", "not": {"const": "custom"}}}}
+    schema["anyOf"] = [{"required": ["name"], "properties": {"name": {"type": "string"}}}, other]
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$", description="Name of the tool.")
-    type: str | None = described("`custom`. Tools that run on Anthropic's servers are rejected.")
+
+class ToolParam(_Lenient):
+    """A tool that the client runs, or one of Anthropic's."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=_require_name)
+
+    name: str | None = Field(default=None, pattern=TOOL_NAME, description="Name of the tool.")
+    type: str | None = described(
+        "`custom`, or Anthropic's `bash_*`, `text_editor_*` and `memory_*`, which the client runs. Tools that run on "
+        "Anthropic's servers are left out and named in the header X-Foretell-Ignored-Fields."
+    )
     description: str | None = described("What it does, for the model.")
     input_schema: dict[str, Any] | None = described("JSON schema of its input.")
     strict: bool | None = described("true: a grammar enforces the schema.")
+
+    @property
+    def is_hosted(self) -> bool:
+        """Return whether the tool runs on Anthropic's servers: it has no schema of its own, and no client runs it."""
+        if self.type in (None, "custom") or self.input_schema is not None:
+            return False
+        return client_tool(self.type) is None and not needs_images(self.type)
 
 
 class ToolChoiceParam(_Lenient):
@@ -90,13 +121,20 @@ class CountTokensRequest(TranslatedRequest):
     thinking: ThinkingParam | None = described("Whether the model reasons first.")
     output_config: OutputConfigParam | None = described("Format and effort of the output.")
 
+    @model_validator(mode="after")
+    def ignore_hosted_tools(self) -> CountTokensRequest:
+        """Note tools that only Anthropic's servers run as fields without effect."""
+        if self.model_extra is not None:
+            self.model_extra.update({f"tools.{tool.type}": None for tool in self.tools or () if tool.is_hosted})
+        return self
+
     def to_chat(self, *, reasons: bool) -> ChatCompletionRequest:
         """Return the chat completion; `reasons`: whether the model's reasoning is parsed."""
         return chat_request(self.chat_fields(reasons))
 
     def chat_fields(self, reasons: bool) -> Fields:
         """Return the fields of the chat completion."""
-        tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(self.tools or ())]
+        tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(self.tools or ()) if not tool.is_hosted]
         fields: Fields = {**self.shared_fields(), "messages": self._messages(), "tools": tools or None}
         if self.tool_choice is not None:
             fields |= _tool_choice(self.tool_choice)
@@ -158,14 +196,18 @@ def _texts(content: Content, where: str) -> str:
 
 def _chat_messages(message: MessageParam, where: str) -> list[dict[str, Any]]:
     """Return the chat messages of one message: tool results become messages of their own."""
-    where = f"{where}.content"
+    where, content = f"{where}.content", message.content
+    if content is None:
+        if message.role != "assistant":
+            raise RequestError(where, "must be a string or a list of blocks")
+        content = ""
     if message.role == "system":
-        return [{"role": "system", "content": without_billing_line(_texts(message.content, where))}]
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+        return [{"role": "system", "content": without_billing_line(_texts(content, where))}]
+    if isinstance(content, str):
+        return [{"role": message.role, "content": content}]
     if message.role == "assistant":
-        return [_assistant_message(message.content, where)]
-    return _user_messages(message.content, where)
+        return [_assistant_message(content, where)]
+    return _user_messages(content, where)
 
 
 def _user_messages(blocks: list[Block], where: str) -> list[dict[str, Any]]:
@@ -196,18 +238,15 @@ def _user_text(block: Block, where: str) -> str:
 
 
 def _result_text(block: Block, where: str) -> str:
-    """Return the text of a tool result, which may be a string, text blocks or nothing."""
+    """Return the text of a tool result, which may be a string, blocks or nothing."""
     content = block.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{where}.content", "must be a string or a list of text blocks")
-    texts = [_user_text(part, f"{where}.content.{i}") for i, part in enumerate(content) if isinstance(part, dict)]
-    if len(texts) < len(content):
-        raise RequestError(f"{where}.content", "must be a string or a list of text blocks")
-    return BETWEEN_BLOCKS.join(texts)
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) for part in content):
+            raise RequestError(f"{where}.content", RESULT_TYPES)
+    elif content is not None and not isinstance(content, str):
+        raise RequestError(f"{where}.content", RESULT_TYPES)
+    text = parts_text(content, BETWEEN_BLOCKS)
+    return error_text(text) if block.get("is_error") is True else text
 
 
 def _assistant_message(blocks: list[Block], where: str) -> dict[str, Any]:
@@ -218,9 +257,11 @@ def _assistant_message(blocks: list[Block], where: str) -> dict[str, Any]:
             thoughts.append(string_field(block, "thinking", place))
         elif kind == "tool_use":
             calls.append(_earlier_call(block, place))
-        elif kind != "redacted_thinking":  # encrypted: only Anthropic's servers can read it
+        elif kind == "text":
             texts.append(text_of(block, place))
-    message: dict[str, Any] = {"role": "assistant", "content": BETWEEN_BLOCKS.join(texts)}
+        else:
+            texts.append(part_text(block))
+    message: dict[str, Any] = {"role": "assistant", "content": BETWEEN_BLOCKS.join(filter(None, texts))}
     if thoughts:
         message["reasoning_content"] = BETWEEN_BLOCKS.join(thoughts)
     return message | ({"tool_calls": calls} if calls else {})
@@ -234,9 +275,14 @@ def _earlier_call(block: Block, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: ToolParam, where: str) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise RequestError(f"{where}.type", f"{tool.type} runs on Anthropic's servers; send custom tools")
-    return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+    kind = tool.type or "custom"
+    if needs_images(kind):
+        raise RequestError(f"{where}.type", f"{kind} returns images, and this model takes text only; leave it out")
+    name, description, schema = client_tool(kind) or (None, None, None)
+    name = tool.name or name
+    if name is None:
+        raise RequestError(f"{where}.name", "is missing; add the name of the tool")
+    return function_tool(name, tool.description or description, tool.input_schema or schema, tool.strict)
 
 
 def _tool_choice(choice: ToolChoiceParam) -> Fields:

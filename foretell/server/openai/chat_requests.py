@@ -17,7 +17,10 @@ from foretell.server.openai.requests import (
     sampling,
 )
 
+TOOL_NAME = r"^[A-Za-z0-9_.\-]{1,128}$"  # the names that a tool may have, as patterns of JSON schemas
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+# Roles whose content may be null, or have parts of any type: clients send responses and results back as they came.
+MAY_BE_EMPTY = ("assistant", "tool")
 
 
 class FunctionCall(BaseModel):
@@ -41,7 +44,7 @@ class ToolCall(BaseModel):
 
 def _require_content(schema: dict[str, Any]) -> None:
     """Require a content except of roles whose messages clients send back as they came."""
-    empty = {"properties": {"role": {"enum": ["assistant", "tool"]}}}
+    empty = {"properties": {"role": {"enum": [*MAY_BE_EMPTY]}}}
     schema["anyOf"] = [empty, {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}]
 
 
@@ -62,11 +65,23 @@ class ChatMessageParam(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def reject_unsupported_content(cls, data: Any) -> Any:
-        """Reject media and OpenAI's deprecated function calls, whose meaning would be lost."""
-        for name in ("function_call", *sorted(MEDIA_FIELDS)) if isinstance(data, dict) else ():
-            if data.get(name) not in (None, [], ""):
-                raise ValueError(f"{name} is not supported by this model; send text or tool_calls")
-        return data
+        """Reject media and OpenAI's deprecated function calls, whose meaning would be lost.
+
+        Media of earlier output and of tools become parts of the content, for which a placeholder stands: clients send
+        them back with every request.
+        """
+        if not isinstance(data, dict):
+            return data
+        if data.get("function_call") not in (None, ""):
+            raise ValueError("function_call is not supported by this model; send text or tool_calls")
+        media = [name for name in sorted(MEDIA_FIELDS) if data.get(name) not in (None, [], "")]
+        if not media:
+            return data
+        content = data.get("content") or []
+        if data.get("role") not in MAY_BE_EMPTY or not isinstance(content, str | list):
+            raise ValueError(f"{media[0]} is not supported by this model; send text or tool_calls")
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        return {**data, "content": [*parts, *({"type": name} for name in media)]}
 
 
 class FunctionDefinition(StrictModel):
@@ -74,10 +89,10 @@ class FunctionDefinition(StrictModel):
 
     path = "tools.function."
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$", description="Name of the function.")
+    name: str = Field(pattern=TOOL_NAME, description="Name of the function.")
     description: str | None = described("What it does, for the model.")
     parameters: dict[str, Any] | None = described("JSON schema of its arguments.")
-    strict: bool | None = described("true: a grammar enforces the schema (chat formats of Hermes and Qwen).")
+    strict: bool | None = described("true: a grammar enforces the schema, in tool call formats with a start tag.")
 
 
 class Tool(StrictModel):

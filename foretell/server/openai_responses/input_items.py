@@ -7,12 +7,14 @@ from typing import Any
 
 from foretell.errors import RequestError
 from foretell.server.choice_state import ChoiceState
+from foretell.server.history import omitted, parts_text
 from foretell.server.translation import Block, string_field, text_of, tool_call
 
 Message = dict[str, Any]  # a chat message
 ROLES = ("user", "system", "developer", "assistant")
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 BETWEEN_THOUGHTS = "\n\n"
+HOSTED = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")  # items of tools that a server runs
 NOT_TAKEN = {
     "item_reference": "refers to an item that is not stored; send the item itself, or previous_response_id",
     "input_image": "is an image; this model takes text only, leave it out",
@@ -43,19 +45,45 @@ def _message(item: Block, where: str) -> Message:
         role = item.get("role")
         if role not in ROLES:
             raise RequestError(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-        return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
-    if kind == "function_call":
-        name, arguments = string_field(item, "name", where), string_field(item, "arguments", where)
-        call = tool_call(string_field(item, "call_id", where), name, arguments)
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if kind == "function_call_output":
-        call_id = string_field(item, "call_id", where)
-        return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), f"{where}.output")}
+        content = item.get("content")
+        read = _history_text if role == "assistant" else _text
+        return {"role": role, "content": read(content, f"{where}.content")}
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
         return {"role": "assistant", "content": "", "reasoning_content": [_text(parts, f"{where}.content")]}
+    if isinstance(kind, str) and kind.endswith("_call_output"):
+        text = _history_text(item.get("output"), f"{where}.output")
+        return {"role": "tool", "tool_call_id": string_field(item, "call_id", where), "content": text}
+    if isinstance(kind, str) and kind.endswith("_call"):
+        return _earlier_call(item, kind, where)
+    if kind in HOSTED:
+        return {"role": "assistant", "content": omitted(kind)}
     taken = "send message, function_call, function_call_output or reasoning"
     raise RequestError(where, NOT_TAKEN.get(str(kind), f"has the type {kind!r}, which is not supported; {taken}"))
+
+
+def _earlier_call(item: Block, kind: str, where: str) -> Message:
+    """Return a call as the assistant's. One without an id, such as web_search_call, was answered by its server."""
+    name, arguments = kind.removesuffix("_call"), item.get("action") or item.get("operation") or {}
+    if kind == "function_call":
+        name, arguments = string_field(item, "name", where), string_field(item, "arguments", where)
+    elif kind == "custom_tool_call":
+        name, arguments = string_field(item, "name", where), {"input": string_field(item, "input", where)}
+    elif not isinstance(item.get("call_id"), str):
+        return {"role": "assistant", "content": omitted(kind)}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [tool_call(string_field(item, "call_id", where), name, arguments)],
+    }
+
+
+def _history_text(content: Any, where: str) -> str:
+    """Return the text of earlier output or of a tool's result, which may have parts of any type, or be null."""
+    parts = content if isinstance(content, list) else [content]
+    if content is not None and not all(isinstance(part, str | dict) for part in parts):
+        raise RequestError(where, "must be a string or a list of parts")
+    return parts_text(content)
 
 
 def _text(content: Any, where: str) -> str:
@@ -69,8 +97,6 @@ def _text(content: Any, where: str) -> str:
 
 def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "refusal":
-        return string_field(part, "refusal", where)
     if isinstance(kind, str) and kind in NOT_TAKEN:
         raise RequestError(where, NOT_TAKEN[kind])
     return text_of(part, where, TEXT_PARTS)

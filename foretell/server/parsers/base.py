@@ -24,6 +24,7 @@ class OutputParser(ABC):
 
     def __init__(self) -> None:
         self.ended = False
+        self.blank = ""  # the whitespace before the last tag
         self._parts: list[OutputPart] = []
         self._loop = self.parse()
         next(self._loop)
@@ -61,16 +62,19 @@ class OutputParser(ABC):
         parts, self._parts = self._parts, []
         return parts
 
-    def parse_until(self, tag: str, kind: PartKind = "content", held: str = "") -> Generator[None, str, bool]:
-        """Emit text up to `tag`, without the whitespace before it; return False if the text ends first.
+    def parse_until(self, *tags: str, kind: PartKind = "content", held: str = "") -> Generator[None, str, str | None]:
+        """Emit text up to the first of the tags, without the whitespace before it; return that tag, None at the end.
 
-        `held` is text that was already received.
+        `held` is text that was already received. The whitespace is `blank`, for tags that turn out to be content.
         """
         while True:
-            if held.endswith(tag):
-                self.emit(kind, held[: -len(tag)].rstrip())
-                return True
-            certain = len(held) - overlap(held, tag)
+            found = next((tag for tag in tags if held.endswith(tag)), None)
+            if found is not None:
+                text = held[: -len(found)]
+                self.blank = text[len(text.rstrip()) :]
+                self.emit(kind, text.rstrip())
+                return found
+            certain = len(held) - max(overlap(held, tag) for tag in tags)
             while certain and held[certain - 1].isspace():
                 certain -= 1
             self.emit(kind, held[:certain])
@@ -78,20 +82,19 @@ class OutputParser(ABC):
             held = held[certain:] + char
             if not char:
                 self.emit(kind, held)
-                return False
+                return None
 
-    def expect(self, tag: str) -> Generator[None, str, bool]:
-        """Skip whitespace and `tag`; emit anything else. Return False if the text ends."""
+    def expect(self, tag: str) -> Generator[None, str, str | None]:
+        """Skip whitespace and `tag`. Return the text received if another comes, None if the text ends."""
         held = ""
         while char := (yield):
             held += char
             stripped = held.lstrip()
             if stripped == tag:
-                return True
+                return ""
             if not tag.startswith(stripped):
-                self.emit("content", held)
-                return True
-        return False
+                return held
+        return None
 
     def emit_rest(self, kind: PartKind = "content") -> ParseLoop:
         """Emit all remaining text as parts of one kind."""

@@ -1,17 +1,16 @@
-"""Separates reasoning between <think> and </think> from content."""
+"""Separates reasoning between the tags of the model, such as <think> and </think>, from content."""
 
 from __future__ import annotations
 
 from foretell.server.parsers.base import OutputParser, ParseLoop, PartKind
-
-START_TAG, END_TAG = "<think>", "</think>"
+from foretell.tokenizer.reasoning_tags import THINK, ReasoningTags
 
 
 class ReasoningParser(OutputParser):
     """Parses an optional reasoning block at the start; `in_reasoning`: the prompt already ends inside one."""
 
-    def __init__(self, in_reasoning: bool) -> None:
-        self.in_reasoning = in_reasoning
+    def __init__(self, in_reasoning: bool, tags: ReasoningTags = THINK) -> None:
+        self.in_reasoning, self.tags = in_reasoning, tags
         self._has_reasoning = False
         super().__init__()
 
@@ -21,14 +20,14 @@ class ReasoningParser(OutputParser):
             char = yield
             held += char
             stripped = held.lstrip()
-            if stripped == START_TAG:
+            if stripped == self.tags.start:
                 break
-            if not char or not START_TAG.startswith(stripped):
+            if not char or not self.tags.start.startswith(stripped):
                 self.emit("content", held)
                 if char:
                     yield from self.emit_rest()
                 return
-        if (yield from self.parse_until(END_TAG, "reasoning")):
+        if (yield from self.parse_until(self.tags.end, kind="reasoning")):
             while (char := (yield)) and char.isspace():
                 pass
             if char:
@@ -43,11 +42,6 @@ class ReasoningParser(OutputParser):
         super().emit(kind, text)
 
 
-def ends_in_reasoning(prompt: str) -> bool:
+def ends_in_reasoning(prompt: str, tags: ReasoningTags = THINK) -> bool:
     """Return whether a prompt ends with an open reasoning block."""
-    return prompt.rstrip().endswith(START_TAG)
-
-
-def has_reasoning_tags(template: str | None) -> bool:
-    """Return whether a chat template uses reasoning tags."""
-    return template is not None and END_TAG in template
+    return prompt.rstrip().endswith(tags.start)

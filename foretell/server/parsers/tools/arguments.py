@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
-from typing import Any
 
 from foretell.server.parsers.base import overlap
 
-from .base import ToolCallParser
+from .base import ToolCallParser, json_value
+from .schemas import Types, is_text, permits, permitted_types
 
 PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -32,11 +32,13 @@ class PlainArgumentsParser(ToolCallParser):
         self.emit("arguments", ", " if self._num_arguments else "")
         self._num_arguments += 1
         self.emit("arguments", f"{json.dumps(key, ensure_ascii=False)}: ")
-        if is_text(self._schema(name, key)):
+        types = self._types(name, key)
+        if is_text(types):
             return (yield from self._parse_text(end, trim))
         found = yield from self.read_until(end)
         if found is not None:
-            self.emit("arguments", as_json(found[0].removeprefix("\n").removesuffix("\n") if trim else found[0]))
+            text = found[0].removeprefix("\n").removesuffix("\n") if trim else found[0]
+            self.emit("arguments", as_json(text, types))
         return found is not None
 
     def _parse_text(self, end: str, trim: bool) -> Generator[None, str, bool]:
@@ -69,25 +71,25 @@ class PlainArgumentsParser(ToolCallParser):
                     return "".join(held)[: -len(tag)], tag
         return None
 
-    def _schema(self, name: str, key: str) -> Any:
-        properties = self.parameters.get(name, {}).get("properties")
-        return properties.get(key) if isinstance(properties, Mapping) else None
+    def _types(self, name: str, key: str) -> Types:
+        schema = self.parameters.get(name, {})
+        properties = schema.get("properties")
+        return permitted_types(properties.get(key), schema) if isinstance(properties, Mapping) else None
 
 
-def is_text(schema: Any) -> bool:
-    """Return whether an argument is a string for certain, so that it can be emitted as it arrives."""
-    if not isinstance(schema, Mapping):
-        return False
-    options = schema.get("enum")
-    if isinstance(options, list) and "type" not in schema:
-        return all(isinstance(option, str) for option in options)
-    return schema.get("type") == "string"
+def as_json(text: str, types: Types = None) -> str:
+    """Return the JSON of a value of these types: text that is no JSON is a string.
 
-
-def as_json(text: str) -> str:
-    """Return the JSON of a value that may be a string: text that is no JSON is one."""
-    text = PYTHON.get(text.strip(), text)
-    return text.strip() if is_json(text) else json.dumps(text, ensure_ascii=False)
+    So is JSON where a string is permitted and the type of the JSON is not: the content of a file may be a number.
+    """
+    given = PYTHON.get(text.strip(), text)
+    if not is_json(given):
+        return json.dumps(text, ensure_ascii=False)
+    may_be_text = types is not None and "string" in types
+    value = json_value(given)
+    if may_be_text and (isinstance(value, str) or not permits(types, value)):
+        return json.dumps(text, ensure_ascii=False)
+    return given.strip()
 
 
 def is_json(text: str) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Container, Generator, Mapping
 from enum import Enum
 from typing import Any
 
+from foretell.server.openai.chat_requests import TOOL_NAME
 from foretell.server.parsers.base import OutputParser, PartKind
 
+NAME = re.compile(TOOL_NAME.strip("^$"))
 ARGUMENTS = ("arguments", "parameters")
 Emit = Callable[[PartKind, str], None]
 

@@ -7,12 +7,12 @@ from collections.abc import Generator
 from foretell.server.parsers.base import ParseLoop
 
 from .arguments import PlainArgumentsParser
+from .base import NAME
 from .hermes import END_TAG, START_TAG
-from .mistral import NAME
 
 KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
-MAX_NAME = 80  # characters before the name of a call must have ended
+MAX_NAME = 160  # characters before the name of a call must have ended
 
 
 class GlmParser(PlainArgumentsParser):
@@ -42,7 +42,7 @@ class GlmParser(PlainArgumentsParser):
             name = held.partition("<")[0].strip()
             if (name and not NAME.fullmatch(name)) or len(held.strip()) > MAX_NAME:
                 break
-        self.emit("content", START_TAG + held)
+        self.emit("content", self.blank + START_TAG + held)
         return None
 
     def _parse_arguments(self, name: str, tag: str) -> Generator[None, str, bool]:

@@ -2,168 +2,137 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import FunctionDefinition
-from foretell.structured_output import ONE_LINE, GrammarSpec
 
-from .arguments import is_text
+from .gemma import FunctionGemmaParser, Gemma4Parser
+from .gemma_grammar import gemma_call
+from .harmony import CHANNEL, CONSTRAIN, MESSAGE
 from .hermes import END_TAG, START_TAG
+from .lark import LarkTokens, json_rule
+from .mistral import ARGS
+from .mistral import TAG as MISTRAL_TAG
+from .tagged_grammar import GLM, QWEN3_CODER, tagged_call
 
-
-def forced_call_grammar(tool_parser: str, functions: Sequence[FunctionDefinition], parallel: bool) -> GrammarSpec:
-    """Return a grammar of output that calls one of the functions, or several if `parallel`."""
-    return GrammarSpec.lark(calls_grammar(tool_parser, functions, parallel))
-
-
-def calls_grammar(tool_parser: str, functions: Sequence[FunctionDefinition], parallel: bool) -> str:
-    """Return the Lark rules of the calls, for use in a larger grammar."""
-    if tool_parser not in FORMATS:
-        raise RequestError(
-            "tool_choice", f"calls of the format {tool_parser} cannot be forced, and exclude other formats; use auto"
-        )
-    return FORMATS[tool_parser](functions, parallel)
-
-
-def strict_call_grammar(tool_parser: str, functions: Sequence[FunctionDefinition]) -> GrammarSpec:
-    """Return a grammar of free text with tool calls anywhere, whose arguments follow their schemas."""
-    if tool_parser != "hermes":
-        raise RequestError(
-            "tools",
-            "strict needs tool_choice required with this model, whose calls have no start tag; or set strict to false",
-        )
-    from llguidance import StructTag
-
-    tags = [
-        StructTag(
-            trigger=START_TAG,
-            begin=f'{START_TAG}\n{{"name": {json.dumps(function.name)}, "arguments": ',
-            grammar=_schema_text(
-                function.parameters if function.strict and function.parameters else {"type": "object"}
-            ),
-            end="}\n" + END_TAG,
-        )
-        for function in functions
-    ]
-    return GrammarSpec.lark(StructTag.to_grammar(tags, assume_special=False))
-
-
-def _hermes(functions: Sequence[FunctionDefinition], parallel: bool) -> str:
-    more = r' ("\n" call)*' if parallel else ""
-    start, end = json.dumps(START_TAG + "\n"), json.dumps("\n" + END_TAG)
-    return (
-        f"start: call{more}\ncall: {start} body {end}\nbody: {_json_rule(_any_call_schema(functions, 'arguments'))}\n"
-    )
-
-
-def _llama3(functions: Sequence[FunctionDefinition], parallel: bool) -> str:
-    more = ' ("; " call)*' if parallel else ""
-    return f"start: call{more}\ncall: {_json_rule(_any_call_schema(functions, 'parameters'))}\n"
-
-
-def _mistral(functions: Sequence[FunctionDefinition], parallel: bool) -> str:
-    """Return the list alone: the tag is a special token, and the parser does not need it."""
-    calls = {"type": "array", "items": _any_call_schema(functions, "arguments"), "minItems": 1}
-    return f"start: {_json_rule(calls if parallel else calls | {'maxItems': 1})}\n"
-
-
-def _any_call_schema(functions: Sequence[FunctionDefinition], arguments: str) -> dict[str, Any]:
-    calls = [_call_schema(function, arguments) for function in functions]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
-
-def _call_schema(function: FunctionDefinition, arguments: str) -> dict[str, Any]:
-    parameters = function.parameters or {"type": "object"}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function.name}, arguments: parameters},
-        "required": ["name", arguments],
-        "additionalProperties": False,
-    }
-
-
-def _json_rule(schema: dict[str, Any]) -> str:
-    return "%json " + _schema_text(schema)
-
-
-def _schema_text(schema: dict[str, Any]) -> str:
-    """Return the schema as JSON, with whitespace restricted to one line as in training data."""
-    return json.dumps(schema | {"x-guidance": ONE_LINE}, ensure_ascii=False)
+CallRules = Callable[[Sequence[FunctionDefinition], LarkTokens], str]
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True)
-class TaggedFormat:
-    """The text around the parts of a call; `{}` stands for a name."""
+class CallFormat:
+    """How calls are written: a start tag and the rules `call` of what follows it."""
 
-    call: str
-    argument: str
-    end_argument: str
-    end_call: str
-
-
-QWEN3_CODER = TaggedFormat(
-    call="<tool_call>\n<function={}>\n",
-    argument="<parameter={}>\n",
-    end_argument="\n</parameter>\n",
-    end_call="</function>\n</tool_call>",
-)
-GLM = TaggedFormat(
-    call="<tool_call>{}\n",
-    argument="<arg_key>{}</arg_key>\n<arg_value>",
-    end_argument="</arg_value>\n",
-    end_call="</tool_call>",
-)
+    start: str  # "" if a call has no start tag
+    call: CallRules
+    between: str | None = ""  # text between two calls; None if a turn has one
+    always_starts: bool = True  # whether a forced call has the start tag even if it is no special token
 
 
-def tagged_calls(form: TaggedFormat) -> Callable[[Sequence[FunctionDefinition], bool], str]:
-    """Return a function that returns the Lark rules of calls in this format."""
+def calls_rules(form: CallFormat, functions: Sequence[FunctionDefinition], parallel: bool, tokens: LarkTokens) -> str:
+    """Return the rules `calls` of one call of the functions, or of several if `parallel`."""
+    start = form.start if form.always_starts or tokens.has(form.start) else ""
+    one = f"{tokens.text(start)} call"
+    more = f" ({tokens.text(form.between)} {one})*" if parallel and form.between is not None else ""
+    return f"calls: {one}{more}\n{form.call(functions, tokens)}"
 
-    def rules(functions: Sequence[FunctionDefinition], parallel: bool) -> str:
-        more = r' ("\n" call)*' if parallel else ""
-        lines = [f"start: call{more}", "call: " + " | ".join(f"call{i}" for i in range(len(functions)))]
+
+def strict_rules(form: CallFormat, functions: Sequence[FunctionDefinition], tokens: LarkTokens) -> str | None:
+    """Return the rules `strict` of free text with calls anywhere, whose arguments follow the schemas of strict ones.
+
+    None without a start tag: nothing tells then where a call starts.
+    """
+    if not form.start:
+        return None
+    wanted = [function if function.strict else _with_any_arguments(function) for function in functions]
+    return (
+        f"strict: (called call)* uncalled\nuncalled: /(?s:.*)/\n"
+        f"{tokens.trigger('called', form.start)}{form.call(wanted, tokens)}"
+    )
+
+
+def _with_any_arguments(function: FunctionDefinition) -> FunctionDefinition:
+    return function.model_copy(update={"parameters": ANY_ARGUMENTS})
+
+
+def json_call(before: str, after: str, end: str = "") -> CallRules:
+    """Return the rules of calls that are a name between two texts, the arguments as JSON, and an end."""
+
+    def rules(functions: Sequence[FunctionDefinition], tokens: LarkTokens) -> str:
+        lines = ["call: " + " | ".join(f"call{i}" for i in range(len(functions)))]
         for i, function in enumerate(functions):
-            lines += _call_rules(form, f"call{i}", function)
-        lines.append(f"words[suffix={json.dumps(form.end_argument)}]: /(?s:.*)/")
+            lines.append(f"call{i}: {tokens.text(before + function.name + after)} arguments{i} {tokens.text(end)}")
+            lines.append(f"arguments{i}: {json_rule(function.parameters or ANY_ARGUMENTS)}")
         return "\n".join(lines) + "\n"
 
     return rules
 
 
-def _call_rules(form: TaggedFormat, name: str, function: FunctionDefinition) -> list[str]:
-    """Return the rule of one function's call, and those of its arguments in the order of the schema."""
-    schema = function.parameters or {}
-    properties, required = schema.get("properties"), schema.get("required")
-    parts, lines = [json.dumps(form.call.format(function.name))], []
-    for j, (key, value) in enumerate((properties if isinstance(properties, Mapping) else {}).items()):
-        rule = f"{name}a{j}"
-        parts.append(rule if isinstance(required, list) and key in required else f"{rule}?")
-        opening = json.dumps(form.argument.format(key))
-        lines += _argument_rules(form, rule, opening, value, schema)
-    parts.append(json.dumps(form.end_call))
-    return [f"{name}: {' '.join(parts)}", *lines]
+def _objects(functions: Sequence[FunctionDefinition], tokens: LarkTokens) -> str:
+    return f"call: {json_rule(_call_schema(functions, 'parameters'))}\n"
 
 
-def _argument_rules(form: TaggedFormat, rule: str, opening: str, value: Any, schema: Mapping[str, Any]) -> list[str]:
-    end = json.dumps(form.end_argument)
-    if not is_text(value):
-        whole = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-        whole |= value if isinstance(value, Mapping) else {}
-        body = json.dumps(whole | {"x-guidance": ONE_LINE}, ensure_ascii=False)
-        return [f"{rule}: {opening} {rule}v {end}", f"{rule}v: %json {body}"]
-    options = value.get("enum") or ([value["const"]] if isinstance(value.get("const"), str) else None)
-    if options:
-        return [f"{rule}: {opening} ({' | '.join(json.dumps(str(option)) for option in options)}) {end}"]
-    return [f"{rule}: {opening} words"]
+def _list_of_calls(functions: Sequence[FunctionDefinition], tokens: LarkTokens, parallel: bool = True) -> str:
+    call = _call_schema(functions, "arguments")
+    calls = {"type": "array", "items": call, "minItems": 1, "$defs": call.pop("$defs")}
+    return f'call: " "? list\nlist: {json_rule(calls if parallel else calls | {"maxItems": 1})}\n'
 
 
-FORMATS: dict[str, Callable[[Sequence[FunctionDefinition], bool], str]] = {
-    "hermes": _hermes,
-    "llama3": _llama3,
-    "mistral": _mistral,
-    "qwen3_coder": tagged_calls(QWEN3_CODER),
-    "glm": tagged_calls(GLM),
+def _call_schema(functions: Sequence[FunctionDefinition], arguments: str) -> dict[str, Any]:
+    """Return the schema of a call as one JSON object; a name that is text of the grammar could not be told from JSON.
+
+    The schemas of the arguments are definitions of it, and so are their own definitions.
+    """
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function.name}, arguments: {"$ref": f"#/$defs/f{i}"}},
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        for i, function in enumerate(functions)
+    ]
+    definitions = {
+        f"f{i}": _moved(function.parameters or ANY_ARGUMENTS, f"#/$defs/f{i}") for i, function in enumerate(functions)
+    }
+    return (calls[0] if len(calls) == 1 else {"anyOf": calls}) | {"$defs": definitions}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema whose references to itself are right at another place."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    moved = {name: _moved(value, place) for name, value in schema.items()}
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
+
+
+MISTRAL_LIST = CallFormat(MISTRAL_TAG, _list_of_calls, None, always_starts=False)
+MISTRAL_SINGLE = CallFormat(MISTRAL_TAG, partial(_list_of_calls, parallel=False), None, always_starts=False)
+MISTRAL_NAMED = CallFormat(MISTRAL_TAG, json_call("", ARGS))
+HARMONY_HEADER = f"{CHANNEL}commentary to=functions."
+FORMATS: dict[str, CallFormat] = {
+    "hermes": CallFormat(START_TAG, json_call('\n{"name": "', '", "arguments": ', "}\n" + END_TAG), "\n"),
+    "llama3": CallFormat("", _objects, "; "),
+    "qwen3_coder": CallFormat(START_TAG, partial(tagged_call, QWEN3_CODER), "\n"),
+    "glm": CallFormat(START_TAG, partial(tagged_call, GLM), "\n"),
+    "gemma4": CallFormat(Gemma4Parser.start_tag, partial(gemma_call, Gemma4Parser)),
+    "functiongemma": CallFormat(FunctionGemmaParser.start_tag, partial(gemma_call, FunctionGemmaParser)),
+    "harmony": CallFormat("", json_call(HARMONY_HEADER, f" {CONSTRAIN}json{MESSAGE}"), None),
 }
+
+
+def call_format(tool_parser: str, template: str | None, parallel: bool) -> CallFormat:
+    """Return the format of the calls that a tool parser reads; Mistral's templates tell which of two they use."""
+    if tool_parser != "mistral":
+        return FORMATS[tool_parser]
+    if ARGS in (template or ""):
+        return MISTRAL_NAMED
+    return MISTRAL_LIST if parallel else MISTRAL_SINGLE

@@ -7,11 +7,11 @@ from collections.abc import Generator
 
 from foretell.server.parsers.base import ParseLoop, PartKind, overlap
 
-from .base import ToolCallParser
+from .base import NAME, ToolCallParser
 
-CHANNEL, START, MESSAGE = "<|channel|>", "<|start|>", "<|message|>"
+CHANNEL, START, MESSAGE, CONSTRAIN = "<|channel|>", "<|start|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)  # of a body
-RECIPIENT = re.compile(r"to=functions\.([A-Za-z0-9_.\-]{1,64})")
+RECIPIENT = re.compile(rf"to=functions\.({NAME.pattern})")
 CALLED = re.compile(r"\s*to=\S")  # a header that goes on after the prompt's <|start|>assistant
 
 

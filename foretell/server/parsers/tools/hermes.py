@@ -13,7 +13,9 @@ class HermesParser(ToolCallParser):
     """Parses content and tool calls in any order."""
 
     def parse(self) -> ParseLoop:
-        while (yield from self.parse_until(START_TAG)):
-            is_call = yield from self.parse_call(ToolCallJson(self.emit), START_TAG)
-            if self.ended or (is_call and not (yield from self.expect(END_TAG))):
+        held: str | None = ""
+        while held is not None and (yield from self.parse_until(START_TAG, held=held)):
+            is_call = yield from self.parse_call(ToolCallJson(self.emit), self.blank + START_TAG)
+            if self.ended:
                 return
+            held = (yield from self.expect(END_TAG)) if is_call else ""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
 
 from foretell.server.parsers.base import ParseLoop
 
-from .base import BracketTracker, ToolCallJson, ToolCallParser
+from .base import NAME, BracketTracker, ToolCallJson, ToolCallParser
 
 TAG, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
 class MistralParser(ToolCallParser):
@@ -38,10 +36,10 @@ class MistralParser(ToolCallParser):
 
     def _calls(self) -> Generator[None, str, str | None]:
         """Parse the calls after the tag; return text that belongs to the content again, None at the end."""
-        held = TAG
+        held = opening = self.blank + TAG
         while char := (yield):
             held += char
-            stripped = held[len(TAG) :].lstrip()
+            stripped = held[len(opening) :].lstrip()
             if stripped[:1] == "[" and stripped[1:].lstrip() == "{":
                 return (yield from self._list(held[:-1]))
             if stripped.endswith("{") and stripped[:1] != "[":
