@@ -39,6 +39,7 @@ from .errors import ApiError, routing_error, to_api_error, validation_error
 from .middleware import ErrorResponder, build_middleware
 from .service import Service
 from .sse import ClientDisconnected
+from .translation import TranslatedValidationError
 
 LOG = logging.getLogger("foretell")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a disconnected client; it is never sent
@@ -118,9 +119,9 @@ def _add_exception_handlers(app: FastAPI, error_response: ErrorResponder) -> Non
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError), "registered for this class"
-        body = REQUEST_BODIES.get(request.url.path)
-        known = [] if body is None else list(body.model_fields)
-        return error_response(validation_error(error, known), request.url.path)
+        found = validation_error(error, REQUEST_BODIES.get(request.url.path))
+        found.is_named = not isinstance(error, TranslatedValidationError)
+        return error_response(found, request.url.path)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for this class"

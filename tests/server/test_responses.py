@@ -267,7 +267,7 @@ def test_items_become_messages_of_a_chat() -> None:
         {"role": "assistant", "content": "5"},
     ]
     assert chat.tools is not None and [tool.function.name for tool in chat.tools] == ["other"]
-    assert chat.tool_choice == "required" and body.ignored == ["include", "tools.namespace"]
+    assert chat.tool_choice == "required" and body.hosted_tools == ["tools.namespace"]
     assert (chat.chat_template_kwargs or {})["reasoning_effort"] == "high"
 
 

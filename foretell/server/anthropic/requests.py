@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import FailFastList, described, ranged, sampling
+from foretell.server.openai.requests import FailFastList, described, ignored, ranged, sampling
+from foretell.server.request_model import StrictModel
 from foretell.server.translation import (
     Block,
     Fields,
@@ -54,30 +55,41 @@ class ToolParam(_Lenient):
     strict: bool | None = described("true: a grammar enforces the schema.")
 
 
-class ToolChoiceParam(_Lenient):
+class ToolChoiceParam(StrictModel):
     """Choice of tools: whether the model may, must or must not call one."""
+
+    path = "tool_choice."
 
     type: Literal["auto", "any", "tool", "none"] = Field(description="`any`: at least one call; `tool`: this tool.")
     name: str | None = described("With `tool`: its name.")
     disable_parallel_tool_use: bool | None = described("true: at most one call.")
 
 
-class ThinkingParam(_Lenient):
+class ThinkingParam(StrictModel):
     """Reasoning before the answer, of models that have it."""
+
+    path = "thinking."
 
     type: str = Field(description="`enabled` and `adaptive` turn reasoning on, `disabled` turns it off.")
     budget_tokens: int | None = ranged("Most reasoning tokens.", 0)
+    display: Any = ignored("The reasoning itself is returned.")
 
 
-class OutputConfigParam(_Lenient):
+class OutputConfigParam(StrictModel):
     """Format and effort of the output."""
+
+    path = "output_config."
+    reported = frozenset(("task_budget",))
 
     effort: str | None = described("A variable of the chat template, if it has one.")
     format: dict[str, Any] | None = described("`{type: json_schema, schema: ...}`: a grammar enforces the schema.")
+    task_budget: Any = ignored("Tokens are limited by `max_tokens`.")
 
 
 class CountTokensRequest(TranslatedRequest):
     """POST /v1/messages/count_tokens."""
+
+    reported = frozenset(("container", "context_management", "fallbacks", "mcp_servers"))
 
     messages: FailFastList[MessageParam] = Field(
         min_length=1,
@@ -89,6 +101,19 @@ class CountTokensRequest(TranslatedRequest):
     tool_choice: ToolChoiceParam | None = described("Whether the model must call a tool.")
     thinking: ThinkingParam | None = described("Whether the model reasons first.")
     output_config: OutputConfigParam | None = described("Format and effort of the output.")
+    output_format: dict[str, Any] | None = described("Older name of `output_config.format`.")
+    cache_control: Any = ignored("Every prefix is cached.")
+    container: Any = ignored("There are no containers.")
+    context_management: Any = ignored("The client manages its context.")
+    diagnostics: Any = ignored("The response has timings.")
+    fallback_credit_token: Any = ignored("There is no billing.")
+    fallbacks: Any = ignored("One model is served.")
+    inference_geo: Any = ignored("The server is where it is.")
+    mcp_servers: Any = ignored("The client calls MCP servers.")
+    metadata: Any = ignored("The end user's id.")
+    service_tier: Any = ignored("There is one tier.")
+    speed: Any = ignored("There is one speed.")
+    user_profile_id: Any = ignored("The end user's id.")
 
     def to_chat(self, *, reasons: bool) -> ChatCompletionRequest:
         """Return the chat completion; `reasons`: whether the model's reasoning is parsed."""
@@ -101,11 +126,15 @@ class CountTokensRequest(TranslatedRequest):
         if self.tool_choice is not None:
             fields |= _tool_choice(self.tool_choice)
         self._add_thinking(fields, reasons)
-        output = self.output_config
-        if output is not None and output.format is not None:
-            if output.format.get("type") != "json_schema" or "schema" not in output.format:
-                raise RequestError("output_config.format", "must be {'type': 'json_schema', 'schema': ...}")
-            fields["response_format"] = json_schema_format(output.format["schema"])
+        formats = {"output_format": self.output_format}
+        if self.output_config is not None:
+            formats["output_config.format"] = self.output_config.format
+        for name, wanted in formats.items():
+            if wanted is None:
+                continue
+            if wanted.get("type") != "json_schema" or "schema" not in wanted:
+                raise RequestError(name, "must be {'type': 'json_schema', 'schema': ...}")
+            fields["response_format"] = json_schema_format(wanted["schema"])
         return fields
 
     def _messages(self) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from foretell.server.openai.requests import (
     FailFastList,
     ResponseFormat,
     Speculative,
-    StrictModel,
     described,
     ignored,
     ranged,
 )
+from foretell.server.request_model import StrictModel
 
 SHARED = (
     "temperature",
@@ -32,11 +32,23 @@ SHARED = (
     "speculative",
     "cache_salt",
 )  # fields with the same name and meaning in a completion request
+NO_SAMPLER = "There is no such sampler."
+# Fields without effect whose other values than 0 would have changed the output.
+REPORTED = frozenset(
+    ("repeat_last_n", "n_cmpl", "lora", "dynatemp_range", "typical_p", "tfs_z", "top_n_sigma", "mirostat")
+    + ("xtc_probability", "dry_multiplier", "samplers")
+)
 RANDOM_SEEDS = (-1, 2**32 - 1)  # llama.cpp's seeds are unsigned
 
 
 class LlamaRequest(StrictModel):
     """The fields shared by /completion and /infill."""
+
+    refusals = {  # ignoring these would change the tokens that may come
+        "grammar": "is not supported; send json_schema or response_format",
+        "logit_bias": "is not supported here; use /v1/completions",
+    }
+    reported = REPORTED
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
@@ -69,11 +81,29 @@ class LlamaRequest(StrictModel):
     n_keep: Any = ignored("Nothing is dropped from the context.")
     t_max_prompt_ms: Any = ignored("Prefill is not limited.")
     timings_per_token: Any = ignored("The last event has the timings.")
-
-    @classmethod
-    def may_ignore(cls, name: str, known: Any) -> bool:
-        """Ignore what llama.cpp would, but not what changes the tokens that may come."""
-        return name not in ("grammar", "logit_bias")
+    return_progress: Any = ignored("The last event has the counts.")
+    n_cache_reuse: Any = ignored("Prefixes are always cached.")
+    n_discard: Any = ignored("Nothing is dropped from the context.")
+    min_keep: Any = ignored("Samplers keep one token at least.")
+    repeat_last_n: Any = ignored("Penalties look at the whole text.")
+    penalize_nl: Any = ignored("Line breaks are penalized like other tokens.")
+    n_cmpl: Any = ignored("There is one output; /v1/completions takes n.")
+    lora: Any = ignored("Adapters are merged before the start.")
+    dynatemp_range: Any = ignored(NO_SAMPLER)
+    dynatemp_exponent: Any = ignored(NO_SAMPLER)
+    typical_p: Any = ignored(NO_SAMPLER)
+    tfs_z: Any = ignored(NO_SAMPLER)
+    top_n_sigma: Any = ignored(NO_SAMPLER)
+    xtc_probability: Any = ignored(NO_SAMPLER)
+    xtc_threshold: Any = ignored(NO_SAMPLER)
+    dry_multiplier: Any = ignored(NO_SAMPLER)
+    dry_base: Any = ignored(NO_SAMPLER)
+    dry_allowed_length: Any = ignored(NO_SAMPLER)
+    dry_penalty_last_n: Any = ignored(NO_SAMPLER)
+    dry_sequence_breakers: Any = ignored(NO_SAMPLER)
+    mirostat: Any = ignored(NO_SAMPLER)
+    mirostat_tau: Any = ignored(NO_SAMPLER)
+    mirostat_eta: Any = ignored(NO_SAMPLER)
 
     def as_completion(self, prompt: Any, unstreamed_max_tokens: int, context: int) -> CompletionRequest:
         """Return the completion request with this prompt; `context` bounds an output without a limit."""

@@ -7,15 +7,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foretell.server.openai.requests import (
-    MEDIA_FIELDS,
     FailFastList,
     GenerationRequest,
-    StrictModel,
     TextPart,
     described,
     ranged,
     sampling,
 )
+from foretell.server.request_model import MEDIA_FIELDS, StrictModel
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 

@@ -1,19 +1,15 @@
-"""Request bodies of /v1/completions and the fields shared with chats: OpenAI's, vLLM's and llama.cpp's names.
-
-A misspelt field is refused with the right name; any other unknown one is ignored, or refused by `--strict-fields`.
-"""
+"""Request bodies of /v1/completions and the fields shared with chats: OpenAI's, vLLM's and llama.cpp's names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextvars import ContextVar
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from foretell.options import very_close
 from foretell.sampling_params import SamplingParams
+from foretell.server.request_model import StrictModel, without_nulls
 
 T = TypeVar("T")
 
@@ -86,23 +82,7 @@ OTHER_NAMES = {
 }
 UNSUPPORTED_FIELDS |= {name: f"is not known; did you mean {ours!r}?" for name, ours in OTHER_NAMES.items()}
 
-# Other servers' fields for images, audio and video. They are never ignored: the answer would be about nothing.
-MEDIA_FIELDS = frozenset(
-    (
-        "image",
-        "images",
-        "image_data",
-        "image_url",
-        "multimodal_data",
-        "video",
-        "videos",
-        "audio",
-        "audios",
-        "input_audio",
-    )
-)
-TEXT_ONLY = "is not supported: this model takes text only; leave the field out"
-
+WITHOUT_EFFECT = "Accepted without effect."  # begins the description of such a field
 SAMPLING_HELP = {field.name: field.metadata.get("help", "") for field in fields(SamplingParams)}
 
 
@@ -130,56 +110,17 @@ def sampling(
 
 def ignored(description: str) -> Any:
     """Return a field that is accepted without effect."""
-    return Field(default=None, description=f"Accepted without effect. {description}")
+    return Field(default=None, description=f"{WITHOUT_EFFECT} {description}")
 
 
 def order_properties(schema: dict[str, Any]) -> None:
     """Move the required properties of a schema to its start and those without effect to its end."""
     properties, required = schema["properties"], schema.get("required", ())
-    without_effect = IgnoredFields.model_fields
-    names = sorted(properties, key=lambda name: (name not in required, name in without_effect))
-    schema["properties"] = {name: properties[name] for name in names}
 
+    def place(name: str) -> tuple[bool, bool]:
+        return name not in required, properties[name].get("description", "").startswith(WITHOUT_EFFECT)
 
-# Unknown fields that validation has dropped in this request; without a list, all unknown fields are refused.
-IGNORED_FIELDS: ContextVar[dict[str, None] | None] = ContextVar("ignored_fields", default=None)
-MAX_IGNORED = 32  # unknown fields of one object; each is compared to all known names
-
-
-class StrictModel(BaseModel):
-    """A model that converts no types. Unknown fields are refused, or ignored where `IGNORED_FIELDS` says so."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-    path: ClassVar[str] = ""  # of its fields in a request body
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_unknown_fields(cls, data: Any) -> Any:
-        """Drop the unknown fields that may be ignored, and of the others all but the first.
-
-        One is enough for the error, and validation reports each at length.
-        """
-        if not isinstance(data, dict):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [name for name in data if name not in known]
-        ignored = IGNORED_FIELDS.get()
-        refused = unknown[:1]
-        if ignored is not None and len(unknown) <= MAX_IGNORED:
-            refused = [name for name in unknown if not _may_ignore(cls, name, data[name], known)][:1]
-            ignored |= dict.fromkeys(cls.path + name for name in unknown if name not in refused)
-        return {name: value for name, value in data.items() if name in known or name in refused}
-
-    @classmethod
-    def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
-        """Return whether a request with this unknown field is served without it: it is no misspelt known field."""
-        return very_close(name, known) is None
-
-
-def _may_ignore(model: type[StrictModel], name: str, value: Any, known: Iterable[str]) -> bool:
-    if name in MEDIA_FIELDS and name not in UNSUPPORTED_FIELDS:
-        return not value  # clients send empty lists of images
-    return model.may_ignore(name, known)
+    schema["properties"] = {name: properties[name] for name in sorted(properties, key=place)}
 
 
 class StreamOptions(StrictModel):
@@ -298,6 +239,7 @@ class GenerationRequest(IgnoredFields):
     """The fields shared by chat completions and completions."""
 
     model_config = ConfigDict(json_schema_extra=order_properties)
+    refusals = UNSUPPORTED_FIELDS
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
@@ -357,17 +299,15 @@ class GenerationRequest(IgnoredFields):
         """Drop fields that are null and unsupported fields with their neutral value."""
         if not isinstance(data, dict):
             return data
-        kept = {name: value for name, value in data.items() if value is not None and not is_neutral(name, value)}
+        kept = {name: value for name, value in without_nulls(data).items() if not is_neutral(name, value)}
         if kept.get("best_of") == kept.get("n", 1):
             kept.pop("best_of", None)
         return kept
 
     @classmethod
     def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
-        """Refuse fields whose meaning would be lost, and settings of `speculative` outside it."""
-        if name in UNSUPPORTED_FIELDS or name in Speculative.model_fields:
-            return False
-        return super().may_ignore(name, known)
+        """Refuse settings of `speculative` outside it as well."""
+        return name not in Speculative.model_fields and super().may_ignore(name, known)
 
     @field_validator("logit_bias", "bad_words", "stop_token_ids", mode="before")
     @classmethod

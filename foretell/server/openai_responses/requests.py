@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import FailFastList, described, ranged, sampling
+from foretell.server.openai.requests import FailFastList, described, ignored, ranged, sampling
 from foretell.server.openai_responses.input_items import Message, chat_messages
+from foretell.server.request_model import StrictModel
 from foretell.server.translation import (
     Fields,
     TranslatedRequest,
@@ -28,19 +29,22 @@ UNSUPPORTED = {
 }
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class ReasoningParam(_Lenient):
+class ReasoningParam(StrictModel):
     """How much the model reasons before it answers, if it can."""
+
+    path = "reasoning."
 
     effort: str | None = described("`none` turns reasoning off; others are a variable of the chat template.")
     summary: str | None = described("Accepted without effect: the reasoning itself is returned.")
+    generate_summary: Any = ignored("Older name of summary.")
+    context: Any = ignored("The chat template decides which reasoning it keeps.")
+    mode: Any = ignored("There is one mode.")
 
 
-class TextParam(_Lenient):
+class TextParam(StrictModel):
     """Format of the output."""
+
+    path = "text."
 
     format: dict[str, Any] | None = described("`{type: text}`, `{type: json_object}`, or json_schema with a schema.")
     verbosity: str | None = described("Accepted without effect.")
@@ -48,6 +52,8 @@ class TextParam(_Lenient):
 
 class ResponsesRequest(TranslatedRequest):
     """POST /v1/responses."""
+
+    reported = frozenset(("context_management", "include", "max_tool_calls", "moderation", "personality"))
 
     input: str | FailFastList[dict[str, Any]] | None = Field(
         default=None,
@@ -76,6 +82,24 @@ class ResponsesRequest(TranslatedRequest):
     top_logprobs: int | None = ranged("Only 0: /v1/chat/completions returns logprobs.", 0, 0)
     metadata: dict[str, Any] | None = described("Returned with the response; it has no other effect.")
     user: str | None = described("Returned with the response; it has no other effect.")
+    background: bool | None = described("Only false: wait for the response, or stream it.")
+    conversation: Any = described("Only null: send previous_response_id, or the whole input.")
+    prompt: Any = described("Only null: send instructions and input.")
+    access_programs: Any = ignored("There are no such programs.")
+    client_metadata: Any = ignored("Labels of the client.")
+    context_management: Any = ignored("The client manages its context.")
+    image: Any = ignored("The model writes text.")
+    include: Any = ignored("Responses have what there is.")
+    max_tool_calls: Any = ignored("The client runs all tools.")
+    moderation: Any = ignored("Nothing is moderated.")
+    personality: Any = ignored("Send instructions.")
+    prompt_cache_key: Any = ignored("Prefixes are cached by their tokens; see cache_salt.")
+    prompt_cache_options: Any = ignored("Every prefix is cached.")
+    prompt_cache_retention: Any = ignored("The least recently used prefixes are evicted.")
+    safety_identifier: Any = ignored("The end user's id.")
+    service_tier: Any = ignored("There is one tier.")
+    stream_options: Any = ignored("Streams have no obfuscation.")
+    truncation: Any = ignored("Prompts are never truncated; one that is too long is refused.")
 
     def to_chat(self, earlier: Sequence[Message]) -> ChatCompletionRequest:
         """Return the chat completion that continues the `earlier` messages."""
@@ -103,7 +127,7 @@ class ResponsesRequest(TranslatedRequest):
 
     def _check_unsupported(self) -> None:
         for name, reason in UNSUPPORTED.items():
-            if (self.model_extra or {}).get(name):
+            if getattr(self, name) not in (None, False):
                 raise RequestError(name, reason)
         if self.top_logprobs:
             raise RequestError("top_logprobs", "is not supported here; use /v1/chat/completions")
@@ -114,11 +138,9 @@ class ResponsesRequest(TranslatedRequest):
         return [tool for tool in self.tools or () if tool.get("type") == "function"]
 
     @property
-    def ignored(self) -> list[str]:
-        """Return the names of unknown fields and of tools that only OpenAI's servers can run."""
-        known = set(UNSUPPORTED)
-        hosted = [f"tools.{tool.get('type')}" for tool in self.tools or () if tool.get("type") != "function"]
-        return [name for name in self.model_extra or () if name not in known] + hosted
+    def hosted_tools(self) -> list[str]:
+        """Return the names of tools that only OpenAI's servers can run."""
+        return [f"tools.{tool.get('type')}" for tool in self.tools or () if tool.get("type") != "function"]
 
     def _tool_fields(self) -> Fields:
         tools = [_chat_tool(tool, f"tools.{i}") for i, tool in enumerate(self.functions)]

@@ -13,7 +13,6 @@ from foretell.server.middleware import client_key
 from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.routes.generate import ERRORS, STREAM, error_responses, respond_translated
 from foretell.server.service import Service
-from foretell.server.translation import ignored_headers
 
 ANTHROPIC_ERRORS = error_responses(*ERRORS, model=AnthropicError)
 
@@ -34,9 +33,7 @@ def messages_routes(service: Service) -> APIRouter:
         def translate() -> ChatCompletionRequest:
             return body.to_chat(reasons=preprocessor.parses_reasoning)
 
-        reply = await respond_translated(service, request, translate, "msg_", MessageBuilder)
-        reply.headers.update(ignored_headers(request.url.path, body.model_extra or ()))
-        return reply
+        return await respond_translated(service, request, translate, "msg_", MessageBuilder)
 
     @router.post(
         "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}, **ANTHROPIC_ERRORS}

@@ -24,7 +24,6 @@ from foretell.server.openai.requests import CompletionRequest, GenerationRequest
 from foretell.server.preprocess import RequestPreprocessor
 from foretell.server.routes.generate import ERRORS, error_responses, respond_translated
 from foretell.server.service import Service
-from foretell.server.translation import ignored_headers
 
 OLLAMA_ERRORS = error_responses(*ERRORS, model=OllamaError)
 READ_ERRORS = error_responses(401, 403, model=OllamaError)
@@ -72,9 +71,7 @@ def _add_generation_routes(router: APIRouter, service: Service, models: OllamaMo
         model = models.served_name(body.model)
         if not body.messages:
             return _only_loaded(body, model, {"message": {"role": "assistant", "content": ""}})
-        reply = await respond_translated(service, request, lambda: body.to_chat(model), "chat-", OllamaChatBuilder)
-        reply.headers.update(ignored_headers(request.url.path, body.ignored))
-        return reply
+        return await respond_translated(service, request, lambda: body.to_chat(model), "chat-", OllamaChatBuilder)
 
     @router.post(
         "/api/generate",
@@ -91,9 +88,7 @@ def _add_generation_routes(router: APIRouter, service: Service, models: OllamaMo
         def translate() -> GenerationRequest:
             return raw_completion(preprocessor, body, model) if raw else body.to_chat(model)
 
-        reply = await respond_translated(service, request, translate, "gen-", OllamaGenerateBuilder)
-        reply.headers.update(ignored_headers(request.url.path, body.ignored))
-        return reply
+        return await respond_translated(service, request, translate, "gen-", OllamaGenerateBuilder)
 
 
 def raw_completion(preprocessor: RequestPreprocessor, body: OllamaGenerateRequest, model: str) -> CompletionRequest:

@@ -16,9 +16,9 @@ from foretell.server.openai_responses.input_items import Message
 from foretell.server.openai_responses.requests import ResponsesRequest
 from foretell.server.openai_responses.responses import DeletedResponse, ResponseBody
 from foretell.server.openai_responses.store import ResponseStore
+from foretell.server.request_model import report_ignored
 from foretell.server.routes.generate import ERRORS, STREAM, error_responses, respond_translated
 from foretell.server.service import Service, tenant
-from foretell.server.translation import ignored_headers
 
 READ_ERRORS = error_responses(401, 403, 404)
 ResponseId = Annotated[str, Path(description="The id of a stored response.")]
@@ -44,9 +44,8 @@ def responses_routes(service: Service) -> APIRouter:
             return body.to_chat(earlier)
 
         builder = partial(ResponsesBuilder, body, store if stored.enabled and body.store is not False else None)
-        reply = await respond_translated(service, request, translate, "resp_", builder)
-        reply.headers.update(ignored_headers(request.url.path, body.ignored))
-        return reply
+        report_ignored(body.hosted_tools)
+        return await respond_translated(service, request, translate, "resp_", builder)
 
     @router.get(
         "/v1/responses/{response_id}",
