@@ -91,7 +91,7 @@ class ServerConfig:
         False, "refuse unknown request fields, instead of ignoring those close to no known one"
     )
     unstreamed_max_tokens: int = option(
-        2048, "most output tokens of a chat response that is not streamed and sets no max_tokens"
+        2048, "most output tokens of a response that is not streamed and whose request sets no limit"
     )
     max_schema_bytes: int = option(MAX_SCHEMA_BYTES, "largest JSON schema, regular expression or grammar in bytes")
     grammar_timeout: float = option(5.0, "seconds allowed for compiling a grammar")

@@ -8,6 +8,7 @@ Everything here is CPU work without awaits; the service runs it in a worker thre
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -115,6 +116,11 @@ class RequestPreprocessor:
     def max_model_len(self) -> int:
         return self.assembly.requests.limits.context
 
+    @property
+    def returns_reasoning(self) -> bool:
+        """Return whether reasoning is separated from the answer, between tags or in Harmony's channels."""
+        return self.parses_reasoning or self.tool_parser == "harmony"
+
     def preprocess_chat(self, body: ChatCompletionRequest, client: ClientContext) -> GenerationJob:
         """Apply the chat template, tokenize, and build the engine requests of a chat completion."""
         tools = select_tools(body, self.tool_parser)
@@ -141,6 +147,11 @@ class RequestPreprocessor:
             single_tool_call=body.parallel_tool_calls is False,
         )
 
+    def count_chat_tokens(self, body: ChatCompletionRequest) -> int:
+        """Return the prompt tokens of a chat, however long it is."""
+        tools = select_tools(body, self.tool_parser)
+        return self._count_tokens(apply_chat_template(self.tokenizer, body, tools or None))
+
     def _chat_grammar(
         self, body: ChatCompletionRequest, tools: Sequence[Tool], in_reasoning: bool
     ) -> GrammarSpec | None:
@@ -165,16 +176,17 @@ class RequestPreprocessor:
         # Nothing but the grammar would end a list of forced calls, so that one is enough unless more are asked for.
         return forced_call_grammar(self.tool_parser, forced, parallel=body.parallel_tool_calls is True)
 
-    def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
-        """Return the requested limit; without one, the rest of the context.
-
-        A response that is not streamed is bounded then: its client waits for the end and would give up.
-        """
+    def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int:
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        if limit is not None:
-            return limit
-        rest = max(1, self.max_model_len - len(prompt))
-        return rest if body.stream else min(rest, self.config.unstreamed_max_tokens)
+        return self.output_limit(len(prompt), streamed=bool(body.stream)) if limit is None else limit
+
+    def output_limit(self, prompt_tokens: int, *, streamed: bool) -> int:
+        """Return the limit of an output whose request has none: the rest of the context.
+
+        A response that is not streamed is bounded: its client waits for the end and would give up.
+        """
+        rest = max(1, self.max_model_len - prompt_tokens)
+        return rest if streamed else min(rest, self.config.unstreamed_max_tokens)
 
     def preprocess_completion(self, body: CompletionRequest, client: ClientContext) -> GenerationJob:
         """Tokenize the prompts and build the engine requests of a text completion."""
@@ -248,19 +260,26 @@ class RequestPreprocessor:
             )
 
     def _has_too_many_tokens(self, text: str) -> bool:
-        """Count the tokens of a text that fits only if its tokens are unusually long, chunk by chunk.
+        """Return whether a text that fits only if its tokens are unusually long has none such.
 
-        Encoding all of it at once takes about 400 bytes per token. Splitting changes the tokens at the chunk borders,
-        so the text is rejected only at twice the context.
+        Splitting changes the tokens at the chunk borders, so the text is rejected only at twice the context.
         """
         if len(text) <= LONG_TOKEN_CHARS * self.max_model_len:
             return False
-        count = 0
-        for start in range(0, len(text), COUNT_CHUNK_CHARS):
-            count += len(self.tokenizer.encode(text[start : start + COUNT_CHUNK_CHARS], add_special=False))
-            if count > 2 * self.max_model_len:
-                return True
-        return False
+        return self._count_tokens(text, 2 * self.max_model_len) > 2 * self.max_model_len
+
+    def _count_tokens(self, text: str, enough: float = math.inf) -> int:
+        """Return the number of tokens; a long text is counted chunk by chunk, up to the one that exceeds `enough`.
+
+        Encoding all of it at once takes about 400 bytes per token. A chunk border can cost a token.
+        """
+        whole = len(text) <= LONG_TOKEN_CHARS * self.max_model_len
+        size, count = len(text) if whole else COUNT_CHUNK_CHARS, 0
+        for start in range(0, len(text), size or 1):
+            count += len(self.tokenizer.encode(text[start : start + size], add_special=False))
+            if count > enough:
+                break
+        return count
 
     def _prompt_texts(self, body: CompletionRequest, prompts: list[list[int]]) -> list[str]:
         """Return the prompts as they were sent; token ids are decoded with their special tokens."""

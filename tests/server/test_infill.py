@@ -73,6 +73,7 @@ def test_a_gap_is_filled_by_the_models_own_tokens(fim: ServerProcess) -> None:
     ollama = fim.post("/api/generate", prompt=BEFORE, suffix=AFTER, stream=False, options=options)
     assert filled.startswith(ollama["response"]) and ollama["prompt_eval_count"] == len(prompt)
     assert fim.post("/v1/completions", prompt=BEFORE, suffix="", **asked)["choices"][0]["text"] != filled
+    assert "insert" in fim.post("/api/show")["capabilities"]
 
 
 def test_other_files_come_first_as_far_as_they_fit(fim: ServerProcess) -> None:

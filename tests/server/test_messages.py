@@ -12,8 +12,10 @@ import pytest
 from foretell.build.engine_builder import Assembly
 from foretell.server.anthropic.requests import MessagesRequest
 from foretell.server.choice_state import ChoiceState
+from foretell.server.preprocess import COUNT_CHUNK_CHARS
 from foretell.server.service import Service
 from tests.server.in_process import run_app
+from tests.server.process import CONTEXT
 from tests.server.scripted import CALLS, TEXT, THOUGHTS, answer_text, force_output
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -250,6 +252,21 @@ def test_tokens_are_counted_as_the_message_is_prefilled(assembly: Assembly) -> N
         counted = (await client.post(f"{PATH}/count_tokens?beta=true", json=body)).json()
         usage = (await ask(client, **body))["usage"]
         assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+    run_app(assembly, play)
+
+
+def test_a_prompt_beyond_the_context_is_counted(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for words in (CONTEXT, 40 * CONTEXT):
+            text = "word " * words
+            body = {"messages": [{"role": "user", "content": text}]}
+            prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+            expected = len(assembly.tokenizer.encode(prompt, add_special=False))
+            found = (await client.post(f"{PATH}/count_tokens", json=body)).json()["input_tokens"]
+            borders = len(prompt) // COUNT_CHUNK_CHARS if words > CONTEXT else 0
+            assert expected > CONTEXT and abs(found - expected) <= borders
+            assert (await client.post(PATH, json=body)).status_code == 400
 
     run_app(assembly, play)
 

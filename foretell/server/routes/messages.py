@@ -9,7 +9,6 @@ from foretell.server.anthropic.message_builder import MessageBuilder
 from foretell.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from foretell.server.anthropic.responses import AnthropicError, Message, TokenCount
 from foretell.server.json_body import JsonRoute
-from foretell.server.middleware import client_key
 from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.routes.generate import ERRORS, STREAM, error_responses, respond_translated
 from foretell.server.service import Service
@@ -38,14 +37,12 @@ def messages_routes(service: Service) -> APIRouter:
     @router.post(
         "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}, **ANTHROPIC_ERRORS}
     )
-    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
-        """Count the prompt tokens of a message."""
+    async def count_tokens(body: CountTokensRequest) -> Response:
+        """Count the prompt tokens of a message, also of one beyond the context."""
         service.check_model(body.model)
-        client = service.client_context("msg_", client_key(request.scope), body.cache_salt)
 
         def count() -> int:
-            job = preprocessor.preprocess_chat(body.to_chat(reasons=preprocessor.parses_reasoning), client)
-            return len(job.requests[0].prompt)
+            return preprocessor.count_chat_tokens(body.to_chat(reasons=preprocessor.parses_reasoning))
 
         return JSONResponse({"input_tokens": await service.run_in_worker(count)})
 

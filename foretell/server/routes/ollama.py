@@ -92,7 +92,10 @@ def _add_generation_routes(router: APIRouter, service: Service, models: OllamaMo
 
 
 def raw_completion(preprocessor: RequestPreprocessor, body: OllamaGenerateRequest, model: str) -> CompletionRequest:
-    """Return the completion of a raw prompt or of the gap before a suffix; its limit is the rest of the context."""
+    """Return the completion of a raw prompt or of the gap before a suffix.
+
+    Its limit is the rest of the context, and a smaller one if it is not streamed: its client waits for the end.
+    """
     fields = body.raw_fields(model)
     if body.suffix:
         before = body.prompt or ""
@@ -103,7 +106,8 @@ def raw_completion(preprocessor: RequestPreprocessor, body: OllamaGenerateReques
         preprocessor.check_length("prompt", body.raw_prompt)
         tokens = preprocessor.tokenizer.encode(body.raw_prompt)
         fields |= {"prompt": tokens}
-    return CompletionRequest.model_validate({"max_tokens": max(1, preprocessor.max_model_len - len(tokens)), **fields})
+    limit = preprocessor.output_limit(len(tokens), streamed=fields["stream"])
+    return CompletionRequest.model_validate({"max_tokens": limit, **fields})
 
 
 def _only_loaded(body: OllamaRequest, model: str, output: dict[str, Any]) -> Response:
