@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ContextLengthError, RequestError
@@ -190,14 +190,17 @@ class RequestPreprocessor:
 
     def preprocess_completion(self, body: CompletionRequest, client: ClientContext) -> GenerationJob:
         """Tokenize the prompts and build the engine requests of a text completion."""
-        prompts = self._encode_prompts(body)
+        texts = self._checked_prompts(body)
         limit = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if limit == 0 and not body.echo:
             raise RequestError("max_tokens", "0 generates nothing; use it with echo, to score a prompt")
         grammar = grammar_spec(body)
         params: dict[str, Any] = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
-        if body.suffix is not None:
-            prompts = self._around_gaps(body, body.suffix)
+        if body.suffix is None:
+            prompts = [self.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+        else:
+            self.check_length("suffix", body.suffix)
+            prompts = [self.fim_prompt("suffix", before, body.suffix) for before in texts]
             params["stop_token_ids"] = (*(body.stop_token_ids or ()), *self.fim_tokens("suffix").ends)
         if body.echo:
             params["prompt_logprobs"] = body.logprobs
@@ -224,7 +227,7 @@ class RequestPreprocessor:
         self, field: str, before: str | list[int], after: str, files: Sequence[tuple[str, str]] = (), room: int = 0
     ) -> list[int]:
         """Return the prompt of a gap. The first other files are dropped if they and `room` exceed the context."""
-        fim, encode = self.fim_tokens(field), partial(self.tokenizer.encode, add_special=False)
+        fim, encode = self.fim_tokens(field), self.tokenizer.encode_plain
         bos = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_id]
         start = encode(before) if isinstance(before, str) else before
         found = fim.prompt(start, encode(after), bos)
@@ -234,18 +237,14 @@ class RequestPreprocessor:
         context = [token for tokens in chosen for token in tokens]
         return fim.prompt(start, encode(after), bos, context) if context else found
 
-    def _around_gaps(self, body: CompletionRequest, after: str) -> list[list[int]]:
-        """Return the prompts of a completion that fills gaps; `prompt` is the text before each."""
-        self.check_length("suffix", after)
-        return [self.fim_prompt("suffix", before, after) for before in _prompt_list(body)]
-
-    def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
-        prompts = _prompt_list(body)
+    def _checked_prompts(self, body: CompletionRequest) -> list[str | list[int]]:
+        """Return the prompts, of which each may fit into the context."""
+        prompts: list[str | list[int]] = _prompt_list(body)
         if not 1 <= len(prompts) <= self.config.max_prompts:
             raise RequestError("prompt", f"must be 1 to {self.config.max_prompts} prompts, not {len(prompts)}")
         for prompt in prompts:
             self.check_length("prompt", prompt)
-        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return prompts
 
     def check_length(self, field: str, prompt: str | list[int]) -> None:
         """Reject a prompt that cannot fit into the context, before all of it is encoded."""

@@ -89,6 +89,25 @@ def test_other_files_come_first_as_far_as_they_fit(fim: ServerProcess) -> None:
     assert error["param"] == "input_extra"
 
 
+def test_names_of_tokens_in_the_code_are_code(fim: ServerProcess, fim_folder: Path) -> None:
+    """An editor's file may be about such tokens; the prompt has those of its own and no others."""
+    code = 'MIDDLE = "<|fim_middle|>"  # <|fim_suffix|> <|im_end|> <|file_sep|>'
+    assert all(len(tokens_of(fim, name)) == 1 for name in NAMES)
+    files = {name: (fim_folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    spelled = len(Tokenizer.from_files(files).encode_plain(code))
+    assert spelled > len(tokens_of(fim, code)) + 10
+    gap: Any = {"input_prefix": code, "input_suffix": code, "n_predict": 1}
+    reply = fim.post("/infill", **gap)
+    assert prompt_of(reply) == f"<|fim_prefix|>{code}<|fim_suffix|>{code}<|fim_middle|>"
+    assert reply["tokens_evaluated"] == 2 * spelled + 3
+    extra = fim.post("/infill", **gap, input_extra=[{"filename": code, "text": code}])
+    assert prompt_of(extra) == f"<|repo_name|>project\n<|file_sep|>{code}\n{code}{prompt_of(reply)}"
+    assert extra["tokens_evaluated"] > 4 * spelled + 5
+    options = {"num_predict": 1}
+    ollama = fim.post("/api/generate", prompt=code, suffix=code, stream=False, options=options)
+    assert ollama["prompt_eval_count"] == 2 * spelled + 3
+
+
 def test_a_model_without_the_tokens_refuses_by_name(server: ServerProcess) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": "a", "suffix": "b"}),
@@ -231,3 +250,5 @@ def test_tokens_by_name_and_by_file(fim_folder: Path) -> None:
     assert last == FimTokens(5, 6) and last.prompt([1, 2], [3], [0]) == [0, 6, 3, 5, 1, 2]
     assert find_fim_tokens({"<PRE>": 1, "<SUF>": 2, "<MID>": 3}.get, {"middle": 9}) == FimTokens(1, 2, 9)
     assert find_fim_tokens({"<PRE>": 1}.get, {}) is None
+    codellama = find_fim_tokens({"▁<PRE>": 1, "▁<SUF>": 2, "▁<MID>": 3, "▁<EOT>": 4}.get, {})
+    assert codellama == FimTokens(1, 2, 3, end=4) and codellama.ends == (4,)
