@@ -117,7 +117,11 @@ class Service:
         """Run a blocking function in a worker thread; raise QueueFull if too many requests wait for one."""
         with self._preprocessing_slot():
             async with asyncio.timeout(self.config.request_timeout):
-                return await asyncio.get_running_loop().run_in_executor(self._preprocess_pool, function, *args)
+                return await self.in_worker(function, *args)
+
+    def in_worker(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Run a blocking function that belongs to no queued request in a worker thread."""
+        return asyncio.get_running_loop().run_in_executor(self._preprocess_pool, function, *args)
 
     @contextmanager
     def _preprocessing_slot(self) -> Iterator[None]:

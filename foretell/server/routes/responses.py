@@ -6,16 +6,16 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from foretell.server.json_body import JsonRoute
-from foretell.server.middleware import client_key
+from foretell.server.middleware import client_key, hold_bytes
 from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.openai_responses.builder import ResponsesBuilder
 from foretell.server.openai_responses.input_items import Message
 from foretell.server.openai_responses.requests import ResponsesRequest
 from foretell.server.openai_responses.responses import DeletedResponse, ResponseBody
-from foretell.server.openai_responses.store import ResponseStore
+from foretell.server.openai_responses.store import ResponseStore, StoredResponse
 from foretell.server.request_model import report_ignored
 from foretell.server.routes.generate import ERRORS, STREAM, error_responses, respond_translated
 from foretell.server.service import Service, tenant
@@ -35,13 +35,18 @@ def responses_routes(service: Service) -> APIRouter:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Generate a response, in OpenAI's newer API."""
         owner = owner_of(request)
-        earlier = stored.messages(owner, body.previous_response_id)
-
-        def store(response: dict[str, Any], answer: Message) -> None:
-            stored.put(owner, response, [*earlier, *body.new_messages(), answer])
+        earlier = await stored.conversation(owner, body.previous_response_id)
+        if earlier is not None:
+            hold_bytes(request.scope, earlier.held_bytes)
 
         def translate() -> ChatCompletionRequest:
-            return body.to_chat(earlier)
+            return body.to_chat([] if earlier is None else earlier.messages())
+
+        def store(response: dict[str, Any], answer: Message) -> None:
+            def encode() -> StoredResponse:
+                return StoredResponse.encode(response, earlier, [*body.new_messages(), answer])
+
+            stored.put_later(owner, response["id"], partial(service.in_worker, encode))
 
         builder = partial(ResponsesBuilder, body, store if stored.enabled and body.store is not False else None)
         report_ignored(body.hosted_tools)
@@ -54,12 +59,13 @@ def responses_routes(service: Service) -> APIRouter:
     )
     async def read(response_id: ResponseId, request: Request) -> Response:
         """Return a stored response."""
-        return JSONResponse(stored.response(owner_of(request), response_id))
+        entry = await stored.get(owner_of(request), response_id)
+        return Response(entry.response, media_type="application/json")
 
     @router.delete("/v1/responses/{response_id}", responses=READ_ERRORS)
     async def delete(response_id: ResponseId, request: Request) -> DeletedResponse:
         """Remove a stored response."""
-        stored.delete(owner_of(request), response_id)
+        await stored.delete(owner_of(request), response_id)
         return DeletedResponse(id=response_id, object="response", deleted=True)
 
     return router
