@@ -21,7 +21,7 @@ from foretell.server.llama_cpp.requests import ApplyTemplateRequest, InfillReque
 from foretell.server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretell.server.openai.requests import CompletionRequest, Speculative
-from foretell.server.openai_responses.requests import ResponsesRequest
+from foretell.server.openai_responses.requests import InputTokensRequest, ResponsesRequest
 from foretell.server.routes.generate import generate_routes
 from foretell.server.routes.llama_cpp import llama_cpp_routes
 from foretell.server.routes.messages import messages_routes
@@ -49,6 +49,7 @@ REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": InputTokensRequest,
     "/api/chat": OllamaChatRequest,
     "/api/generate": OllamaGenerateRequest,
     "/api/show": ShowRequest,

@@ -27,7 +27,8 @@ MAX_SHOWN_PATH = 80  # characters of an unknown path in the error message
 ELSEWHERE = {
     "/v1/embeddings": ": this server generates text and has no embeddings",
     "/v1/messages/": ": of Anthropic's API there are messages and count_tokens",
-    "/v1/responses/": ": of OpenAI's Responses API there are creating, reading and deleting a response",
+    "/v1/responses/": ": of OpenAI's Responses API there are creating, reading and deleting a response, and "
+    "input_tokens; input items are not kept: the client has them, and previous_response_id continues them",
     "/v1/": ": of OpenAI's API there are chat completions, completions, responses and models",
     "/api/embed": ": this server generates text and has no embeddings",
     "/api/": ": the model is chosen when the server starts; of Ollama's API there are chat, generate, show, tags, ps",

@@ -34,6 +34,7 @@ BODY_PATHS = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/api/chat",
     "/api/generate",
     "/api/show",

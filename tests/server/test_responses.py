@@ -19,6 +19,7 @@ from foretell.server.openai_responses.requests import ResponsesRequest
 from foretell.server.openai_responses.store import ResponseStore, StoredResponse
 from foretell.server.service import Service
 from tests.server.in_process import run_app
+from tests.server.process import CONTEXT, ServerProcess
 from tests.server.scripted import CALLS, TEXT, THOUGHTS, answer_text, force_output
 from tests.waiting import TIMEOUT
 
@@ -188,6 +189,22 @@ def test_stored_responses_belong_to_one_key(assembly: Assembly) -> None:
         assert (await client.post(PATH, json=follow, headers=mine)).status_code == 404
 
     run_app(assembly, play, api_key=("a", "b"))
+
+
+def test_input_tokens_are_counted_as_they_are_prefilled(client: openai.OpenAI, server: ServerProcess) -> None:
+    asked: Any = {"model": "tiny", "instructions": "Be brief", "tools": [LOOSE]}
+    first = client.responses.create(**asked, input="Hello", max_output_tokens=4)
+    following: Any = {**asked, "input": "And?", "previous_response_id": first.id}
+    for body in ({**asked, "input": "Hello"}, following):
+        response = client.responses.create(**body, max_output_tokens=4)
+        assert response.usage is not None
+        assert client.responses.input_tokens.count(**body).input_tokens == response.usage.input_tokens
+    assert client.responses.input_tokens.count(input="word " * 3 * CONTEXT).input_tokens > 3 * CONTEXT
+    error = server.post(f"{PATH}/input_tokens", 404, input="a", previous_response_id="resp_other")["error"]
+    assert error["code"] == "previous_response_not_found"
+    assert server.post(f"{PATH}/input_tokens", 400, input="a", conversation="c")["error"]["param"] == "conversation"
+    missing = server.http.get(f"{PATH}/{first.id}/input_items")
+    assert missing.status_code == 404 and "input items are not kept" in missing.json()["error"]["message"]
 
 
 def test_the_store_can_be_turned_off(assembly: Assembly) -> None:

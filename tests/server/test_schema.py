@@ -49,8 +49,8 @@ def test_every_endpoint_is_described(server: ServerProcess) -> None:
     assert described >= {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
         "/metrics", "/version", "/server_info", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
-        "/v1/responses/{response_id}", "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/ps",
-        "/api/version",
+        "/v1/responses/{response_id}", "/v1/responses/input_tokens", "/api/chat", "/api/generate", "/api/show",
+        "/api/tags", "/api/ps", "/api/version",
     }  # fmt: skip
 
 

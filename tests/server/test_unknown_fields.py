@@ -23,6 +23,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": HELLO, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "Hello"},
     "/api/chat": {"messages": HELLO, **ONE},
     "/api/generate": {"prompt": "Hello", **ONE},
     "/api/show": {"model": "tiny"},

@@ -50,10 +50,10 @@ class TextParam(StrictModel):
     verbosity: str | None = described("Accepted without effect.")
 
 
-class ResponsesRequest(TranslatedRequest):
-    """POST /v1/responses."""
+class InputTokensRequest(TranslatedRequest):
+    """POST /v1/responses/input_tokens."""
 
-    reported = frozenset(("context_management", "include", "max_tool_calls", "moderation", "personality"))
+    reported = frozenset(("personality",))
 
     input: str | FailFastList[dict[str, Any]] | None = Field(
         default=None,
@@ -62,8 +62,6 @@ class ResponsesRequest(TranslatedRequest):
     )
     instructions: str | None = described("The system prompt; not taken over from the previous response.")
     previous_response_id: str | None = described("A stored response that the input continues.")
-    store: bool | None = described("false: do not store the response. Stored ones can be continued and read.")
-    stream: bool | None = described("true: send the output as server-sent events while it is generated.")
     tools: FailFastList[dict[str, Any]] | None = described(
         "Functions that the model may call. Others are left out and named in the header X-Foretell-Ignored-Fields."
     )
@@ -71,51 +69,33 @@ class ResponsesRequest(TranslatedRequest):
     parallel_tool_calls: bool | None = described("false: at most one call.")
     text: TextParam | None = described("Format of the output.")
     reasoning: ReasoningParam | None = described("How much the model reasons first.")
-    max_output_tokens: int | None = Field(
-        default=None,
-        description="Maximum output tokens, reasoning included; by default the rest of the context.",
-        json_schema_extra={"minimum": 1},
-        examples=[64],
-    )
-    temperature: float | None = sampling("temperature", 0)
-    top_p: float | None = sampling("top_p", above=0, maximum=1)
-    top_logprobs: int | None = ranged("Only 0: /v1/chat/completions returns logprobs.", 0, 0)
-    metadata: dict[str, Any] | None = described("Returned with the response; it has no other effect.")
-    user: str | None = described("Returned with the response; it has no other effect.")
-    background: bool | None = described("Only false: wait for the response, or stream it.")
     conversation: Any = described("Only null: send previous_response_id, or the whole input.")
-    prompt: Any = described("Only null: send instructions and input.")
-    access_programs: Any = ignored("There are no such programs.")
-    client_metadata: Any = ignored("Labels of the client.")
-    context_management: Any = ignored("The client manages its context.")
-    image: Any = ignored("The model writes text.")
-    include: Any = ignored("Responses have what there is.")
-    max_tool_calls: Any = ignored("The client runs all tools.")
-    moderation: Any = ignored("Nothing is moderated.")
     personality: Any = ignored("Send instructions.")
-    prompt_cache_key: Any = ignored("Prefixes are cached by their tokens; see cache_salt.")
-    prompt_cache_options: Any = ignored("Every prefix is cached.")
-    prompt_cache_retention: Any = ignored("The least recently used prefixes are evicted.")
-    safety_identifier: Any = ignored("The end user's id.")
-    service_tier: Any = ignored("There is one tier.")
-    stream_options: Any = ignored("Streams have no obfuscation.")
     truncation: Any = ignored("Prompts are never truncated; one that is too long is refused.")
 
     def to_chat(self, earlier: Sequence[Message]) -> ChatCompletionRequest:
         """Return the chat completion that continues the `earlier` messages."""
-        self._check_unsupported()
+        self.check_unsupported()
+        return chat_request(self.chat_fields(earlier))
+
+    def chat_fields(self, earlier: Sequence[Message]) -> Fields:
+        """Return the fields of the chat completion."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages = [*system, *earlier, *self.new_messages()]
         if not messages:
             raise RequestError("input", "is missing; send text or items")
         fields: Fields = {**self.shared_fields(), "messages": messages, **self._tool_fields()}
-        for name in ("stream", "temperature", "top_p", "parallel_tool_calls"):
-            fields[name] = getattr(self, name)
-        fields |= {"max_tokens": self.max_output_tokens, "response_format": self._response_format()}
+        fields |= {"parallel_tool_calls": self.parallel_tool_calls, "response_format": self._response_format()}
         effort = None if self.reasoning is None else self.reasoning.effort
         thinking = None if effort is None else effort != "none"
         template_variables(fields, thinking=thinking, effort=effort)
-        return chat_request(fields)
+        return fields
+
+    def check_unsupported(self) -> None:
+        """Reject the fields that are not supported."""
+        for name, reason in UNSUPPORTED.items():
+            if getattr(self, name, None) not in (None, False):
+                raise RequestError(name, reason)
 
     def new_messages(self) -> list[Message]:
         """Return the chat messages of the input alone."""
@@ -124,13 +104,6 @@ class ResponsesRequest(TranslatedRequest):
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return chat_messages(self.input)
-
-    def _check_unsupported(self) -> None:
-        for name, reason in UNSUPPORTED.items():
-            if getattr(self, name) not in (None, False):
-                raise RequestError(name, reason)
-        if self.top_logprobs:
-            raise RequestError("top_logprobs", "is not supported here; use /v1/chat/completions")
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -161,6 +134,49 @@ class ResponsesRequest(TranslatedRequest):
             case "json_schema" if wanted is not None and "schema" in wanted:
                 return json_schema_format(wanted["schema"])
         raise RequestError("text.format", "must have type text, json_object, or json_schema with a schema")
+
+
+class ResponsesRequest(InputTokensRequest):
+    """POST /v1/responses."""
+
+    reported = frozenset(("context_management", "include", "max_tool_calls", "moderation", "personality"))
+
+    store: bool | None = described("false: do not store the response. Stored ones can be continued and read.")
+    stream: bool | None = described("true: send the output as server-sent events while it is generated.")
+    max_output_tokens: int | None = Field(
+        default=None,
+        description="Maximum output tokens, reasoning included; by default the rest of the context.",
+        json_schema_extra={"minimum": 1},
+        examples=[64],
+    )
+    temperature: float | None = sampling("temperature", 0)
+    top_p: float | None = sampling("top_p", above=0, maximum=1)
+    top_logprobs: int | None = ranged("Only 0: /v1/chat/completions returns logprobs.", 0, 0)
+    metadata: dict[str, Any] | None = described("Returned with the response; it has no other effect.")
+    user: str | None = described("Returned with the response; it has no other effect.")
+    background: bool | None = described("Only false: wait for the response, or stream it.")
+    prompt: Any = described("Only null: send instructions and input.")
+    access_programs: Any = ignored("There are no such programs.")
+    client_metadata: Any = ignored("Labels of the client.")
+    context_management: Any = ignored("The client manages its context.")
+    include: Any = ignored("Responses have what there is.")
+    max_tool_calls: Any = ignored("The client runs all tools.")
+    moderation: Any = ignored("Nothing is moderated.")
+    prompt_cache_key: Any = ignored("Prefixes are cached by their tokens; see cache_salt.")
+    prompt_cache_options: Any = ignored("Every prefix is cached.")
+    prompt_cache_retention: Any = ignored("The least recently used prefixes are evicted.")
+    safety_identifier: Any = ignored("The end user's id.")
+    service_tier: Any = ignored("There is one tier.")
+    stream_options: Any = ignored("Streams have no obfuscation.")
+
+    def chat_fields(self, earlier: Sequence[Message]) -> Fields:
+        own = {name: getattr(self, name) for name in ("stream", "temperature", "top_p")}
+        return {**super().chat_fields(earlier), **own, "max_tokens": self.max_output_tokens}
+
+    def check_unsupported(self) -> None:
+        super().check_unsupported()
+        if self.top_logprobs:
+            raise RequestError("top_logprobs", "is not supported here; use /v1/chat/completions")
 
 
 def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
