@@ -15,6 +15,7 @@ from foretell.server.generic_tools import (
     system_in_user_turn,
     with_system_text,
 )
+from foretell.server.json_schemas import RESERVED_VARIABLES
 from foretell.server.openai.chat_requests import (
     ChatCompletionRequest,
     ChatMessageParam,
@@ -30,7 +31,6 @@ from foretell.tokenizer.chat import MAX_DEPTH, as_text
 if TYPE_CHECKING:
     from foretell.tokenizer import Tokenizer
 
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # template variables with request fields
 MAY_BE_EMPTY = ("assistant", "tool")  # roles whose content may be null: clients send responses back as they came
 
 
@@ -62,7 +62,7 @@ def _template_variables(body: ChatCompletionRequest | TokenizeRequest, template:
     """Return the variables of the request; a reasoning effort that the template does not use has no effect."""
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
-        if name in RESERVED:
+        if name in RESERVED_VARIABLES:
             raise RequestError(f"chat_template_kwargs.{name}", f"is reserved; set the request field {name} instead")
     effort = body.reasoning_effort if isinstance(body, ChatCompletionRequest) else None
     if effort is not None and "reasoning_effort" in template:

@@ -96,7 +96,12 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
 
 
 def _allowed_methods(path: str, allow: str, paths: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the methods of all routes of a path: the router's own header names those of the first alone."""
+    """Return the methods of all routes of a path: the router's own header names those of the first alone.
+
+    A path without parameters is not one of a route with them as well.
+    """
+    if path in paths:
+        return {method.upper() for method in paths[path]}
     patterns = {re.compile(re.sub(r"{[^}]+}", "[^/]+", each)): methods for each, methods in paths.items()}
     found = {method.upper() for pattern, methods in patterns.items() if pattern.fullmatch(path) for method in methods}
     return found | {method.strip() for method in allow.split(",") if method.strip()}

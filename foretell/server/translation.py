@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ConfigDict, ValidationError, model_validator
 
 from foretell.errors import RequestError
+from foretell.server.json_schemas import TemplateVariables
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import Prediction, Speculative, described, order_properties, sampling
+from foretell.server.openai.requests import Prediction, Speculative, described, ignored, order_properties, sampling
 from foretell.server.request_model import StrictModel, without_nulls
 
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium"}  # others are high, the most that chat templates know
@@ -24,19 +25,23 @@ class TranslatedValidationError(RequestValidationError):
     """A field of the chat completion is invalid that a request was translated to."""
 
 
+NOT_GENERATED = "Nothing is generated."
+
+
 class TranslatedRequest(StrictModel):
     """The fields that every translated API shares."""
 
     model_config = ConfigDict(json_schema_extra=order_properties)
+    shared: ClassVar[tuple[str, ...]] = ("model", "cache_salt", "chat_template_kwargs")
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
-    seed: int | None = sampling("seed", -(2**63), 2**63 - 1)
-    prediction: Prediction | None = described("Foretell's: the expected output, used as draft; it never changes it.")
-    speculative: bool | Speculative | None = described(
-        "Foretell's: speculative decoding of this request: false for plain decoding, or settings."
-    )
     cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
-    chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template, such as enable_thinking.")
+    chat_template_kwargs: TemplateVariables | None = described(
+        "Variables of the chat template, such as enable_thinking."
+    )
+    seed: Any = ignored(NOT_GENERATED)
+    prediction: Any = ignored(NOT_GENERATED)
+    speculative: Any = ignored(NOT_GENERATED)
 
     @model_validator(mode="before")
     @classmethod
@@ -51,8 +56,19 @@ class TranslatedRequest(StrictModel):
 
     def shared_fields(self) -> Fields:
         """Return the fields that a chat completion has under the same name."""
-        names = ("model", "seed", "prediction", "speculative", "cache_salt", "chat_template_kwargs")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self.shared}
+
+
+class GeneratingRequest(TranslatedRequest):
+    """The fields that every translated API shares where it generates."""
+
+    shared = (*TranslatedRequest.shared, "seed", "prediction", "speculative")
+
+    seed: int | None = sampling("seed", -(2**63), 2**63 - 1)
+    prediction: Prediction | None = described("Foretell's: the expected output, used as draft; it never changes it.")
+    speculative: bool | Speculative | None = described(
+        "Foretell's: speculative decoding of this request: false for plain decoding, or settings."
+    )
 
 
 def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:

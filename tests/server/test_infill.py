@@ -20,6 +20,7 @@ from foretell.tokenizer import Tokenizer
 from foretell.tokenizer.fim import FimTokens, find_fim_tokens
 from foretell.types import Delta, SpeculationChoice
 from tests.server.process import CONTEXT, ServerProcess, write_server_folder
+from tests.server.test_schema import attack
 
 NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 BEFORE, AFTER = "The quick brown", " the lazy dog."
@@ -157,6 +158,12 @@ def test_the_time_limit_ends_after_a_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert finished_after(1, "one", " line\n", "two") == [False, True, True]
     for limit in (10**9, None, 0, -1):
         assert finished_after(limit, "one", "\n") == [False, False]
+
+
+def test_the_schema_of_gaps_is_as_strict_as_the_checks(fim: ServerProcess, tmp_path: Path) -> None:
+    paths = ("/infill", "/api/generate", "/v1/completions")
+    flags = [word for path in paths for word in ("--include-path", path)]
+    attack(fim, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "20", *flags)
 
 
 def test_a_late_gap_is_aborted(fim: ServerProcess) -> None:

@@ -8,12 +8,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from foretell.errors import RequestError
+from foretell.server.anthropic.schemas import (
+    FORCED_CALL,
+    NAMED_TOOL,
+    CustomType,
+    SystemBlock,
+    describe_contents,
+)
+from foretell.server.json_schemas import SchemaFormat, Stop, also
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import FailFastList, described, ignored, ranged, sampling
+from foretell.server.openai.requests import FailFastList, described, ignored, order_properties, ranged, sampling
 from foretell.server.request_model import StrictModel
 from foretell.server.translation import (
     Block,
     Fields,
+    GeneratingRequest,
     TranslatedRequest,
     chat_request,
     function_tool,
@@ -39,6 +48,8 @@ class _Lenient(BaseModel):
 class MessageParam(_Lenient):
     """A message of a conversation."""
 
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=describe_contents)
+
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
     content: Content = Field(
         description="The text, or blocks: `text`, `thinking`, `tool_use` and `tool_result`. Others are rejected."
@@ -49,7 +60,7 @@ class ToolParam(_Lenient):
     """A tool that the client runs."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$", description="Name of the tool.")
-    type: str | None = described("`custom`. Tools that run on Anthropic's servers are rejected.")
+    type: CustomType | None = described("`custom`. Tools that run on Anthropic's servers are rejected.")
     description: str | None = described("What it does, for the model.")
     input_schema: dict[str, Any] | None = described("JSON schema of its input.")
     strict: bool | None = described("true: a grammar enforces the schema.")
@@ -58,6 +69,7 @@ class ToolParam(_Lenient):
 class ToolChoiceParam(StrictModel):
     """Choice of tools: whether the model may, must or must not call one."""
 
+    model_config = ConfigDict(json_schema_extra=also(NAMED_TOOL))
     path = "tool_choice."
 
     type: Literal["auto", "any", "tool", "none"] = Field(description="`any`: at least one call; `tool`: this tool.")
@@ -82,13 +94,19 @@ class OutputConfigParam(StrictModel):
     reported = frozenset(("task_budget",))
 
     effort: str | None = described("A variable of the chat template, if it has one.")
-    format: dict[str, Any] | None = described("`{type: json_schema, schema: ...}`: a grammar enforces the schema.")
+    format: SchemaFormat | None = described("`{type: json_schema, schema: ...}`: a grammar enforces the schema.")
     task_budget: Any = ignored("Tokens are limited by `max_tokens`.")
+
+
+def _describe_request(schema: dict[str, Any]) -> None:
+    order_properties(schema)
+    also(FORCED_CALL)(schema)
 
 
 class CountTokensRequest(TranslatedRequest):
     """POST /v1/messages/count_tokens."""
 
+    model_config = ConfigDict(json_schema_extra=_describe_request)
     reported = frozenset(("container", "context_management", "fallbacks", "mcp_servers"))
 
     messages: FailFastList[MessageParam] = Field(
@@ -96,12 +114,12 @@ class CountTokensRequest(TranslatedRequest):
         description="The conversation so far, oldest message first.",
         examples=[[{"role": "user", "content": "Why is the sky blue?"}]],
     )
-    system: Content | None = described("The system prompt, as text or as text blocks.")
+    system: str | FailFastList[SystemBlock] | None = described("The system prompt, as text or as text blocks.")
     tools: FailFastList[ToolParam] | None = described("Tools that the model may call.")
     tool_choice: ToolChoiceParam | None = described("Whether the model must call a tool.")
     thinking: ThinkingParam | None = described("Whether the model reasons first.")
     output_config: OutputConfigParam | None = described("Format and effort of the output.")
-    output_format: dict[str, Any] | None = described("Older name of `output_config.format`.")
+    output_format: SchemaFormat | None = described("Older name of `output_config.format`.")
     cache_control: Any = ignored("Every prefix is cached.")
     container: Any = ignored("There are no containers.")
     context_management: Any = ignored("The client manages its context.")
@@ -152,7 +170,7 @@ class CountTokensRequest(TranslatedRequest):
             fields["thinking_budget"] = self.thinking.budget_tokens
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(GeneratingRequest, CountTokensRequest):
     """POST /v1/messages."""
 
     max_tokens: int | None = Field(
@@ -161,7 +179,7 @@ class MessagesRequest(CountTokensRequest):
         json_schema_extra={"minimum": 1},
         examples=[64],
     )
-    stop_sequences: FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
+    stop_sequences: FailFastList[Stop] | None = described("Stop strings; the output ends before the first of them.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
     temperature: float | None = sampling("temperature", 0)
     top_p: float | None = sampling("top_p", above=0, maximum=1)
@@ -198,6 +216,8 @@ def _chat_messages(message: MessageParam, where: str) -> list[dict[str, Any]]:
 
 
 def _user_messages(blocks: list[Block], where: str) -> list[dict[str, Any]]:
+    if not blocks:
+        raise RequestError(where, "is empty; send text or blocks")
     messages: list[dict[str, Any]] = []
     texts: list[str] = []  # since the last tool result
 

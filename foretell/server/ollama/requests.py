@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from foretell.errors import RequestError
 from foretell.server.dialects import OLLAMA_OPTIONS
+from foretell.server.json_schemas import (
+    NULL,
+    OBJECT,
+    TEXT,
+    TEXT_OR_NULL,
+    TOOL_NAME,
+    EmptyList,
+    EmptyText,
+    Stop,
+    any_of,
+    record,
+)
 from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.openai.requests import (
     CompletionRequest,
@@ -22,7 +34,7 @@ from foretell.server.openai.requests import (
 from foretell.server.request_model import StrictModel
 from foretell.server.translation import (
     Fields,
-    TranslatedRequest,
+    GeneratingRequest,
     chat_request,
     function_tool,
     json_schema_format,
@@ -31,6 +43,11 @@ from foretell.server.translation import (
     tool_call,
 )
 
+EarlierCall = Annotated[dict[str, Any], WithJsonSchema(record("function", function=record("name", name=TEXT)))]
+FUNCTION = record("name", name=TOOL_NAME, description=TEXT_OR_NULL, parameters=any_of(NULL, OBJECT))
+FunctionTool = Annotated[dict[str, Any], WithJsonSchema(record("function", function=FUNCTION))]
+Format = Annotated[str | dict[str, Any], WithJsonSchema(any_of({"enum": ["", "json"]}, OBJECT))]
+Off = Annotated[bool, WithJsonSchema({"const": False})]
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
 INTEGERS = ("top_k", "seed", "num_predict")
 EXAMPLE_OPTIONS = {"num_predict": 64}
@@ -59,7 +76,7 @@ class OllamaOptions(StrictModel):
     frequency_penalty: float | None = sampling("frequency_penalty", -2, 2)
     repeat_penalty: float | None = sampling("repetition_penalty", above=0)
     seed: int | None = ranged("Seed of the samples; -1 is a random one.", -(2**63), 2**63 - 1)
-    stop: str | FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
+    stop: Stop | FailFastList[Stop] | None = described("Stop strings; the output ends before the first of them.")
     num_ctx: Any = ignored(AT_START)
     num_batch: Any = ignored(AT_START)
     num_gpu: Any = ignored(AT_START)
@@ -111,20 +128,20 @@ class OllamaMessage(BaseModel):
     role: Literal["system", "user", "assistant", "tool"] = Field(description="Who speaks.")
     content: str | None = described("The text.")
     thinking: str | None = described("Reasoning of an earlier answer, if the chat template uses it.")
-    images: FailFastList[Any] | None = described("Rejected: this model takes text only.")
-    tool_calls: FailFastList[dict[str, Any]] | None = described("Calls that an assistant's message made.")
+    images: EmptyList | None = described("Rejected: this model takes text only.")
+    tool_calls: FailFastList[EarlierCall] | None = described("Calls that an assistant's message made.")
     tool_name: str | None = described("Role tool: the tool that this is the result of.")
     tool_call_id: str | None = described("Role tool: the call that this is the result of.")
 
 
-class OllamaRequest(TranslatedRequest):
+class OllamaRequest(GeneratingRequest):
     """The fields shared by /api/chat and /api/generate."""
 
     stream: bool | None = described("false: one object instead of a line for each part; the default is true.")
-    format: str | dict[str, Any] | None = described("`json` for any JSON object, or a JSON schema.")
+    format: Format | None = described("`json` for any JSON object, or a JSON schema.")
     options: OllamaOptions | None = Field(default=None, description="Sampling parameters.", examples=[EXAMPLE_OPTIONS])
     think: bool | str | None = described("Turns reasoning on or off, or sets its effort, if the model has it.")
-    logprobs: bool | None = described("Only false: /v1/chat/completions returns logprobs.")
+    logprobs: Off | None = described("Only false: /v1/chat/completions returns logprobs.")
     keep_alive: str | int | float | None = ignored("The model stays loaded.")
     top_logprobs: Any = ignored("There are no logprobs here.")
     truncate: Any = ignored("Prompts are never truncated.")
@@ -159,7 +176,7 @@ class OllamaChatRequest(OllamaRequest):
         description="The conversation so far, oldest message first; without it the request only asks for the model.",
         examples=[[{"role": "user", "content": "Why is the sky blue?"}]],
     )
-    tools: FailFastList[dict[str, Any]] | None = described("Functions that the model may call.")
+    tools: FailFastList[FunctionTool] | None = described("Functions that the model may call.")
 
     def to_chat(self, model: str) -> ChatCompletionRequest:
         """Return the chat completion."""
@@ -203,9 +220,9 @@ class OllamaGenerateRequest(OllamaRequest):
     suffix: str | None = described("Text after the gap that the model fills, by its own fill-in-the-middle tokens.")
     system: str | None = described("The system prompt.")
     raw: bool | None = described("true: the prompt is not put into the chat template.")
-    images: FailFastList[Any] | None = described("Rejected: this model takes text only.")
-    template: str | None = described("Rejected: the model's own chat template is used; send raw for another one.")
-    context: FailFastList[int] | None = described("Rejected: send the conversation to /api/chat.")
+    images: EmptyList | None = described("Rejected: this model takes text only.")
+    template: EmptyText | None = described("Rejected: the model's own chat template is used; send raw for another one.")
+    context: EmptyList | None = described("Rejected: send the conversation to /api/chat.")
 
     def check(self) -> None:
         """Reject the fields that are not supported."""

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from foretell.errors import RequestError
+from foretell.server.json_schemas import also
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import FailFastList, described, ignored, ranged, sampling
+from foretell.server.openai.requests import FailFastList, described, ignored, order_properties, ranged, sampling
 from foretell.server.openai_responses.input_items import Message, chat_messages
+from foretell.server.openai_responses.schemas import (
+    FORCED_CALL,
+    SOME_INPUT,
+    Format,
+    Item,
+    NotSet,
+    ToolChoice,
+    ToolItem,
+)
 from foretell.server.request_model import StrictModel
 from foretell.server.translation import (
     Fields,
+    GeneratingRequest,
     TranslatedRequest,
     chat_request,
     function_tool,
@@ -46,30 +57,36 @@ class TextParam(StrictModel):
 
     path = "text."
 
-    format: dict[str, Any] | None = described("`{type: text}`, `{type: json_object}`, or json_schema with a schema.")
+    format: Format | None = described("`{type: text}`, `{type: json_object}`, or json_schema with a schema.")
     verbosity: str | None = described("Accepted without effect.")
+
+
+def _describe_request(schema: dict[str, Any]) -> None:
+    order_properties(schema)
+    also(SOME_INPUT, FORCED_CALL)(schema)
 
 
 class InputTokensRequest(TranslatedRequest):
     """POST /v1/responses/input_tokens."""
 
+    model_config = ConfigDict(json_schema_extra=_describe_request)
     reported = frozenset(("personality",))
 
-    input: str | FailFastList[dict[str, Any]] | None = Field(
+    input: str | FailFastList[Item] | None = Field(
         default=None,
         description="The user's text, or items: messages, function calls, their outputs, reasoning.",
         examples=["Why is the sky blue?"],
     )
     instructions: str | None = described("The system prompt; not taken over from the previous response.")
     previous_response_id: str | None = described("A stored response that the input continues.")
-    tools: FailFastList[dict[str, Any]] | None = described(
+    tools: FailFastList[ToolItem] | None = described(
         "Functions that the model may call. Others are left out and named in the header X-Foretell-Ignored-Fields."
     )
-    tool_choice: str | dict[str, Any] | None = described("`auto`, `none`, `required`, a function or allowed_tools.")
+    tool_choice: ToolChoice | None = described("`auto`, `none`, `required`, a function or allowed_tools.")
     parallel_tool_calls: bool | None = described("false: at most one call.")
     text: TextParam | None = described("Format of the output.")
     reasoning: ReasoningParam | None = described("How much the model reasons first.")
-    conversation: Any = described("Only null: send previous_response_id, or the whole input.")
+    conversation: NotSet = described("Only null: send previous_response_id, or the whole input.")
     personality: Any = ignored("Send instructions.")
     truncation: Any = ignored("Prompts are never truncated; one that is too long is refused.")
 
@@ -94,7 +111,8 @@ class InputTokensRequest(TranslatedRequest):
     def check_unsupported(self) -> None:
         """Reject the fields that are not supported."""
         for name, reason in UNSUPPORTED.items():
-            if getattr(self, name, None) not in (None, False):
+            value = getattr(self, name, None)
+            if value is not None and value is not False:
                 raise RequestError(name, reason)
 
     def new_messages(self) -> list[Message]:
@@ -136,7 +154,7 @@ class InputTokensRequest(TranslatedRequest):
         raise RequestError("text.format", "must have type text, json_object, or json_schema with a schema")
 
 
-class ResponsesRequest(InputTokensRequest):
+class ResponsesRequest(GeneratingRequest, InputTokensRequest):
     """POST /v1/responses."""
 
     reported = frozenset(("context_management", "include", "max_tool_calls", "moderation", "personality"))
@@ -154,8 +172,8 @@ class ResponsesRequest(InputTokensRequest):
     top_logprobs: int | None = ranged("Only 0: /v1/chat/completions returns logprobs.", 0, 0)
     metadata: dict[str, Any] | None = described("Returned with the response; it has no other effect.")
     user: str | None = described("Returned with the response; it has no other effect.")
-    background: bool | None = described("Only false: wait for the response, or stream it.")
-    prompt: Any = described("Only null: send instructions and input.")
+    background: NotSet = described("Only false: wait for the response, or stream it.")
+    prompt: NotSet = described("Only null: send instructions and input.")
     access_programs: Any = ignored("There are no such programs.")
     client_metadata: Any = ignored("Labels of the client.")
     context_management: Any = ignored("The client manages its context.")
