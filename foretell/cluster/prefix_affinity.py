@@ -22,6 +22,8 @@ GENERATION_PATHS = (
     "/v1/responses",
     "/api/chat",
     "/api/generate",
+    "/completion",
+    "/infill",
 )
 # Varies between requests; the replica leaves it out of the prompt, too.
 BILLING_LINE = re.compile(r'x-anthropic-billing-header:[^"\\]*')
@@ -39,7 +41,8 @@ def prefix_hashes(path: str, api_key: str, body: bytes) -> tuple[bytes, ...]:
         request = json.loads(body)
         if not isinstance(request, dict):
             return ()
-        return tuple(_hash_prefixes(f"{api_key}\0{request.get('cache_salt') or ''}", _prompt_text(request)))
+        text = _infill_text(request) if path == "/infill" else _prompt_text(request)
+        return tuple(_hash_prefixes(f"{api_key}\0{request.get('cache_salt') or ''}", text))
     except (ValueError, RecursionError):
         return ()  # the replica reports what is wrong with it
 
@@ -64,13 +67,24 @@ def _prompt_text(request: dict[str, Any]) -> str:
     return BILLING_LINE.sub("", "".join(json.dumps(part, sort_keys=True) for part in [*first, *messages]))
 
 
+def _infill_text(request: dict[str, Any]) -> str:
+    """Return the other files and the text before the gap, in the order of most models' prompts."""
+    files, before = request.get("input_extra"), (request.get("input_prefix"), request.get("prompt"))
+    parts = json.dumps(files, sort_keys=True) if isinstance(files, list) and files else ""
+    return parts + "".join(text for text in before if isinstance(text, str))
+
+
 def _first_prompt(prompt: Any) -> str:
-    """Return the first of several prompts as text; token ids are joined."""
-    while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+    """Return the first of several prompts as text; the parts of one, token ids and strings, are joined."""
+    while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) and not _has_numbers(prompt):
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
-    return " ".join(str(token) for token in prompt) if isinstance(prompt, list) else ""
+    return " ".join(str(part) for part in prompt) if isinstance(prompt, list) else ""
+
+
+def _has_numbers(prompt: list[Any]) -> bool:
+    return any(isinstance(part, int) for part in prompt)
 
 
 class PrefixAffinity:

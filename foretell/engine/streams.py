@@ -106,7 +106,8 @@ class Stream:
         self.request_ids = tuple(dict.fromkeys(request.id for request in self.requests))
         self._items: list[StreamItem] = []
         self._failure: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None  # its result: whether there is something to return
+        self._handled_at = 0.0  # loop time of the last item that `on_item` took
 
     def put(self, item: StreamItem) -> None:
         """Add an item; `unfinished` already counts it."""
@@ -114,6 +115,7 @@ class Stream:
         if item.delta.finish_reason is None and waiter is not None and not waiter.done():  # no item is queued before it
             try:
                 if self.on_item(item):
+                    self._handled_at = waiter.get_loop().time()
                     return
             except Exception as error:  # affects this caller only
                 self.fail(error)
@@ -134,16 +136,39 @@ class Stream:
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(True)
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait until `next_items` has something to return; return False after `seconds` without an item."""
+        if self._items or self._failure is not None or not self.unfinished:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiter, began = waiter, loop.time()
+        timer: asyncio.TimerHandle | None = None
+
+        def give_up() -> None:
+            nonlocal timer
+            due = max(began, self._handled_at) + (seconds or 0.0)
+            if due > loop.time():
+                timer = loop.call_at(due, give_up)
+            elif not waiter.done():
+                waiter.set_result(False)
+
+        if seconds is not None:
+            timer = loop.call_later(seconds, give_up)
+        try:
+            return await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def next_items(self) -> list[StreamItem]:
         """Return the items since the last call, or wait for the next; empty when every sequence has finished.
 
         A failure is raised after the items that came before it.
         """
-        if not self._items and self._failure is None and self.unfinished:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        await self.wait()
         items, self._items = self._items, []
         if not items and self._failure is not None:
             raise self._failure

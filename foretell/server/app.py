@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -20,8 +18,8 @@ from foretell.server.anthropic.requests import CountTokensRequest, MessagesReque
 from foretell.server.llama_cpp.requests import ApplyTemplateRequest, InfillRequest, LlamaCompletionRequest
 from foretell.server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
-from foretell.server.openai.requests import CompletionRequest, Speculative
-from foretell.server.openai_responses.requests import ResponsesRequest
+from foretell.server.openai.requests import CompletionRequest
+from foretell.server.openai_responses.requests import InputTokensRequest, ResponsesRequest
 from foretell.server.routes.generate import generate_routes
 from foretell.server.routes.llama_cpp import llama_cpp_routes
 from foretell.server.routes.messages import messages_routes
@@ -37,8 +35,10 @@ from .background_tasks import StatsLogger
 from .dialects import dialect_of
 from .errors import ApiError, routing_error, to_api_error, validation_error
 from .middleware import ErrorResponder, build_middleware
+from .openapi import openapi_schema
 from .service import Service
 from .sse import ClientDisconnected
+from .translation import TranslatedValidationError
 
 LOG = logging.getLogger("foretell")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a disconnected client; it is never sent
@@ -48,6 +48,7 @@ REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": InputTokensRequest,
     "/api/chat": OllamaChatRequest,
     "/api/generate": OllamaGenerateRequest,
     "/api/show": ShowRequest,
@@ -57,16 +58,6 @@ REQUEST_BODIES: dict[str, type[BaseModel]] = {
     "/infill": InfillRequest,
     "/apply-template": ApplyTemplateRequest,
 }
-# Lists of token ids in request bodies.
-TOKEN_FIELDS = [
-    ("CompletionRequest", "prompt"),
-    ("DetokenizeRequest", "tokens"),
-    *[
-        (name, field)
-        for name in ("CompletionRequest", "ChatCompletionRequest")
-        for field in ("stop_token_ids", "allowed_token_ids")
-    ],
-]
 
 
 def create_app(service: Service) -> FastAPI:
@@ -95,7 +86,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(tokenize_routes(service))
     app.include_router(llama_cpp_routes(service))
     app.include_router(playground_routes())
-    app.include_router(openapi_routes(lambda: _openapi_schema(app, service)))
+    app.include_router(openapi_routes(lambda: openapi_schema(app, service)))
 
     def error_response(error: ApiError, path: str) -> Response:
         service.metrics.prometheus.failures.inc(error.code or "")
@@ -104,7 +95,7 @@ def create_app(service: Service) -> FastAPI:
     _add_exception_handlers(app, error_response)
     for layer in build_middleware(service.config, error_response):
         app.add_middleware(layer.cls, *layer.args, **layer.kwargs)
-    app.openapi = lambda: _openapi_schema(app, service)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi_schema(app, service)  # type: ignore[method-assign]
     return app
 
 
@@ -118,9 +109,9 @@ def _add_exception_handlers(app: FastAPI, error_response: ErrorResponder) -> Non
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError), "registered for this class"
-        body = REQUEST_BODIES.get(request.url.path)
-        known = [] if body is None else list(body.model_fields)
-        return error_response(validation_error(error, known), request.url.path)
+        found = validation_error(error, REQUEST_BODIES.get(request.url.path))
+        found.is_named = not isinstance(error, TranslatedValidationError)
+        return error_response(found, request.url.path)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for this class"
@@ -136,40 +127,3 @@ def _add_exception_handlers(app: FastAPI, error_response: ErrorResponder) -> Non
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ClientDisconnected, disconnected)
     app.add_exception_handler(Exception, unknown)
-
-
-def _openapi_schema(app: FastAPI, service: Service) -> dict[str, Any]:
-    """Return the OpenAPI schema. Invalid bodies get 400, so FastAPI's 422 responses are removed."""
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        for path in schema["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        for name in ("HTTPValidationError", "ValidationError"):
-            schema["components"]["schemas"].pop(name, None)
-        _describe_checks(schema["components"]["schemas"], service)
-        app.openapi_schema = schema
-    return app.openapi_schema
-
-
-def _describe_checks(schemas: dict[str, Any], service: Service) -> None:
-    """Describe what depends on the server: the range of token ids, and whether unknown fields are ignored."""
-    largest = service.assembly.requests.limits.vocab - 1
-    for name, field in TOKEN_FIELDS:
-        for integers in _integer_items(schemas[name]["properties"][field]):
-            integers |= {"minimum": 0, "maximum": largest}
-    if not service.config.strict_fields:
-        for name, schema in schemas.items():
-            if name != Speculative.__name__ and schema.get("additionalProperties") is False:
-                del schema["additionalProperties"]
-
-
-def _integer_items(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schemas of the integers in the lists of a schema."""
-    if isinstance(schema, dict):
-        items = schema.get("items")
-        if isinstance(items, dict) and items.get("type") == "integer":
-            yield items
-        yield from (found for value in schema.values() for found in _integer_items(value))
-    elif isinstance(schema, list):
-        yield from (found for value in schema for found in _integer_items(value))

@@ -15,6 +15,7 @@ from foretell.server.generic_tools import (
     with_system_text,
 )
 from foretell.server.history import parts_text
+from foretell.server.json_schemas import RESERVED_VARIABLES
 from foretell.server.openai.chat_requests import (
     MAY_BE_EMPTY,
     ChatCompletionRequest,
@@ -31,8 +32,6 @@ from foretell.tokenizer.chat import MAX_DEPTH, as_text
 
 if TYPE_CHECKING:
     from foretell.tokenizer import Tokenizer
-
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # template variables with request fields
 
 
 def apply_chat_template(
@@ -65,7 +64,7 @@ def _template_variables(body: ChatCompletionRequest | TokenizeRequest, template:
     """Return the variables of the request; a reasoning effort that the template does not use has no effect."""
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
-        if name in RESERVED:
+        if name in RESERVED_VARIABLES:
             raise RequestError(f"chat_template_kwargs.{name}", f"is reserved; set the request field {name} instead")
     effort = body.reasoning_effort if isinstance(body, ChatCompletionRequest) else None
     if effort is not None and "reasoning_effort" in template:

@@ -91,7 +91,7 @@ class ServerConfig:
         False, "refuse unknown request fields, instead of ignoring those close to no known one"
     )
     unstreamed_max_tokens: int = option(
-        2048, "most output tokens of a chat response that is not streamed and sets no max_tokens"
+        2048, "most output tokens of a response that is not streamed and whose request sets no limit"
     )
     max_schema_bytes: int = option(MAX_SCHEMA_BYTES, "largest JSON schema, regular expression or grammar in bytes")
     grammar_timeout: float = option(5.0, "seconds allowed for compiling a grammar")
@@ -100,6 +100,11 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "seconds allowed for running requests to finish after SIGTERM")
     watchdog: float = option(120.0, "seconds after which a running step counts as stuck and /health fails")
     keep_alive: int = option(5, "seconds that an idle connection stays open", aliases=("--timeout-keep-alive",))
+    stream_keepalive: float = option(
+        10.0,
+        "seconds without output after which a stream sends its headers, and a sign of life each time after; 0: never",
+        aliases=("--sse-ping-interval",),
+    )
     max_connections: int = option(1024, "most concurrent connections; further ones get 503")
     allowed_host: tuple[str, ...] = option(
         (), "Host name besides localhost accepted by a server on loopback without API keys; may be repeated"
@@ -149,6 +154,8 @@ class ServerConfig:
         for name in ("max_stop", "max_logprobs", "keep_alive", "response_store_bytes"):
             if getattr(self, name) < 0:
                 raise RequestError(name, f"must be 0 or more, not {getattr(self, name)}")
+        if not -math.inf < self.stream_keepalive < math.inf:
+            raise RequestError("stream_keepalive", f"must be a number of seconds, not {self.stream_keepalive}")
         for name in TIMEOUTS:
             if not 0 < getattr(self, name) < math.inf:
                 raise RequestError(name, f"must be above 0, not {getattr(self, name)}")
@@ -158,6 +165,11 @@ class ServerConfig:
             raise RequestError("max_schema_bytes", f"must be {MAX_SCHEMA_BYTES} or fewer")
         if not all(self.api_key):
             raise RequestError("api_key", "is empty; leave it out for a server without keys")
+
+    @property
+    def max_silence(self) -> float | None:
+        """Return the seconds after which a stream without output sends a sign of life; None: it never does."""
+        return self.stream_keepalive if self.stream_keepalive > 0 else None
 
     @property
     def tool_parser(self) -> str:

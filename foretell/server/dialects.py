@@ -32,7 +32,7 @@ class Dialect:
     def _renamed(self, error: ApiError) -> ApiError:
         """Name the field as this API does: the request was translated to a chat completion before it was checked."""
         first, dot, rest = (error.param or "").partition(".")
-        if error.param is None or first not in self.field_names:
+        if error.param is None or error.is_named or first not in self.field_names:
             return error
         param = f"{self.field_names[first]}{dot}{rest}"
         message = error.message

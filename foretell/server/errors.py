@@ -9,12 +9,14 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from foretell.engine.streams import QueueFull, StepFailed, Unavailable
 from foretell.errors import CapacityError, ContextLengthError, RequestError, UnknownModelError
 from foretell.options import closest
-from foretell.server.openai.requests import MEDIA_FIELDS, TEXT_ONLY, UNSUPPORTED_FIELDS, Speculative, StrictModel
+from foretell.server.openai.requests import Speculative
+from foretell.server.request_model import MEDIA_FIELDS, TEXT_ONLY, StrictModel
 
 FIELD = re.compile(r"[a-z0-9_.]+")
 UNION_BRANCHES = ("bool", "dict", "float", "int", "list", "str")  # pydantic adds these to an error's location
@@ -25,7 +27,8 @@ MAX_SHOWN_PATH = 80  # characters of an unknown path in the error message
 ELSEWHERE = {
     "/v1/embeddings": ": this server generates text and has no embeddings",
     "/v1/messages/": ": of Anthropic's API there are messages and count_tokens",
-    "/v1/responses/": ": of OpenAI's Responses API there are creating, reading and deleting a response",
+    "/v1/responses/": ": of OpenAI's Responses API there are creating, reading and deleting a response, and "
+    "input_tokens; input items are not kept: the client has them, and previous_response_id continues them",
     "/v1/": ": of OpenAI's API there are chat completions, completions, responses and models",
     "/api/embed": ": this server generates text and has no embeddings",
     "/api/": ": the model is chosen when the server starts; of Ollama's API there are chat, generate, show, tags, ps",
@@ -42,6 +45,7 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_named: bool = False  # `param` is a name of the API that was called, even if a chat completion has it, too
 
     def body(self) -> dict[str, Any]:
         """Return the error as the body of OpenAI's API."""
@@ -92,7 +96,12 @@ def routing_error(error: HTTPException, request: Request, paths: Mapping[str, Ma
 
 
 def _allowed_methods(path: str, allow: str, paths: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the methods of all routes of a path: the router's own header names those of the first alone."""
+    """Return the methods of all routes of a path: the router's own header names those of the first alone.
+
+    A path without parameters is not one of a route with them as well.
+    """
+    if path in paths:
+        return {method.upper() for method in paths[path]}
     patterns = {re.compile(re.sub(r"{[^}]+}", "[^/]+", each)): methods for each, methods in paths.items()}
     found = {method.upper() for pattern, methods in patterns.items() if pattern.fullmatch(path) for method in methods}
     return found | {method.strip() for method in allow.split(",") if method.strip()}
@@ -102,17 +111,19 @@ def _with_retry_after(status: int, error: Unavailable, kind: str, code: str) -> 
     return ApiError(status, str(error), kind, code=code, headers={"Retry-After": str(error.retry_after)})
 
 
-def validation_error(error: RequestValidationError, known: list[str]) -> ApiError:
-    """Return the API error for the most specific problem of a body; suggest one of the `known` fields for typos."""
+def validation_error(error: RequestValidationError, body: type[BaseModel] | None) -> ApiError:
+    """Return the API error for the most specific problem of a body; for typos suggest one of the fields of `body`."""
     problem = max(error.errors(), key=lambda each: len(each["loc"]))  # for a union, the branch that matched furthest
     location = [str(part) for part in problem["loc"][1:]]
     if problem["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {problem['ctx']['error']}", code="invalid_json")
     if problem["type"] == "extra_forbidden":
         param = ".".join([*_field_path(location[:-1]), location[-1]])
-        reason = UNSUPPORTED_FIELDS.get(param) or f"is not known; {_known_field(param, known)}"
-        if location[-1] in MEDIA_FIELDS and param not in UNSUPPORTED_FIELDS:
-            reason = TEXT_ONLY
+        known = [] if body is None else [field.alias or name for name, field in body.model_fields.items()]
+        reason = body.refusals.get(param) if body is not None and issubclass(body, StrictModel) else None
+        if reason is None:
+            unknown = f"is not known; {_known_field(param, known)}"
+            reason = TEXT_ONLY if location[-1] in MEDIA_FIELDS else unknown
         return ApiError(400, f"{param}: {reason}", param=param, code="unsupported_parameter")
     if not location and problem["type"] == "model_attributes_type":
         # FastAPI reads a body as JSON only if the header says so.

@@ -6,20 +6,22 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from foretell.server.openai.requests import IGNORED_FIELDS
+from foretell.server.request_model import FIELD_REPORT, FieldReport
 from foretell.utils.system import without_gc
 
 LOG = logging.getLogger("foretell")
-IGNORED_HEADER = "X-Foretell-Ignored-Fields"
+IGNORED_HEADER = "X-Foretell-Ignored-Fields"  # names the parts of a request that had no effect
 NAME = re.compile(r"[\w.\-]{1,64}", re.ASCII)  # a field that a header and a log line may name
+MAX_NAMED = 8  # ignored fields named in the header
 MAX_NOTED = 256  # sets of ignored fields that are logged once
 LARGE = 64 * 1024  # bytes; larger bodies are parsed in a worker thread
 UTF8_BOM = b"\xef\xbb\xbf"
@@ -76,12 +78,14 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            ignored: dict[str, None] = {}
-            if not request.app.state.strict_fields:
-                IGNORED_FIELDS.set(ignored)
-            response = await handle(JsonRequest(request.scope, request.receive))
-            if ignored:
-                response.headers[IGNORED_HEADER] = _named(request.url.path, ignored)
+            report = FieldReport(request.app.state.strict_fields)
+            token = FIELD_REPORT.set(report)
+            try:
+                response = await handle(JsonRequest(request.scope, request.receive))
+            finally:
+                FIELD_REPORT.reset(token)
+            if report.ignored:
+                response.headers[IGNORED_HEADER] = _named(request.url.path, report.ignored)
             return response
 
         return handle_json
@@ -89,10 +93,12 @@ class JsonRoute(APIRoute):
 
 @lru_cache(maxsize=MAX_NOTED)  # a client sends the same fields again and again; one log line is enough
 def _noted(path: str, names: str) -> str:
-    LOG.info("%s: ignored unknown fields: %s", path, names)
+    LOG.info("%s: ignored fields: %s", path, names)
     return names
 
 
-def _named(path: str, fields: Iterable[str]) -> str:
+def _named(path: str, fields: Collection[str]) -> str:
     """Return the names of ignored fields for a header, and log them the first time."""
-    return _noted(path, ", ".join(name if NAME.fullmatch(name) else "?" for name in fields))
+    shown = [name if NAME.fullmatch(name) else "?" for name in islice(fields, MAX_NAMED)]
+    more = [f"and {len(fields) - MAX_NAMED} more"] if len(fields) > MAX_NAMED else []
+    return _noted(path, ", ".join([*shown, *more]))

@@ -34,6 +34,7 @@ BODY_PATHS = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/api/chat",
     "/api/generate",
     "/api/show",
@@ -46,6 +47,7 @@ BODY_PATHS = (
 LOCALHOST = "localhost"
 HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # with an optional port
 CLOSE = {"Connection": "close"}
+RESERVATION_KEY = "foretell_reservation"  # key of the bytes held for a request in its scope
 
 ErrorResponder = Callable[[ApiError, str], Response]  # counts an error of a path and returns its response
 
@@ -177,7 +179,7 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        reservation = _BodyReservation(self)
+        scope[RESERVATION_KEY] = reservation = _BodyReservation(self)
         try:
             body = await self._body(scope, receive, reservation)
         except ApiError as error:
@@ -246,6 +248,11 @@ class _BodyReservation:
     def release(self) -> None:
         self._limiter.held_bytes -= self._size
         self._size = 0
+
+
+def hold_bytes(scope: Scope, size: int) -> None:
+    """Count `size` bytes, such as those of a stored conversation, like a part of the request's body; raise 429."""
+    scope[RESERVATION_KEY].grow(size)
 
 
 def content_length(scope: Scope) -> int:

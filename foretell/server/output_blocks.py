@@ -51,6 +51,7 @@ class BlockResponseBuilder(ResponseBuilder):
         (self.choice,) = self.choices
         self.blocks: list[OutputBlock] = []
         self._num_calls = 0
+        self._is_open = False  # whether the events of `opening` were sent
 
     def encode(self, event: Event) -> bytes:
         """Encode an event of the stream."""
@@ -85,8 +86,7 @@ class BlockResponseBuilder(ResponseBuilder):
 
     def _item_events(self, item: StreamItem) -> Iterator[Event]:
         parts = self.choice.add(item)
-        if item.is_first:
-            yield from self.opening()
+        yield from self._opening_once()
         for part in parts:
             last = self.blocks[-1] if self.blocks else None
             block = self._add_part(part)
@@ -100,6 +100,14 @@ class BlockResponseBuilder(ResponseBuilder):
             if self.blocks:
                 yield from self.block_stop(self.blocks[-1])
             yield from self.closing()
+
+    def early_events(self) -> bytes:
+        return b"".join([self.encode(event) for event in self._opening_once()])
+
+    def _opening_once(self) -> Iterator[Event]:
+        if not self._is_open:
+            self._is_open = True
+            yield from self.opening()
 
     def _add_part(self, part: OutputPart) -> OutputBlock:
         """Append a part to the last block, or start a new one; return the block."""

@@ -8,9 +8,10 @@ Everything here is CPU work without awaits; the service runs it in a worker thre
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ContextLengthError, RequestError
@@ -124,6 +125,11 @@ class RequestPreprocessor:
     def max_model_len(self) -> int:
         return self.assembly.requests.limits.context
 
+    @property
+    def returns_reasoning(self) -> bool:
+        """Return whether reasoning is separated from the answer, between tags or in Harmony's channels."""
+        return self.parses_reasoning or self.tool_parser == "harmony"
+
     def preprocess_chat(self, body: ChatCompletionRequest, client: ClientContext) -> GenerationJob:
         """Apply the chat template, tokenize, and build the engine requests of a chat completion."""
         tools = select_tools(body, self.tool_parser)
@@ -154,6 +160,11 @@ class RequestPreprocessor:
             ignored=(STRICT,) if is_strict and grammar is None else (),
         )
 
+    def count_chat_tokens(self, body: ChatCompletionRequest) -> int:
+        """Return the prompt tokens of a chat, however long it is."""
+        tools = select_tools(body, self.tool_parser)
+        return self._count_tokens(apply_chat_template(self.tokenizer, body, tools or None))
+
     def _chat_grammar(
         self, body: ChatCompletionRequest, tools: Sequence[Tool], in_reasoning: bool
     ) -> GrammarSpec | None:
@@ -179,27 +190,31 @@ class RequestPreprocessor:
         strict = grammars.strict(form, functions)
         return None if strict is None or strict.size > self.config.max_schema_bytes else strict
 
-    def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int | None:
-        """Return the requested limit; without one, the rest of the context.
-
-        A response that is not streamed is bounded then: its client waits for the end and would give up.
-        """
+    def _chat_max_tokens(self, body: ChatCompletionRequest, prompt: list[int]) -> int:
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        if limit is not None:
-            return limit
-        rest = max(1, self.max_model_len - len(prompt))
-        return rest if body.stream else min(rest, self.config.unstreamed_max_tokens)
+        return self.output_limit(len(prompt), streamed=bool(body.stream)) if limit is None else limit
+
+    def output_limit(self, prompt_tokens: int, *, streamed: bool) -> int:
+        """Return the limit of an output whose request has none: the rest of the context.
+
+        A response that is not streamed is bounded: its client waits for the end and would give up.
+        """
+        rest = max(1, self.max_model_len - prompt_tokens)
+        return rest if streamed else min(rest, self.config.unstreamed_max_tokens)
 
     def preprocess_completion(self, body: CompletionRequest, client: ClientContext) -> GenerationJob:
         """Tokenize the prompts and build the engine requests of a text completion."""
-        prompts = self._encode_prompts(body)
+        texts = self._checked_prompts(body)
         limit = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if limit == 0 and not body.echo:
             raise RequestError("max_tokens", "0 generates nothing; use it with echo, to score a prompt")
         grammar = grammar_spec(body)
         params: dict[str, Any] = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
-        if body.suffix is not None:
-            prompts = self._around_gaps(body, body.suffix)
+        if body.suffix is None:
+            prompts = [self.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+        else:
+            self.check_length("suffix", body.suffix)
+            prompts = [self.fim_prompt("suffix", before, body.suffix) for before in texts]
             params["stop_token_ids"] = (*(body.stop_token_ids or ()), *self.fim_tokens("suffix").ends)
         if body.echo:
             params["prompt_logprobs"] = body.logprobs
@@ -226,7 +241,7 @@ class RequestPreprocessor:
         self, field: str, before: str | list[int], after: str, files: Sequence[tuple[str, str]] = (), room: int = 0
     ) -> list[int]:
         """Return the prompt of a gap. The first other files are dropped if they and `room` exceed the context."""
-        fim, encode = self.fim_tokens(field), partial(self.tokenizer.encode, add_special=False)
+        fim, encode = self.fim_tokens(field), self.tokenizer.encode_plain
         bos = [token for token in self.tokenizer.encode("")[:1] if token == self.tokenizer.bos_id]
         start = encode(before) if isinstance(before, str) else before
         found = fim.prompt(start, encode(after), bos)
@@ -236,18 +251,14 @@ class RequestPreprocessor:
         context = [token for tokens in chosen for token in tokens]
         return fim.prompt(start, encode(after), bos, context) if context else found
 
-    def _around_gaps(self, body: CompletionRequest, after: str) -> list[list[int]]:
-        """Return the prompts of a completion that fills gaps; `prompt` is the text before each."""
-        self.check_length("suffix", after)
-        return [self.fim_prompt("suffix", before, after) for before in _prompt_list(body)]
-
-    def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
-        prompts = _prompt_list(body)
+    def _checked_prompts(self, body: CompletionRequest) -> list[str | list[int]]:
+        """Return the prompts, of which each may fit into the context."""
+        prompts: list[str | list[int]] = _prompt_list(body)
         if not 1 <= len(prompts) <= self.config.max_prompts:
             raise RequestError("prompt", f"must be 1 to {self.config.max_prompts} prompts, not {len(prompts)}")
         for prompt in prompts:
             self.check_length("prompt", prompt)
-        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return prompts
 
     def check_length(self, field: str, prompt: str | list[int]) -> None:
         """Reject a prompt that cannot fit into the context, before all of it is encoded."""
@@ -262,19 +273,26 @@ class RequestPreprocessor:
             )
 
     def _has_too_many_tokens(self, text: str) -> bool:
-        """Count the tokens of a text that fits only if its tokens are unusually long, chunk by chunk.
+        """Return whether a text that fits only if its tokens are unusually long has none such.
 
-        Encoding all of it at once takes about 400 bytes per token. Splitting changes the tokens at the chunk borders,
-        so the text is rejected only at twice the context.
+        Splitting changes the tokens at the chunk borders, so the text is rejected only at twice the context.
         """
         if len(text) <= LONG_TOKEN_CHARS * self.max_model_len:
             return False
-        count = 0
-        for start in range(0, len(text), COUNT_CHUNK_CHARS):
-            count += len(self.tokenizer.encode(text[start : start + COUNT_CHUNK_CHARS], add_special=False))
-            if count > 2 * self.max_model_len:
-                return True
-        return False
+        return self._count_tokens(text, 2 * self.max_model_len) > 2 * self.max_model_len
+
+    def _count_tokens(self, text: str, enough: float = math.inf) -> int:
+        """Return the number of tokens; a long text is counted chunk by chunk, up to the one that exceeds `enough`.
+
+        Encoding all of it at once takes about 400 bytes per token. A chunk border can cost a token.
+        """
+        whole = len(text) <= LONG_TOKEN_CHARS * self.max_model_len
+        size, count = len(text) if whole else COUNT_CHUNK_CHARS, 0
+        for start in range(0, len(text), size or 1):
+            count += len(self.tokenizer.encode(text[start : start + size], add_special=False))
+            if count > enough:
+                break
+        return count
 
     def _prompt_texts(self, body: CompletionRequest, prompts: list[list[int]]) -> list[str]:
         """Return the prompts as they were sent; token ids are decoded with their special tokens."""

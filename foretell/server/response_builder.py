@@ -11,6 +11,7 @@ from foretell.server import usage
 from foretell.server.choice_state import ChoiceState
 from foretell.server.dialects import OPENAI, Dialect
 from foretell.server.metrics import PlainSeconds, no_estimate
+from foretell.server.sse import COMMENT
 from foretell.server.token_details import TokenDetailFormatter
 
 if TYPE_CHECKING:
@@ -80,6 +81,14 @@ class ResponseBuilder(ABC):
     @abstractmethod
     def events(self, item: StreamItem) -> bytes:
         """Return the events of a stream for an item."""
+
+    def early_events(self) -> bytes:
+        """Return what a stream begins with if its output is late; `events` leaves it out then."""
+        return self.sign_of_life()
+
+    def sign_of_life(self) -> bytes:
+        """Return what a stream sends while there is no output."""
+        return COMMENT
 
     def error_events(self, error: ApiError) -> bytes:
         """Return the last events of a stream that fails."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import QueueFull
 from foretell.errors import RequestError, UnknownModelError
-from foretell.server.openai.requests import IGNORED_FIELDS
+from foretell.server.request_model import report_ignored
 from foretell.server.response_builder import ResponseContext
 from foretell.version import VERSION
 
@@ -26,7 +26,7 @@ from .preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from .request_log import RequestLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from foretell.build.engine_builder import Assembly
     from foretell.config import EngineConfig, SpeculationConfig
@@ -104,7 +104,7 @@ class Service:
         """
         self.engine.check_open(1 + self.num_preprocessing)  # reject early, before any work is done for the request
         job = await self.run_in_worker(preprocess, body, client)
-        _note_ignored(job.ignored)
+        report_ignored(job.ignored)
         if len(job.requests) > self.engine.max_sequences:
             raise RequestError(
                 "n",
@@ -119,7 +119,11 @@ class Service:
         """Run a blocking function in a worker thread; raise QueueFull if too many requests wait for one."""
         with self._preprocessing_slot():
             async with asyncio.timeout(self.config.request_timeout):
-                return await asyncio.get_running_loop().run_in_executor(self._preprocess_pool, function, *args)
+                return await self.in_worker(function, *args)
+
+    def in_worker(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Run a blocking function that belongs to no queued request in a worker thread."""
+        return asyncio.get_running_loop().run_in_executor(self._preprocess_pool, function, *args)
 
     @contextmanager
     def _preprocessing_slot(self) -> Iterator[None]:
@@ -170,13 +174,6 @@ class Service:
         self._preprocess_pool.shutdown(wait=False, cancel_futures=True)
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         self.log.close()
-
-
-def _note_ignored(names: Iterable[str]) -> None:
-    """Note fields without effect among the unknown ones, which the response names in a header."""
-    noted = IGNORED_FIELDS.get()
-    if noted is not None:
-        noted |= dict.fromkeys(names)
 
 
 def tenant(api_key: str, cache_salt: str | None) -> str:

@@ -16,6 +16,7 @@ from .http_protocol import DirectConnection, direct_connection
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": still at work\n\n"  # clients skip it; it shows them, and proxies, that the connection lives
 PLACEHOLDER = "\0"  # stands for the text in a ChunkTemplate
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -3,45 +3,72 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, model_validator
 
 from foretell.errors import RequestError
+from foretell.server.json_schemas import TemplateVariables
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import Prediction, Speculative, described, sampling
+from foretell.server.openai.requests import Prediction, Speculative, described, ignored, order_properties, sampling
+from foretell.server.request_model import StrictModel, without_nulls
 
-LOG = logging.getLogger("foretell")
-IGNORED_HEADER = "X-Foretell-Ignored-Fields"  # names the fields of a request that had no effect
-MAX_NAMED = 8  # ignored fields named in the header
-MAX_NAME_CHARS = 64  # of one of them
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium"}  # others are high, the most that chat templates know
 
 Fields = dict[str, Any]  # fields of a chat completion
 Block = dict[str, Any]  # an object of a message's content
 
 
-class TranslatedRequest(BaseModel):
-    """The fields that every translated API shares. Unknown ones are ignored: each client adds some of its own."""
+class TranslatedValidationError(RequestValidationError):
+    """A field of the chat completion is invalid that a request was translated to."""
 
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+NOT_GENERATED = "Nothing is generated."
+
+
+class TranslatedRequest(StrictModel):
+    """The fields that every translated API shares."""
+
+    model_config = ConfigDict(json_schema_extra=order_properties)
+    shared: ClassVar[tuple[str, ...]] = ("model", "cache_salt", "chat_template_kwargs")
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
+    cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
+    chat_template_kwargs: TemplateVariables | None = described(
+        "Variables of the chat template, such as enable_thinking."
+    )
+    seed: Any = ignored(NOT_GENERATED)
+    prediction: Any = ignored(NOT_GENERATED)
+    speculative: Any = ignored(NOT_GENERATED)
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, data: Any) -> Any:
+        """Drop fields that are null."""
+        return without_nulls(data) if isinstance(data, dict) else data
+
+    @classmethod
+    def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
+        """Refuse settings of `speculative` outside it as well."""
+        return name not in Speculative.model_fields and super().may_ignore(name, known)
+
+    def shared_fields(self) -> Fields:
+        """Return the fields that a chat completion has under the same name."""
+        return {name: getattr(self, name) for name in self.shared}
+
+
+class GeneratingRequest(TranslatedRequest):
+    """The fields that every translated API shares where it generates."""
+
+    shared = (*TranslatedRequest.shared, "seed", "prediction", "speculative")
+
     seed: int | None = sampling("seed", -(2**63), 2**63 - 1)
     prediction: Prediction | None = described("Foretell's: the expected output, used as draft; it never changes it.")
     speculative: bool | Speculative | None = described(
         "Foretell's: speculative decoding of this request: false for plain decoding, or settings."
     )
-    cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
-    chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template, such as enable_thinking.")
-
-    def shared_fields(self) -> Fields:
-        """Return the fields that a chat completion has under the same name."""
-        names = ("model", "seed", "prediction", "speculative", "cache_salt", "chat_template_kwargs")
-        return {name: getattr(self, name) for name in names}
 
 
 def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:
@@ -50,7 +77,7 @@ def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:
         return ChatCompletionRequest.model_validate({name: each for name, each in fields.items() if each is not None})
     except ValidationError as error:
         problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
-        raise RequestValidationError(problems) from None
+        raise TranslatedValidationError(problems) from None
 
 
 def template_variables(fields: Fields, *, thinking: bool | None, effort: str | None) -> None:
@@ -98,18 +125,3 @@ def function_tool(name: str, description: str | None, parameters: Any, strict: b
 def json_schema_format(schema: Any) -> dict[str, Any]:
     """Return the response_format of a chat completion that enforces a JSON schema."""
     return {"type": "json_schema", "json_schema": {"schema": schema}}
-
-
-def ignored_headers(path: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the response header that names ignored fields, and log them; empty if there are none."""
-    shown = [_header_text(name) for name in sorted(set(names))]
-    if not shown:
-        return {}
-    more = [f"and {len(shown) - MAX_NAMED} more"] if len(shown) > MAX_NAMED else []
-    text = ", ".join([*shown[:MAX_NAMED], *more])
-    LOG.debug("%s: ignored %s", path, text)
-    return {IGNORED_HEADER: text}
-
-
-def _header_text(name: str) -> str:
-    return "".join(char if char.isascii() and char.isprintable() else "?" for char in name[:MAX_NAME_CHARS])

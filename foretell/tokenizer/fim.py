@@ -22,6 +22,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("<|fim_pad|>", "<fim_pad>", "<fim-pad>"),
     "repo": ("<|repo_name|>", "<|fim_repo|>", "<repo_name>", "<reponame>", "<fim-repo>"),
     "separator": ("<|file_sep|>", "<file_sep>", "<|file_separator|>"),
+    "end": ("▁<EOT>", "<EOT>"),
 }  # fmt: skip
 REPO = "project"  # stands for the repository's name, which clients do not send
 SNIPPET = "\n\n--- snippet ---\n\n"  # before each other file, for models without a separator token
@@ -37,11 +38,17 @@ class FimTokens:
     pad: int | None = None
     repo: int | None = None
     separator: int | None = None
+    end: int | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Return all tokens of the format."""
+        return tuple(token for token in vars(self).values() if token is not None)
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Return the tokens that end the text of a gap: the model goes on to another file."""
-        return tuple(token for token in (self.pad, self.repo, self.separator) if token is not None)
+        """Return the tokens that end the text of a gap: its own end (CodeLlama), or the model goes on to a file."""
+        return tuple(token for token in (self.pad, self.repo, self.separator, self.end) if token is not None)
 
     def prompt(
         self, before: Sequence[int], after: Sequence[int], bos: Sequence[int] = (), context: Sequence[int] = ()

@@ -97,6 +97,45 @@ class Tokenizer:
             raise failed("prompt", "encode", problem) from problem
         return found.ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode text in which the names of special and fill-in-the-middle tokens are text like any other.
+
+        A source file may explain them; as tokens they would change what the prompt means. No BOS is added.
+        """
+        tokens = self.encode(text, add_special=False)
+        if self._controls.isdisjoint(tokens):
+            return tokens
+        try:
+            made = self._controls - {self._unknown_id}  # by merges, and not of unknown letters
+            found = self._without_added_tokens(text)
+            return [each for token in found for each in (self._letters(token) if token in made else (token,))]
+        except BaseException as problem:
+            raise failed("prompt", "encode", problem) from problem
+
+    def _without_added_tokens(self, text: str) -> list[int]:
+        """Encode text by the normalizer, the pre-tokenizer and the merges alone."""
+        normalizer = self._backend.normalizer
+        return self._merged(text if normalizer is None else normalizer.normalize_str(text))
+
+    def _merged(self, text: str) -> list[int]:
+        split, model = self._backend.pre_tokenizer, self._backend.model
+        pieces = [text] if split is None else [piece for piece, _ in split.pre_tokenize_str(text)]
+        return [token.id for piece in pieces for token in model.tokenize(piece)]
+
+    def _letters(self, token: int) -> list[int]:
+        """Return a control token, which the merges can make of its name, as the tokens of its letters."""
+        return [each for char in self.piece(token) or "" for each in self._merged(char)]
+
+    @cached_property
+    def _controls(self) -> frozenset[int]:
+        """Tokens that structure a prompt and have no meaning inside a text."""
+        return self.special_ids.union(() if self.fim is None else self.fim.tokens)
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        unknown = getattr(self._backend.model, "unk_token", None)
+        return None if unknown is None else self._backend.token_to_id(unknown)
+
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Decode tokens; ids outside the vocabulary are skipped."""
         try:

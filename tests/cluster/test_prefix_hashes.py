@@ -86,6 +86,27 @@ def test_the_translated_apis_have_hashes_of_their_prompts() -> None:
         assert common(ask(path, messages=turn), ask(path, messages=turn, **{name: "x" * 90})) == 0
 
 
+def test_llama_cpps_endpoints_have_hashes_of_what_comes_first() -> None:
+    def ask(path: str, **body: Any) -> tuple[bytes, ...]:
+        return prefix_hashes(path, "", json.dumps(body).encode())
+
+    assert ask("/completion", prompt=LONG) == prefix_hashes(TEXT, "", json.dumps({"prompt": LONG}).encode()) != ()
+    mixed = ask("/completion", prompt=[LONG, 7, LONG])
+    assert common(mixed, ask("/completion", prompt=[LONG, 7, LONG + "more"])) >= len(mixed) - 1
+    assert common(mixed, ask("/completion", prompt=[LONG, 8, LONG])) < len(mixed)
+    gap = {"input_prefix": LONG, "input_suffix": "after"}
+    assert (
+        ask("/infill", **gap) == ask("/infill", **{**gap, "input_suffix": "other"}) == ask("/completion", prompt=LONG)
+    )
+    typed = ask("/infill", **{**gap, "input_prefix": LONG + "more"}, prompt="typed")
+    assert common(typed, ask("/infill", **gap)) == len(ask("/infill", **gap))
+    files = [{"filename": "a.py", "text": LONG}]
+    assert common(ask("/infill", **gap, input_extra=files), ask("/infill", **gap)) == 0
+    whole = ask("/infill", **gap, input_extra=files)
+    assert common(whole, ask("/infill", input_prefix=LONG + "x", input_suffix="", input_extra=files)) >= len(whole) - 1
+    assert ask("/infill", input_prefix=3, input_extra=4) == ()
+
+
 def test_a_billing_line_does_not_change_the_hashes() -> None:
     def ask(checksum: str) -> tuple[bytes, ...]:
         line = f"x-anthropic-billing-header: cc_version=2; cch={checksum};"

@@ -20,6 +20,7 @@ from foretell.tokenizer import Tokenizer
 from foretell.tokenizer.fim import FimTokens, find_fim_tokens
 from foretell.types import Delta, SpeculationChoice
 from tests.server.process import CONTEXT, ServerProcess, write_server_folder
+from tests.server.test_schema import attack
 
 NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 BEFORE, AFTER = "The quick brown", " the lazy dog."
@@ -73,6 +74,7 @@ def test_a_gap_is_filled_by_the_models_own_tokens(fim: ServerProcess) -> None:
     ollama = fim.post("/api/generate", prompt=BEFORE, suffix=AFTER, stream=False, options=options)
     assert filled.startswith(ollama["response"]) and ollama["prompt_eval_count"] == len(prompt)
     assert fim.post("/v1/completions", prompt=BEFORE, suffix="", **asked)["choices"][0]["text"] != filled
+    assert "insert" in fim.post("/api/show")["capabilities"]
 
 
 def test_other_files_come_first_as_far_as_they_fit(fim: ServerProcess) -> None:
@@ -86,6 +88,25 @@ def test_other_files_come_first_as_far_as_they_fit(fim: ServerProcess) -> None:
     assert found.startswith("<|file_sep|>b.py\ny = 2<|fim_prefix|>")
     error = fim.post("/infill", 400, **body, input_extra=[{"text": "x" * 1000 * CONTEXT}])["error"]
     assert error["param"] == "input_extra"
+
+
+def test_names_of_tokens_in_the_code_are_code(fim: ServerProcess, fim_folder: Path) -> None:
+    """An editor's file may be about such tokens; the prompt has those of its own and no others."""
+    code = 'MIDDLE = "<|fim_middle|>"  # <|fim_suffix|> <|im_end|> <|file_sep|>'
+    assert all(len(tokens_of(fim, name)) == 1 for name in NAMES)
+    files = {name: (fim_folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    spelled = len(Tokenizer.from_files(files).encode_plain(code))
+    assert spelled > len(tokens_of(fim, code)) + 10
+    gap: Any = {"input_prefix": code, "input_suffix": code, "n_predict": 1}
+    reply = fim.post("/infill", **gap)
+    assert prompt_of(reply) == f"<|fim_prefix|>{code}<|fim_suffix|>{code}<|fim_middle|>"
+    assert reply["tokens_evaluated"] == 2 * spelled + 3
+    extra = fim.post("/infill", **gap, input_extra=[{"filename": code, "text": code}])
+    assert prompt_of(extra) == f"<|repo_name|>project\n<|file_sep|>{code}\n{code}{prompt_of(reply)}"
+    assert extra["tokens_evaluated"] > 4 * spelled + 5
+    options = {"num_predict": 1}
+    ollama = fim.post("/api/generate", prompt=code, suffix=code, stream=False, options=options)
+    assert ollama["prompt_eval_count"] == 2 * spelled + 3
 
 
 def test_a_model_without_the_tokens_refuses_by_name(server: ServerProcess) -> None:
@@ -137,6 +158,12 @@ def test_the_time_limit_ends_after_a_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert finished_after(1, "one", " line\n", "two") == [False, True, True]
     for limit in (10**9, None, 0, -1):
         assert finished_after(limit, "one", "\n") == [False, False]
+
+
+def test_the_schema_of_gaps_is_as_strict_as_the_checks(fim: ServerProcess, tmp_path: Path) -> None:
+    paths = ("/infill", "/api/generate", "/v1/completions")
+    flags = [word for path in paths for word in ("--include-path", path)]
+    attack(fim, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "20", *flags)
 
 
 def test_a_late_gap_is_aborted(fim: ServerProcess) -> None:
@@ -230,3 +257,5 @@ def test_tokens_by_name_and_by_file(fim_folder: Path) -> None:
     assert last == FimTokens(5, 6) and last.prompt([1, 2], [3], [0]) == [0, 6, 3, 5, 1, 2]
     assert find_fim_tokens({"<PRE>": 1, "<SUF>": 2, "<MID>": 3}.get, {"middle": 9}) == FimTokens(1, 2, 9)
     assert find_fim_tokens({"<PRE>": 1}.get, {}) is None
+    codellama = find_fim_tokens({"▁<PRE>": 1, "▁<SUF>": 2, "▁<MID>": 3, "▁<EOT>": 4}.get, {})
+    assert codellama == FimTokens(1, 2, 3, end=4) and codellama.ends == (4,)

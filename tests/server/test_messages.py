@@ -12,8 +12,10 @@ import pytest
 from foretell.build.engine_builder import Assembly
 from foretell.server.anthropic.requests import MessagesRequest
 from foretell.server.choice_state import ChoiceState
+from foretell.server.preprocess import COUNT_CHUNK_CHARS
 from foretell.server.service import Service
 from tests.server.in_process import run_app
+from tests.server.process import CONTEXT
 from tests.server.scripted import CALLS, TEXT, THOUGHTS, answer_text, force_output
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -254,12 +256,28 @@ def test_tokens_are_counted_as_the_message_is_prefilled(assembly: Assembly) -> N
     run_app(assembly, play)
 
 
+def test_a_prompt_beyond_the_context_is_counted(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for words in (CONTEXT, 40 * CONTEXT):
+            text = "word " * words
+            body = {"messages": [{"role": "user", "content": text}]}
+            prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+            expected = len(assembly.tokenizer.encode(prompt, add_special=False))
+            found = (await client.post(f"{PATH}/count_tokens", json=body)).json()["input_tokens"]
+            borders = len(prompt) // COUNT_CHUNK_CHARS if words > CONTEXT else 0
+            assert expected > CONTEXT and abs(found - expected) <= borders
+            assert (await client.post(PATH, json=body)).status_code == 400
+
+    run_app(assembly, play)
+
+
 def test_ignored_fields_are_named_in_a_header(assembly: Assembly) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        body = {"messages": HELLO, "max_tokens": 1, "container": {}, "context_management": {}, "sch\u00f6n\n": 1}
+        body: dict[str, Any] = {"messages": HELLO, "max_tokens": 1, "mcp_servers": [], "service_tier": "auto"}
+        body |= {"container": "c", "context_management": {"edits": [{}]}, "sch\u00f6n\n": 1, "zzz": None}
         reply = await client.post(f"{PATH}?beta=true", json=body, headers={"anthropic-version": "2023-06-01"})
         assert reply.status_code == 200
-        assert reply.headers["x-foretell-ignored-fields"] == "container, context_management, sch?n?"
+        assert reply.headers["x-foretell-ignored-fields"] == "container, context_management, ?"
 
     run_app(assembly, play)
 

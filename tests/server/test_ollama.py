@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from foretell.build.engine_builder import Assembly
-from foretell.server.ollama.requests import OllamaChatRequest
+from foretell.server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
+from foretell.server.routes.ollama import raw_completion
 from foretell.server.service import Service
 from tests.server.in_process import run_app
 from tests.server.process import CONTEXT
@@ -116,6 +117,18 @@ def test_a_raw_prompt_continues_to_the_end_of_the_context(assembly: Assembly, mo
     run_app(assembly, play)
 
 
+def test_a_raw_prompt_that_is_not_streamed_is_bounded(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        preprocessor = service.preprocessor
+        for stream, limit in ((False, 7), (True, CONTEXT - 1), (None, CONTEXT - 1)):
+            body = OllamaGenerateRequest.model_validate({"prompt": "a", "raw": True, "stream": stream})
+            assert raw_completion(preprocessor, body, "tiny").max_tokens == limit, stream
+        answer = await whole(client, "/api/generate", prompt="Hello", raw=True, options={"temperature": 0})
+        assert answer["eval_count"] == 7 and answer["done_reason"] == "length"
+
+    run_app(assembly, play, unstreamed_max_tokens=7)
+
+
 def test_the_model_is_described(assembly: Assembly) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         for path in ("/api/tags", "/api/ps"):
@@ -125,6 +138,11 @@ def test_the_model_is_described(assembly: Assembly) -> None:
         architecture = info["model_info"]["general.architecture"]
         assert info["model_info"][f"{architecture}.context_length"] == CONTEXT
         assert info["capabilities"] == ["completion", "tools", "thinking"] and "im_start" in info["template"]
+        service.preprocessor.tool_parser, service.preprocessor.parses_reasoning = "harmony", False
+        assert "thinking" in (await client.post("/api/show", json={})).json()["capabilities"]
+        assert (await client.get("/server_info")).json()["reasoning"] is True
+        service.preprocessor.tool_parser = None
+        assert (await client.post("/api/show", json={})).json()["capabilities"] == ["completion"]
         assert (await client.get("/api/version")).json()["version"].count(".") == 2
         assert (await client.head("/")).status_code == 200
         missing = await client.post("/api/show", json={"model": "other:latest"})
@@ -144,9 +162,9 @@ def test_options_have_their_effect_or_are_named(assembly: Assembly) -> None:
         floats = {"seed": 3.0, "top_k": 9.0, "num_predict": 5.0}
         chat = OllamaChatRequest.model_validate({"messages": HELLO, "options": floats}).to_chat("tiny")
         assert (chat.seed, chat.top_k, chat.max_tokens) == (3, 9, 5)
-        sent = {"messages": HELLO, "options": {"num_predict": 1, "num_ctx": 4096, "mirostat": 0}}
+        sent = {"messages": HELLO, "options": {"num_predict": 1, "num_ctx": 4096, "mirostat": 0, "zzz": 1}}
         reply = await client.post("/api/chat", json=sent)
-        assert reply.headers["x-foretell-ignored-fields"] == "options.mirostat, options.num_ctx"
+        assert reply.headers["x-foretell-ignored-fields"] == "options.num_ctx, options.zzz"
 
     run_app(assembly, play)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -12,11 +14,14 @@ import pytest
 from foretell.build.engine_builder import Assembly
 from foretell.server.choice_state import ChoiceState
 from foretell.server.errors import ApiError
+from foretell.server.json_body import parsed_bytes
 from foretell.server.openai_responses.requests import ResponsesRequest
-from foretell.server.openai_responses.store import ResponseStore
+from foretell.server.openai_responses.store import ResponseStore, StoredResponse
 from foretell.server.service import Service
 from tests.server.in_process import run_app
+from tests.server.process import CONTEXT, ServerProcess
 from tests.server.scripted import CALLS, TEXT, THOUGHTS, answer_text, force_output
+from tests.waiting import TIMEOUT
 
 PATH = "/v1/responses"
 PARAMETERS = {
@@ -186,6 +191,22 @@ def test_stored_responses_belong_to_one_key(assembly: Assembly) -> None:
     run_app(assembly, play, api_key=("a", "b"))
 
 
+def test_input_tokens_are_counted_as_they_are_prefilled(client: openai.OpenAI, server: ServerProcess) -> None:
+    asked: Any = {"model": "tiny", "instructions": "Be brief", "tools": [LOOSE]}
+    first = client.responses.create(**asked, input="Hello", max_output_tokens=4)
+    following: Any = {**asked, "input": "And?", "previous_response_id": first.id}
+    for body in ({**asked, "input": "Hello"}, following):
+        response = client.responses.create(**body, max_output_tokens=4)
+        assert response.usage is not None
+        assert client.responses.input_tokens.count(**body).input_tokens == response.usage.input_tokens
+    assert client.responses.input_tokens.count(input="word " * 3 * CONTEXT).input_tokens > 3 * CONTEXT
+    error = server.post(f"{PATH}/input_tokens", 404, input="a", previous_response_id="resp_other")["error"]
+    assert error["code"] == "previous_response_not_found"
+    assert server.post(f"{PATH}/input_tokens", 400, input="a", conversation="c")["error"]["param"] == "conversation"
+    missing = server.http.get(f"{PATH}/{first.id}/input_items")
+    assert missing.status_code == 404 and "input items are not kept" in missing.json()["error"]["message"]
+
+
 def test_the_store_can_be_turned_off(assembly: Assembly) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         first = (await client.post(PATH, json={"input": "Hello", "max_output_tokens": 2, "store": True})).json()
@@ -212,24 +233,119 @@ def test_a_conversation_cannot_outgrow_a_body_turn_by_turn(assembly: Assembly) -
     run_app(assembly, play, max_body_bytes=3000, max_held_bytes=1 << 20)
 
 
+def entry(text: str, *contents: str, earlier: StoredResponse | None = None) -> StoredResponse:
+    return StoredResponse.encode({"text": text}, earlier, [{"role": "user", "content": each} for each in contents])
+
+
 def test_the_store_is_bounded_in_bytes() -> None:
-    store = ResponseStore(10_000, 5_000)
-    for number in range(50):
-        store.put("me", {"id": str(number)}, [{"role": "user", "content": "x" * 1000}])
-        store.response("me", "0") if number < 3 else None  # used last, so it is dropped after the others
-        assert store.num_bytes <= 10_000
-    assert 3 <= len(store) <= 8 and store.messages("me", "49")[0]["content"] == "x" * 1000
-    kept = len(store)
-    store.put("me", {"id": "long"}, [{"role": "user", "content": "x" * 6_000}])
-    assert len(store) == kept, "a conversation longer than a body is not kept, and takes the place of no other"
-    with pytest.raises(ApiError, match="send the whole input"):
-        store.messages("me", "long")
-    store.put("me", {"id": "huge", "text": "x" * 20_000}, [])
-    assert len(store) == store.num_bytes == 0
-    for number in range(3):
-        store.put("me", {"id": str(number)}, [])
-    store.delete("me", "1")
-    assert len(store) == 2 and store.num_bytes > 0
+    async def play() -> None:
+        store = ResponseStore(10_000, 5_000)
+        for number in range(50):
+            store.put("me", str(number), entry("", "x" * 1000))
+            await store.get("me", "0") if number < 3 else None  # used last, so it is dropped after the others
+            assert store.num_bytes <= 10_000
+        assert 3 <= len(store) <= 8 and (await store.get("me", "49")).messages()[0]["content"] == "x" * 1000
+        kept = len(store)
+        store.put("me", "long", entry("", "x" * 6_000))
+        assert len(store) == kept, "a conversation longer than a body is not kept, and takes the place of no other"
+        with pytest.raises(ApiError, match="send the whole input"):
+            await store.conversation("me", "long")
+        store.put("me", "huge", entry("x" * 20_000))
+        assert len(store) == store.num_bytes == 0
+        for number in range(3):
+            store.put("me", str(number), entry(""))
+        await store.delete("me", "1")
+        assert len(store) == 2 and store.num_bytes > 0
+
+    asyncio.run(play())
+
+
+def test_a_conversation_grows_without_being_parsed() -> None:
+    first = entry("a", "1", "\U0001f600")
+    for earlier, contents in ((None, []), (first, ["1", "\U0001f600"]), (entry("b"), [])):
+        for new in ([], ["2"], ["2", '"],[']):
+            found = entry("c", *new, earlier=earlier)
+            assert [message["content"] for message in found.messages()] == [*contents, *new]
+            assert json.loads(found.response) == {"text": "c"}
+            assert found.held_bytes == len(found.conversation) + parsed_bytes(found.conversation)
+
+
+def test_a_response_is_encoded_and_its_conversation_parsed_in_a_worker(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[tuple[str, str]] = []
+    encode, messages = StoredResponse.encode, StoredResponse.messages
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            threads.append((name, threading.current_thread().name[: len("foretell-preprocess")]))
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(StoredResponse, "encode", noted("encode", encode))
+    monkeypatch.setattr(StoredResponse, "messages", noted("parse", messages))
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        first = (await client.post(PATH, json={"input": "Hello", "max_output_tokens": 2})).json()
+        again = {"input": "And?", "previous_response_id": first["id"], "max_output_tokens": 2}
+        assert (await client.post(PATH, json=again)).status_code == 200
+        assert (await client.get(f"{PATH}/{first['id']}")).json() == first
+
+    run_app(assembly, play)
+    assert threads == [(name, "foretell-preprocess") for name in ("encode", "parse", "encode")]
+
+
+def test_a_response_can_be_continued_as_soon_as_it_is_sent(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, encode = threading.Event(), StoredResponse.encode
+    monkeypatch.setattr(StoredResponse, "encode", lambda *args: release.wait(TIMEOUT) and encode(*args))
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        first = (await client.post(PATH, json={"input": "Hello", "max_output_tokens": 2})).json()
+        reading = asyncio.ensure_future(client.get(f"{PATH}/{first['id']}"))
+        other = await client.get(f"{PATH}/resp_other")
+        assert other.status_code == 404 and not reading.done(), "it waits for no other"
+        release.set()
+        assert (await reading).json() == first
+        monkeypatch.setattr(StoredResponse, "encode", lambda *args: 1 / 0)
+        second = (await client.post(PATH, json={"input": "Hello", "max_output_tokens": 2})).json()
+        assert (await client.get(f"{PATH}/{second['id']}")).status_code == 404
+
+    run_app(assembly, play)
+
+
+def test_a_stored_conversation_counts_like_a_body(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, step = threading.Event(), assembly.engine.step
+    release.set()
+    force_output(monkeypatch, "hi")  # an escape in it would make its bound four times as large
+    monkeypatch.setattr(assembly.engine, "step", lambda: release.wait(TIMEOUT) and step())
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x" * 8_000}]}
+        body: dict[str, Any] = {"input": [{"role": "user", "content": "a"}, thought], "max_output_tokens": 1}
+        long = (await client.post(PATH, json=body)).json()["id"]
+        short = (await client.post(PATH, json={"input": "a", "max_output_tokens": 1})).json()["id"]
+        release.clear()
+
+        async def going_on(response: str) -> asyncio.Task[httpx.Response]:
+            ahead = service.engine.num_sequences
+            asked = {"input": "b", "max_output_tokens": 1, "previous_response_id": response}
+            task = asyncio.ensure_future(client.post(PATH, json=asked))
+            while service.engine.num_sequences == ahead and not task.done():
+                await asyncio.sleep(0.001)
+            return task
+
+        first, second, third = [await going_on(response) for response in (short, long, long)]
+        assert not first.done() and not second.done()
+        refused = await third
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "bodies_full"
+        fourth = await going_on(short)
+        release.set()
+        for reply in (first, second, fourth):
+            assert (await reply).status_code == 200
+        assert (await (await going_on(long))).status_code == 200, "the room is free again"
+
+    run_app(assembly, play, max_body_bytes=20_000, max_held_bytes=32_000)
 
 
 def test_items_become_messages_of_a_chat() -> None:
@@ -267,7 +383,7 @@ def test_items_become_messages_of_a_chat() -> None:
         {"role": "assistant", "content": "5"},
     ]
     assert chat.tools is not None and [tool.function.name for tool in chat.tools] == ["other"]
-    assert chat.tool_choice == "required" and body.ignored == ["include", "tools.namespace"]
+    assert chat.tool_choice == "required" and body.hosted_tools == ["tools.namespace"]
     assert (chat.chat_template_kwargs or {})["reasoning_effort"] == "high"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -14,14 +15,21 @@ from typing import Any
 import jsonschema
 import pytest
 
+from foretell.engine.request_builder import RULES as ENGINE_RULES
+from foretell.server.app import REQUEST_BODIES
+from foretell.server.json_schemas import RULES, WORKLOADS
+from foretell.verify.lossy import WORKLOADS as PRESETS
+from tests.server.agreed_bodies import AGREED, MINIMAL
 from tests.server.conftest import KEYS
 from tests.server.process import ServerProcess
 from tests.waiting import TIMEOUT
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
-    "negative_data_rejection,unsupported_method,allow_header_conformance"
+    "negative_data_rejection,unsupported_method,allow_header_conformance,valid_data_is_accepted"
 )
+HOOKS = "tests.server.schema_hooks"  # has the last of these checks
+ROOT = Path(__file__).parents[2]
 SAMPLING = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 
 
@@ -30,7 +38,8 @@ def attack(server: ServerProcess, place: Path, *flags: str) -> None:
     program = str(Path(sys.executable).parent / "schemathesis")
     words = [program, "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--seed", "1", "--no-color", *flags]
     words += ["--request-timeout", str(2 * TIMEOUT)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=7200, cwd=place)
+    env = {**os.environ, "SCHEMATHESIS_HOOKS": HOOKS, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=7200, cwd=place, env=env)
     assert done.returncode == 0, done.stdout[-6000:]
     assert server.http.get("/health").status_code == 200
 
@@ -49,8 +58,8 @@ def test_every_endpoint_is_described(server: ServerProcess) -> None:
     assert described >= {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
         "/metrics", "/version", "/server_info", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
-        "/v1/responses/{response_id}", "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/ps",
-        "/api/version",
+        "/v1/responses/{response_id}", "/v1/responses/input_tokens", "/api/chat", "/api/generate", "/api/show",
+        "/api/tags", "/api/ps", "/api/version",
     }  # fmt: skip
 
 
@@ -159,49 +168,24 @@ def test_server_info_is_described(server: ServerProcess) -> None:
     assert set(info) == set(schema["properties"])
 
 
-# Bodies that schema and validation must agree about: whether each is accepted.
-AGREED: dict[str, list[tuple[dict[str, Any], bool]]] = {
-    "CompletionRequest": [
-        ({"prompt": "a", "max_tokens": 0}, False),
-        ({"prompt": "a", "max_tokens": 0, "echo": True}, True),
-        ({"prompt": [1, 2]}, True),
-        ({"prompt": [1, 1 << 30]}, False),
-        ({"prompt": [[1, -1]]}, False),
-        ({"prompt": "a", "stop_token_ids": [1 << 30]}, False),
-        ({"prompt": "a", "zzz": 1}, True),
-        ({"prompt": "a", "speculative": {"zzz": 1}}, False),
-        ({"prompt": "a", "prediction": {"content": [{"type": "text"}]}}, False),
-        ({"prompt": "a", "prediction": {"content": [{"text": "b"}]}}, False),
-        ({"prompt": "a", "prediction": {"content": [{"type": "text", "text": "b"}]}}, True),
-    ],
-    "ChatCompletionRequest": [
-        ({"messages": [{"role": "tool"}]}, True),
-        ({"messages": [{"role": "assistant", "content": None}]}, True),
-        ({"messages": [{"role": "user"}]}, False),
-        ({"messages": [{"role": "system", "content": None}]}, False),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, True),
-        ({"messages": [{"role": "user", "content": [{}]}]}, False),
-    ],
-    "TokenizeRequest": [
-        ({"prompt": "a"}, True),
-        ({}, False),
-        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, False),
-        ({"messages": []}, False),
-        ({"messages": [{"role": "user", "content": "a"}]}, True),
-    ],
-}
-PATHS = {"CompletionRequest": "/v1/completions", "ChatCompletionRequest": "/v1/chat/completions"}
-
-
-@pytest.mark.parametrize("name", AGREED)
-def test_the_schema_is_as_strict_as_the_checks(server: ServerProcess, name: str) -> None:
+@pytest.mark.parametrize("path", AGREED)
+def test_the_schema_is_as_strict_as_the_checks(server: ServerProcess, path: str) -> None:
     api = server.http.get("/openapi.json").json()
-    schema = {**api["components"]["schemas"][name], "components": api["components"]}
-    for body, accepted in AGREED[name]:
-        limit = {} if name not in PATHS or "max_tokens" in body else {"max_tokens": 1}
-        status = server.http.post(PATHS.get(name, "/tokenize"), json=body | limit).status_code
-        assert (status == 200) == accepted, body
-        assert jsonschema.Draft202012Validator(schema).is_valid(body) == accepted, body
+    schema = {**api["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]}
+    validator = jsonschema.Draft202012Validator({**schema, "components": api["components"]})
+    for fields, accepted in AGREED[path]:
+        body = MINIMAL[path] | fields
+        reply = server.http.post(path, json=body)
+        assert (reply.status_code == 200) == accepted, (body, reply.text)
+        assert validator.is_valid(body) == accepted, body
+
+
+def test_described_names_are_those_that_the_engine_knows() -> None:
+    assert set(RULES) == set(ENGINE_RULES) and set(WORKLOADS) == {*PRESETS, "auto"}
+
+
+def test_every_body_has_agreed_ones() -> None:
+    assert {*AGREED, "/infill", "/detokenize", "/api/show"} == {*REQUEST_BODIES}
 
 
 def test_strict_fields_are_described(strict_server: ServerProcess) -> None:

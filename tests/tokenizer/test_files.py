@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from foretell.errors import ModelError, RequestError, UnsupportedModelError
@@ -26,6 +27,50 @@ def both(folder: Path, files: dict[str, Any]) -> tuple[Tokenizer, PreTrainedToke
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return Tokenizer.from_files(texts), AutoTokenizer.from_pretrained(folder)
+
+
+PLACES = ("{}", "a{}b", "x = '{}'  # not a token", " {}\n{}", "é {} «é»   {}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_of_control_tokens_can_be_plain_text(kind: str) -> None:
+    tokenizer = tiny(kind)
+    names = [tokenizer.token_text(token) for token in tokenizer.special_ids]
+    assert len(names) >= 3
+    for text in (place.format(name, name) for name in names for place in PLACES):
+        tokens = tokenizer.encode_plain(text)
+        assert tokenizer.special_ids.isdisjoint(tokens) and tokenizer.decode(tokens) == text, text
+    for text in TEXTS:
+        ordinary = tokenizer.encode(text, add_special=False)
+        if tokenizer.special_ids.isdisjoint(ordinary):
+            assert tokenizer.encode_plain(text) == ordinary
+    with pytest.raises(RequestError, match="half a surrogate pair"):
+        tokenizer.encode_plain("<s>\ud800")
+
+
+def test_plain_text_is_encoded_as_by_the_library() -> None:
+    """The library has a switch for it, which concerns all threads and special tokens alone."""
+    backend = Backend.from_str(byte_level_json())
+    backend.encode_special_tokens = True
+    for text in (place.format("<|im_end|>", "<s>") for place in PLACES if "«é»" not in place):
+        assert tiny("byte-level").encode_plain(text) == backend.encode(text, add_special_tokens=False).ids
+
+
+def test_a_control_token_that_merges_can_make_is_spelled_out() -> None:
+    parsed = json.loads(metaspace_json())
+    vocab = parsed["model"]["vocab"]
+    for made in ("<P", "<P>"):
+        vocab[made] = len(vocab)
+    vocab |= {letter: len(vocab) + i for i, letter in enumerate(letter for letter in "<P>" if letter not in vocab)}
+    parsed["model"]["merges"] += [["<", "P"], ["<P", ">"]]
+    entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    parsed["added_tokens"].append({"id": vocab["<P>"], "content": "<P>", **entry})
+    tokenizer = Tokenizer.from_files(
+        {"tokenizer.json": json.dumps(parsed), "tokenizer_config.json": json.dumps(CONFIG)}
+    )
+    assert vocab["<P>"] in tokenizer.encode("a<P>b")
+    tokens = tokenizer.encode_plain("a<P>b")
+    assert vocab["<P>"] not in tokens and tokenizer.decode(tokens) == "a<P>b"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,8 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.tokenizer import Tokenizer
-from foretell.tokenizer.gguf_vocab import KNOWN
+from foretell.tokenizer.fim import FimTokens
+from foretell.tokenizer.gguf_vocab import KNOWN, fim_ids
 from tests.tokenizer.examples import TEXTS, byte_level_json, metaspace_json, tiny, unicode_texts
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -94,6 +95,23 @@ def test_gemma4_states_its_merges(text: str) -> None:
 def test_a_gemma4_file_without_merges_is_refused() -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.ggml\.merges"):
         Tokenizer.from_gguf(sentence_piece_metadata(model="gemma4"))
+
+
+def test_fill_in_the_middle_tokens_are_read_by_role() -> None:
+    newer = {"fim_pre": 5, "fim_suf": 6, "fim_mid": 7, "fim_pad": 8, "fim_rep": 9, "fim_sep": 10}
+    older = {"prefix": 5, "suffix": 6, "middle": 7}
+
+    def named(ids: dict[str, int], **more: int) -> dict[str, int]:
+        return fim_ids({f"{KEY}{name}_token_id": token for name, token in (ids | more).items()}, 11)
+
+    roles = {"prefix": 5, "suffix": 6, "middle": 7, "pad": 8, "repo": 9, "separator": 10}
+    assert named(newer) == roles and named(older) == {role: roles[role] for role in older}
+    assert named(newer, prefix=0, suffix=0, middle=0) == roles, "the newer name counts"
+    assert named(older, fim_pre=11, fim_suf=-1) == named(older), "ids outside the vocabulary mean none"
+    assert named({}) == {}
+    ids = {f"{name}_token_id": token for name, token in newer.items()}
+    assert Tokenizer.from_gguf(byte_level_metadata(**ids)).fim == FimTokens(**roles)
+    assert Tokenizer.from_gguf(byte_level_metadata()).fim is None
 
 
 def test_the_space_in_front_is_left_out_where_the_file_says_so() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from foretell.server.dialects import ANTHROPIC
 from foretell.server.output_blocks import BlockResponseBuilder, Event, OutputBlock
 
+PING: Event = {"type": "ping"}
 UNSIGNED = "unsigned"  # clients send thinking back only with a signature; here it is not verified
 DELTAS = {"content": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
 
@@ -54,7 +55,10 @@ class MessageBuilder(BlockResponseBuilder):
 
     def opening(self) -> Iterable[Event]:
         message = {**self._message([]), "usage": self._usage()}
-        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+        return [{"type": "message_start", "message": message}, PING]
+
+    def sign_of_life(self) -> bytes:
+        return self.encode(PING)
 
     def block_start(self, block: OutputBlock) -> Iterable[Event]:
         return [{"type": "content_block_start", "index": block.index, "content_block": _empty_block(block)}]

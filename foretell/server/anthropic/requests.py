@@ -5,16 +5,26 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from foretell.errors import RequestError
 from foretell.server.anthropic.client_tools import client_tool, needs_images
+from foretell.server.anthropic.schemas import (
+    FORCED_CALL,
+    NAMED_TOOL,
+    SystemBlock,
+    describe_contents,
+    require_tool_name,
+)
 from foretell.server.history import error_text, part_text, parts_text
-from foretell.server.openai.chat_requests import TOOL_NAME, ChatCompletionRequest
-from foretell.server.openai.requests import FailFastList, described, ranged, sampling
+from foretell.server.json_schemas import TOOL_NAME_PATTERN, SchemaFormat, Stop, also
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai.requests import FailFastList, described, ignored, order_properties, ranged, sampling
+from foretell.server.request_model import StrictModel
 from foretell.server.translation import (
     Block,
     Fields,
+    GeneratingRequest,
     TranslatedRequest,
     chat_request,
     function_tool,
@@ -39,16 +49,10 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-def _require_content(schema: dict[str, Any]) -> None:
-    """Require a content except of the assistant, whose messages clients send back as they came."""
-    given = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
-    schema["anyOf"] = [{"properties": {"role": {"const": "assistant"}}}, given]
-
-
 class MessageParam(_Lenient):
     """A message of a conversation."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=_require_content)
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=describe_contents)
 
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
     content: Content | None = described(
@@ -57,18 +61,12 @@ class MessageParam(_Lenient):
     )
 
 
-def _require_name(schema: dict[str, Any]) -> None:
-    """Require the name of a custom tool."""
-    other = {"required": ["type"], "properties": {"type": {"type": "string", "not": {"const": "custom"}}}}
-    schema["anyOf"] = [{"required": ["name"], "properties": {"name": {"type": "string"}}}, other]
-
-
 class ToolParam(_Lenient):
     """A tool that the client runs, or one of Anthropic's."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=_require_name)
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=require_tool_name)
 
-    name: str | None = Field(default=None, pattern=TOOL_NAME, description="Name of the tool.")
+    name: str | None = Field(default=None, pattern=TOOL_NAME_PATTERN, description="Name of the tool.")
     type: str | None = described(
         "`custom`, or Anthropic's `bash_*`, `text_editor_*` and `memory_*`, which the client runs. Tools that run on "
         "Anthropic's servers are left out and named in the header X-Foretell-Ignored-Fields."
@@ -85,48 +83,77 @@ class ToolParam(_Lenient):
         return client_tool(self.type) is None and not needs_images(self.type)
 
 
-class ToolChoiceParam(_Lenient):
+class ToolChoiceParam(StrictModel):
     """Choice of tools: whether the model may, must or must not call one."""
+
+    model_config = ConfigDict(json_schema_extra=also(NAMED_TOOL))
+    path = "tool_choice."
 
     type: Literal["auto", "any", "tool", "none"] = Field(description="`any`: at least one call; `tool`: this tool.")
     name: str | None = described("With `tool`: its name.")
     disable_parallel_tool_use: bool | None = described("true: at most one call.")
 
 
-class ThinkingParam(_Lenient):
+class ThinkingParam(StrictModel):
     """Reasoning before the answer, of models that have it."""
+
+    path = "thinking."
 
     type: str = Field(description="`enabled` and `adaptive` turn reasoning on, `disabled` turns it off.")
     budget_tokens: int | None = ranged("Most reasoning tokens.", 0)
+    display: Any = ignored("The reasoning itself is returned.")
 
 
-class OutputConfigParam(_Lenient):
+class OutputConfigParam(StrictModel):
     """Format and effort of the output."""
 
+    path = "output_config."
+    reported = frozenset(("task_budget",))
+
     effort: str | None = described("A variable of the chat template, if it has one.")
-    format: dict[str, Any] | None = described("`{type: json_schema, schema: ...}`: a grammar enforces the schema.")
+    format: SchemaFormat | None = described("`{type: json_schema, schema: ...}`: a grammar enforces the schema.")
+    task_budget: Any = ignored("Tokens are limited by `max_tokens`.")
+
+
+def _describe_request(schema: dict[str, Any]) -> None:
+    order_properties(schema)
+    also(FORCED_CALL)(schema)
 
 
 class CountTokensRequest(TranslatedRequest):
     """POST /v1/messages/count_tokens."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_request)
+    reported = frozenset(("container", "context_management", "fallbacks", "mcp_servers"))
 
     messages: FailFastList[MessageParam] = Field(
         min_length=1,
         description="The conversation so far, oldest message first.",
         examples=[[{"role": "user", "content": "Why is the sky blue?"}]],
     )
-    system: Content | None = described("The system prompt, as text or as text blocks.")
+    system: str | FailFastList[SystemBlock] | None = described("The system prompt, as text or as text blocks.")
     tools: FailFastList[ToolParam] | None = described("Tools that the model may call.")
     tool_choice: ToolChoiceParam | None = described("Whether the model must call a tool.")
     thinking: ThinkingParam | None = described("Whether the model reasons first.")
     output_config: OutputConfigParam | None = described("Format and effort of the output.")
+    output_format: SchemaFormat | None = described("Older name of `output_config.format`.")
+    cache_control: Any = ignored("Every prefix is cached.")
+    container: Any = ignored("There are no containers.")
+    context_management: Any = ignored("The client manages its context.")
+    diagnostics: Any = ignored("The response has timings.")
+    fallback_credit_token: Any = ignored("There is no billing.")
+    fallbacks: Any = ignored("One model is served.")
+    inference_geo: Any = ignored("The server is where it is.")
+    mcp_servers: Any = ignored("The client calls MCP servers.")
+    metadata: Any = ignored("The end user's id.")
+    service_tier: Any = ignored("There is one tier.")
+    speed: Any = ignored("There is one speed.")
+    user_profile_id: Any = ignored("The end user's id.")
 
-    @model_validator(mode="after")
-    def ignore_hosted_tools(self) -> CountTokensRequest:
-        """Note tools that only Anthropic's servers run as fields without effect."""
-        if self.model_extra is not None:
-            self.model_extra.update({f"tools.{tool.type}": None for tool in self.tools or () if tool.is_hosted})
-        return self
+    @property
+    def hosted_tools(self) -> list[str]:
+        """Return the tools that only Anthropic's servers run, which have no effect."""
+        return [f"tools.{tool.type}" for tool in self.tools or () if tool.is_hosted]
 
     def to_chat(self, *, reasons: bool) -> ChatCompletionRequest:
         """Return the chat completion; `reasons`: whether the model's reasoning is parsed."""
@@ -139,11 +166,15 @@ class CountTokensRequest(TranslatedRequest):
         if self.tool_choice is not None:
             fields |= _tool_choice(self.tool_choice)
         self._add_thinking(fields, reasons)
-        output = self.output_config
-        if output is not None and output.format is not None:
-            if output.format.get("type") != "json_schema" or "schema" not in output.format:
-                raise RequestError("output_config.format", "must be {'type': 'json_schema', 'schema': ...}")
-            fields["response_format"] = json_schema_format(output.format["schema"])
+        formats = {"output_format": self.output_format}
+        if self.output_config is not None:
+            formats["output_config.format"] = self.output_config.format
+        for name, wanted in formats.items():
+            if wanted is None:
+                continue
+            if wanted.get("type") != "json_schema" or "schema" not in wanted:
+                raise RequestError(name, "must be {'type': 'json_schema', 'schema': ...}")
+            fields["response_format"] = json_schema_format(wanted["schema"])
         return fields
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -161,7 +192,7 @@ class CountTokensRequest(TranslatedRequest):
             fields["thinking_budget"] = self.thinking.budget_tokens
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(GeneratingRequest, CountTokensRequest):
     """POST /v1/messages."""
 
     max_tokens: int | None = Field(
@@ -170,7 +201,7 @@ class MessagesRequest(CountTokensRequest):
         json_schema_extra={"minimum": 1},
         examples=[64],
     )
-    stop_sequences: FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
+    stop_sequences: FailFastList[Stop] | None = described("Stop strings; the output ends before the first of them.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
     temperature: float | None = sampling("temperature", 0)
     top_p: float | None = sampling("top_p", above=0, maximum=1)
@@ -211,6 +242,8 @@ def _chat_messages(message: MessageParam, where: str) -> list[dict[str, Any]]:
 
 
 def _user_messages(blocks: list[Block], where: str) -> list[dict[str, Any]]:
+    if not blocks:
+        raise RequestError(where, "is empty; send text or blocks")
     messages: list[dict[str, Any]] = []
     texts: list[str] = []  # since the last tool result
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from foretell.errors import RequestError
+from foretell.server.json_schemas import (
+    FREE_TEXT,
+    NULL,
+    SchemaOrText,
+    Stop,
+    TemplateVariables,
+    also,
+    any_of,
+    unless,
+)
 from foretell.server.openai.chat_requests import ChatMessageParam, Tool
 from foretell.server.openai.requests import (
     CompletionRequest,
     FailFastList,
     ResponseFormat,
     Speculative,
-    StrictModel,
     described,
     ignored,
+    order_properties,
     ranged,
 )
+from foretell.server.request_model import StrictModel
 
 SHARED = (
     "temperature",
@@ -32,11 +43,31 @@ SHARED = (
     "speculative",
     "cache_salt",
 )  # fields with the same name and meaning in a completion request
+NO_SAMPLER = "There is no such sampler."
+# Fields without effect whose other values than 0 would have changed the output.
+REPORTED = frozenset(
+    ("repeat_last_n", "n_cmpl", "lora", "dynatemp_range", "typical_p", "tfs_z", "top_n_sigma", "mirostat")
+    + ("xtc_probability", "dry_multiplier", "samplers")
+)
 RANDOM_SEEDS = (-1, 2**32 - 1)  # llama.cpp's seeds are unsigned
+
+
+def _describe_request(schema: dict[str, Any]) -> None:
+    order_properties(schema)
+    model_probs = {"properties": {"post_sampling_probs": {"enum": [None, False]}}}
+    one_format = any_of(*({"properties": each} for each in ({"json_schema": NULL}, {"response_format": FREE_TEXT})))
+    also(unless(model_probs, {"properties": {"n_probs": {"enum": [None, 0]}}}), one_format)(schema)
 
 
 class LlamaRequest(StrictModel):
     """The fields shared by /completion and /infill."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_request)
+    refusals = {  # ignoring these would change the tokens that may come
+        "grammar": "is not supported; send json_schema or response_format",
+        "logit_bias": "is not supported here; use /v1/completions",
+    }
+    reported = REPORTED
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
@@ -53,11 +84,11 @@ class LlamaRequest(StrictModel):
     presence_penalty: float | None = ranged("Subtracted from the logits of tokens that occurred.", -2, 2)
     frequency_penalty: float | None = ranged("Subtracted for each time that a token occurred.", -2, 2)
     seed: int | None = ranged("Seed of the samples; -1 and 4294967295 are random ones.", -(2**63), 2**63 - 1)
-    stop: FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
+    stop: FailFastList[Stop] | None = described("Stop strings; the output ends before the first of them.")
     ignore_eos: bool | None = described("true: continue after the model's end-of-sequence tokens.")
     n_probs: int | None = ranged("Return logprobs of each token and of this many most likely ones; 0: none.", 0, 20)
     post_sampling_probs: bool | None = described("Only false: logprobs are those of the model, before the samplers.")
-    json_schema: dict[str, Any] | bool | str | None = described("A JSON schema of the output.")
+    json_schema: SchemaOrText | None = described("A JSON schema of the output.")
     response_format: ResponseFormat | None = described("OpenAI's format of the output.")
     speculative: bool | Speculative | None = described("Speculative decoding of this request.")
     cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
@@ -69,11 +100,29 @@ class LlamaRequest(StrictModel):
     n_keep: Any = ignored("Nothing is dropped from the context.")
     t_max_prompt_ms: Any = ignored("Prefill is not limited.")
     timings_per_token: Any = ignored("The last event has the timings.")
-
-    @classmethod
-    def may_ignore(cls, name: str, known: Any) -> bool:
-        """Ignore what llama.cpp would, but not what changes the tokens that may come."""
-        return name not in ("grammar", "logit_bias")
+    return_progress: Any = ignored("The last event has the counts.")
+    n_cache_reuse: Any = ignored("Prefixes are always cached.")
+    n_discard: Any = ignored("Nothing is dropped from the context.")
+    min_keep: Any = ignored("Samplers keep one token at least.")
+    repeat_last_n: Any = ignored("Penalties look at the whole text.")
+    penalize_nl: Any = ignored("Line breaks are penalized like other tokens.")
+    n_cmpl: Any = ignored("There is one output; /v1/completions takes n.")
+    lora: Any = ignored("Adapters are merged before the start.")
+    dynatemp_range: Any = ignored(NO_SAMPLER)
+    dynatemp_exponent: Any = ignored(NO_SAMPLER)
+    typical_p: Any = ignored(NO_SAMPLER)
+    tfs_z: Any = ignored(NO_SAMPLER)
+    top_n_sigma: Any = ignored(NO_SAMPLER)
+    xtc_probability: Any = ignored(NO_SAMPLER)
+    xtc_threshold: Any = ignored(NO_SAMPLER)
+    dry_multiplier: Any = ignored(NO_SAMPLER)
+    dry_base: Any = ignored(NO_SAMPLER)
+    dry_allowed_length: Any = ignored(NO_SAMPLER)
+    dry_penalty_last_n: Any = ignored(NO_SAMPLER)
+    dry_sequence_breakers: Any = ignored(NO_SAMPLER)
+    mirostat: Any = ignored(NO_SAMPLER)
+    mirostat_tau: Any = ignored(NO_SAMPLER)
+    mirostat_eta: Any = ignored(NO_SAMPLER)
 
     def as_completion(self, prompt: Any, unstreamed_max_tokens: int, context: int) -> CompletionRequest:
         """Return the completion request with this prompt; `context` bounds an output without a limit."""
@@ -114,10 +163,16 @@ class LlamaRequest(StrictModel):
             raise RequestError("post_sampling_probs", "is not supported; leave it out for logprobs before the samplers")
 
 
+def _one_prompt(schema: dict[str, Any]) -> None:
+    """State that several strings without token ids between them would be several prompts."""
+    number = {"contains": {"type": "integer"}}
+    schema["anyOf"] = [number, {"minItems": 1, "maxItems": 1, "items": {"minLength": 1}}]
+
+
 class LlamaCompletionRequest(LlamaRequest):
     """POST /completion: llama.cpp's own completions."""
 
-    prompt: str | FailFastList[int | str] = Field(
+    prompt: str | Annotated[FailFastList[int | str], Field(json_schema_extra=_one_prompt)] = Field(
         description="The prompt: text, or a list of token ids and strings.", examples=["The capital of France is"]
     )
 
@@ -149,4 +204,4 @@ class ApplyTemplateRequest(StrictModel):
     )
     tools: FailFastList[Tool] | None = described("Functions that the model may call.")
     add_generation_prompt: bool = Field(default=True, description="End with the start of a response.")
-    chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template.")
+    chat_template_kwargs: TemplateVariables | None = described("Variables of the chat template.")

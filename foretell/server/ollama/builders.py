@@ -35,6 +35,13 @@ class OllamaBuilder(BlockResponseBuilder):
     def opening(self) -> Iterable[Event]:
         return []
 
+    def early_events(self) -> bytes:
+        return self.sign_of_life()
+
+    def sign_of_life(self) -> bytes:
+        """Return a line without text: JSON lines have no comments."""
+        return self.encode(self._line(self.output("", "", [])))
+
     def block_start(self, block: OutputBlock) -> Iterable[Event]:
         return []
 

@@ -50,7 +50,8 @@ class OllamaModels:
         defaults = service.assembly.sampling_defaults
         capabilities = ["completion"]
         capabilities += ["tools"] if preprocessor.tool_parser is not None else []
-        capabilities += ["thinking"] if preprocessor.parses_reasoning else []
+        capabilities += ["insert"] if preprocessor.tokenizer.fim is not None else []
+        capabilities += ["thinking"] if preprocessor.returns_reasoning else []
         return {
             "modelfile": f"FROM {name}",
             "parameters": "\n".join(f"{key} {value}" for key, value in defaults.items()),

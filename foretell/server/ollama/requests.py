@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from foretell.errors import RequestError
 from foretell.server.dialects import OLLAMA_OPTIONS
+from foretell.server.json_schemas import (
+    NULL,
+    OBJECT,
+    TEXT,
+    TEXT_OR_NULL,
+    TOOL_NAME,
+    EmptyList,
+    EmptyText,
+    Stop,
+    any_of,
+    record,
+)
 from foretell.server.openai.chat_requests import ChatCompletionRequest
-from foretell.server.openai.requests import CompletionRequest, FailFastList, described
+from foretell.server.openai.requests import (
+    CompletionRequest,
+    FailFastList,
+    described,
+    ignored,
+    order_properties,
+    ranged,
+    sampling,
+)
+from foretell.server.request_model import StrictModel
 from foretell.server.translation import (
     Fields,
-    TranslatedRequest,
+    GeneratingRequest,
     chat_request,
     function_tool,
     json_schema_format,
@@ -22,11 +43,81 @@ from foretell.server.translation import (
     tool_call,
 )
 
+EarlierCall = Annotated[dict[str, Any], WithJsonSchema(record("function", function=record("name", name=TEXT)))]
+FUNCTION = record("name", name=TOOL_NAME, description=TEXT_OR_NULL, parameters=any_of(NULL, OBJECT))
+FunctionTool = Annotated[dict[str, Any], WithJsonSchema(record("function", function=FUNCTION))]
+Format = Annotated[str | dict[str, Any], WithJsonSchema(any_of({"enum": ["", "json"]}, OBJECT))]
+Off = Annotated[bool, WithJsonSchema({"const": False})]
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
-NUMBERS = {ours: theirs for ours, theirs in OLLAMA_OPTIONS.items() if ours not in ("max_tokens", "stop")}
-INTEGERS = ("top_k", "seed")
-NO_EFFECT = ("keep_alive", "truncate", "shift")  # fields without a meaning here that every client may send
+INTEGERS = ("top_k", "seed", "num_predict")
 EXAMPLE_OPTIONS = {"num_predict": 64}
+
+
+AT_START = "It is set when the server starts."
+NO_SAMPLER = "There is no such sampler."
+
+
+class OllamaOptions(StrictModel):
+    """Sampling parameters."""
+
+    model_config = ConfigDict(json_schema_extra=order_properties)
+    path = "options."
+    reported = frozenset(
+        ("num_ctx", "num_keep", "repeat_last_n", "mirostat", "tfs_z", "typical_p", "penalize_newline")
+        + ("rope_frequency_base", "rope_frequency_scale")
+    )
+
+    num_predict: int | None = described("Maximum output tokens; 0 and negative numbers: the rest of the context.")
+    temperature: float | None = sampling("temperature", 0)
+    top_k: int | None = sampling("top_k", -1)
+    top_p: float | None = sampling("top_p", above=0, maximum=1)
+    min_p: float | None = sampling("min_p", 0, 1)
+    presence_penalty: float | None = sampling("presence_penalty", -2, 2)
+    frequency_penalty: float | None = sampling("frequency_penalty", -2, 2)
+    repeat_penalty: float | None = sampling("repetition_penalty", above=0)
+    seed: int | None = ranged("Seed of the samples; -1 is a random one.", -(2**63), 2**63 - 1)
+    stop: Stop | FailFastList[Stop] | None = described("Stop strings; the output ends before the first of them.")
+    num_ctx: Any = ignored(AT_START)
+    num_batch: Any = ignored(AT_START)
+    num_gpu: Any = ignored(AT_START)
+    num_gqa: Any = ignored("It is the model's.")
+    num_thread: Any = ignored(AT_START)
+    num_keep: Any = ignored("Nothing is dropped from the context.")
+    main_gpu: Any = ignored(AT_START)
+    numa: Any = ignored(AT_START)
+    low_vram: Any = ignored(AT_START)
+    f16_kv: Any = ignored(AT_START)
+    logits_all: Any = ignored(AT_START)
+    vocab_only: Any = ignored(AT_START)
+    embedding_only: Any = ignored(AT_START)
+    use_mmap: Any = ignored(AT_START)
+    use_mlock: Any = ignored(AT_START)
+    rope_frequency_base: Any = ignored(AT_START)
+    rope_frequency_scale: Any = ignored(AT_START)
+    repeat_last_n: Any = ignored("Penalties look at the whole text.")
+    penalize_newline: Any = ignored("Line breaks are penalized like other tokens.")
+    typical_p: Any = ignored(NO_SAMPLER)
+    tfs_z: Any = ignored(NO_SAMPLER)
+    mirostat: Any = ignored(NO_SAMPLER)
+    mirostat_tau: Any = ignored(NO_SAMPLER)
+    mirostat_eta: Any = ignored(NO_SAMPLER)
+
+    @field_validator(*INTEGERS, mode="before")
+    @classmethod
+    def take_whole_numbers(cls, value: Any) -> Any:
+        """Take 3.0 for 3, as Ollama does."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    def fields(self) -> Fields:
+        """Return the fields of a chat completion."""
+        fields = {ours: getattr(self, theirs) for ours, theirs in OLLAMA_OPTIONS.items()}
+        if self.seed == -1:
+            fields["seed"] = None
+        if (self.num_predict or 0) <= 0:
+            fields["max_tokens"] = None
+        if isinstance(self.stop, str):
+            fields["stop"] = [self.stop]
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class OllamaMessage(BaseModel):
@@ -37,28 +128,29 @@ class OllamaMessage(BaseModel):
     role: Literal["system", "user", "assistant", "tool"] = Field(description="Who speaks.")
     content: str | None = described("The text.")
     thinking: str | None = described("Reasoning of an earlier answer, if the chat template uses it.")
-    images: FailFastList[Any] | None = described("Rejected: this model takes text only.")
-    tool_calls: FailFastList[dict[str, Any]] | None = described("Calls that an assistant's message made.")
+    images: EmptyList | None = described("Rejected: this model takes text only.")
+    tool_calls: FailFastList[EarlierCall] | None = described("Calls that an assistant's message made.")
     tool_name: str | None = described("Role tool: the tool that this is the result of.")
     tool_call_id: str | None = described("Role tool: the call that this is the result of.")
 
 
-class OllamaRequest(TranslatedRequest):
+class OllamaRequest(GeneratingRequest):
     """The fields shared by /api/chat and /api/generate."""
 
     stream: bool | None = described("false: one object instead of a line for each part; the default is true.")
-    format: str | dict[str, Any] | None = described("`json` for any JSON object, or a JSON schema.")
-    options: dict[str, Any] | None = Field(
-        default=None,
-        description="Sampling parameters: " + ", ".join(sorted(OLLAMA_OPTIONS.values())) + ". Others are ignored.",
-        examples=[EXAMPLE_OPTIONS],
-    )
+    format: Format | None = described("`json` for any JSON object, or a JSON schema.")
+    options: OllamaOptions | None = Field(default=None, description="Sampling parameters.", examples=[EXAMPLE_OPTIONS])
     think: bool | str | None = described("Turns reasoning on or off, or sets its effort, if the model has it.")
-    keep_alive: str | int | float | None = described("Accepted without effect: the model stays loaded.")
+    logprobs: Off | None = described("Only false: /v1/chat/completions returns logprobs.")
+    keep_alive: str | int | float | None = ignored("The model stays loaded.")
+    top_logprobs: Any = ignored("There are no logprobs here.")
+    truncate: Any = ignored("Prompts are never truncated.")
+    shift: Any = ignored("Nothing is dropped from the context.")
 
     def generation_fields(self) -> Fields:
         """Return the fields of format, options and shared ones."""
-        fields: Fields = {**self.shared_fields(), **self._option_fields()}
+        options = {} if self.options is None else self.options.fields()
+        fields: Fields = {**self.shared_fields(), **options}
         fields["stream"] = self.stream is not False
         if isinstance(self.format, dict):
             fields["response_format"] = json_schema_format(self.format)
@@ -66,50 +158,14 @@ class OllamaRequest(TranslatedRequest):
             fields["response_format"] = {"type": "json_object"}
         elif self.format:
             raise RequestError("format", f"must be json or a JSON schema, not {self.format!r}")
-        if (self.model_extra or {}).get("logprobs"):
+        if self.logprobs:
             raise RequestError("logprobs", "are not supported here; use /v1/chat/completions")
-        return fields
-
-    def _option_fields(self) -> Fields:
-        options = self.options or {}
-        fields: Fields = {}
-        for name, theirs in NUMBERS.items():
-            value = options.get(theirs)
-            if value is not None:
-                fields[name] = _number(value, theirs, whole=name in INTEGERS)
-        if fields.get("seed") == -1:
-            del fields["seed"]  # a random one
-        limit = options.get("num_predict")
-        limit = 0 if limit is None else _number(limit, "num_predict", whole=True)
-        if limit > 0:  # others: until the context ends
-            fields["max_tokens"] = limit
-        stop = options.get("stop")
-        if stop is not None:
-            texts = [stop] if isinstance(stop, str) else stop
-            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise RequestError("options.stop", "must be a string or a list of strings")
-            fields["stop"] = texts
         return fields
 
     def add_thinking(self, fields: Fields) -> None:
         """Set the template variables of `think`."""
         effort = self.think if isinstance(self.think, str) else None
         template_variables(fields, thinking=None if self.think is None else self.think is not False, effort=effort)
-
-    @property
-    def ignored(self) -> list[str]:
-        """Return the names of fields and options without effect."""
-        known = OLLAMA_OPTIONS.values()
-        options = [f"options.{name}" for name in self.options or () if name not in known]
-        return [name for name in self.model_extra or () if name not in NO_EFFECT] + options
-
-
-def _number(value: Any, name: str, whole: bool) -> Any:
-    if whole and isinstance(value, float) and value.is_integer():
-        return int(value)  # Ollama takes any JSON number
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise RequestError(f"options.{name}", f"must be {'an integer' if whole else 'a number'}")
-    return value
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -120,7 +176,7 @@ class OllamaChatRequest(OllamaRequest):
         description="The conversation so far, oldest message first; without it the request only asks for the model.",
         examples=[[{"role": "user", "content": "Why is the sky blue?"}]],
     )
-    tools: FailFastList[dict[str, Any]] | None = described("Functions that the model may call.")
+    tools: FailFastList[FunctionTool] | None = described("Functions that the model may call.")
 
     def to_chat(self, model: str) -> ChatCompletionRequest:
         """Return the request of OpenAI's API that means the same."""
@@ -164,9 +220,9 @@ class OllamaGenerateRequest(OllamaRequest):
     suffix: str | None = described("Text after the gap that the model fills, by its own fill-in-the-middle tokens.")
     system: str | None = described("The system prompt.")
     raw: bool | None = described("true: the prompt is not put into the chat template.")
-    images: FailFastList[Any] | None = described("Rejected: this model takes text only.")
-    template: str | None = described("Rejected: the model's own chat template is used; send raw for another one.")
-    context: FailFastList[int] | None = described("Rejected: send the conversation to /api/chat.")
+    images: EmptyList | None = described("Rejected: this model takes text only.")
+    template: EmptyText | None = described("Rejected: the model's own chat template is used; send raw for another one.")
+    context: EmptyList | None = described("Rejected: send the conversation to /api/chat.")
 
     def check(self) -> None:
         """Reject the fields that are not supported."""
@@ -201,14 +257,15 @@ class OllamaGenerateRequest(OllamaRequest):
         return "\n\n".join(text for text in (self.system, self.prompt) if text)
 
 
-class ShowRequest(BaseModel):
+class ShowRequest(StrictModel):
     """POST /api/show."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = described("A name that `/api/tags` lists; without it, the served model.")
     name: str | None = described("Older name of `model`.")
-    verbose: bool | None = described("Accepted without effect.")
+    verbose: bool | None = ignored("There is one description.")
+    options: Any = ignored("They are those of each request.")
+    system: Any = ignored("It is that of each request.")
+    template: Any = ignored("It is the model's.")
 
 
 def _refuse_images(images: list[Any] | None, where: str) -> None:

@@ -69,5 +69,7 @@ class OllamaModelInfo(BaseModel):
     template: str = Field(description="Its chat template.")
     details: dict[str, Any] = Field(description="Format and quantization.")
     model_info: dict[str, Any] = Field(description="`foretell.context_length`: the context length in tokens.")
-    capabilities: list[str] = Field(description="completion, and if the model has them tools and thinking.")
+    capabilities: list[str] = Field(
+        description="completion, and if the model has them tools, insert (fill-in-the-middle) and thinking."
+    )
     modified_at: str = Field(description="Time of the server's start in RFC 3339.")

@@ -6,18 +6,24 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from foretell.server.json_schemas import (
+    FORCED_CALL,
+    TOOL_NAME_PATTERN,
+    TOP_LOGPROBS,
+    TemplateVariables,
+    TextPart,
+    also,
+)
 from foretell.server.openai.requests import (
-    MEDIA_FIELDS,
     FailFastList,
     GenerationRequest,
-    StrictModel,
-    TextPart,
+    describe_generation,
     described,
     ranged,
     sampling,
 )
+from foretell.server.request_model import MEDIA_FIELDS, StrictModel
 
-TOOL_NAME = r"^[A-Za-z0-9_.\-]{1,128}$"  # the names that a tool may have, as patterns of JSON schemas
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 # Roles whose content may be null, or have parts of any type: clients send responses and results back as they came.
 MAY_BE_EMPTY = ("assistant", "tool")
@@ -89,7 +95,7 @@ class FunctionDefinition(StrictModel):
 
     path = "tools.function."
 
-    name: str = Field(pattern=TOOL_NAME, description="Name of the function.")
+    name: str = Field(pattern=TOOL_NAME_PATTERN, description="Name of the function.")
     description: str | None = described("What it does, for the model.")
     parameters: dict[str, Any] | None = described("JSON schema of its arguments.")
     strict: bool | None = described("true: a grammar enforces the schema, in tool call formats with a start tag.")
@@ -117,8 +123,15 @@ class NamedTool(StrictModel):
     function: NamedFunction = Field(description="The function that must be called.")
 
 
+def _describe_chat(schema: dict[str, Any]) -> None:
+    describe_generation(schema)
+    also(FORCED_CALL, TOP_LOGPROBS)(schema)
+
+
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_chat)
 
     messages: FailFastList[ChatMessageParam] = Field(
         min_length=1,
@@ -133,13 +146,15 @@ class ChatCompletionRequest(GenerationRequest):
         "`auto`: the model decides (the default with tools), `none`, `required`: at least one call, or a function."
     )
     parallel_tool_calls: bool | None = described("false: return only the first tool call.")
-    chat_template_kwargs: dict[str, Any] | None = described("Variables of the chat template, such as enable_thinking.")
+    chat_template_kwargs: TemplateVariables | None = described(
+        "Variables of the chat template, such as enable_thinking."
+    )
     reasoning_effort: str | None = described(
         "A chat template variable; without effect if the template does not use it."
     )
     include_reasoning: bool | None = described("false: leave reasoning_content out of the response.")
     thinking_budget: int | None = sampling("thinking_budget", 0)
-    thinking_token_budget: int | None = described("Alias of thinking_budget.")
+    thinking_token_budget: int | None = ranged("Alias of thinking_budget.", 0)
 
 
 def _prompt_or_messages(schema: dict[str, Any]) -> None:
@@ -162,7 +177,7 @@ class TokenizeRequest(StrictModel):
     tools: FailFastList[Tool] | None = described("With messages: functions that the model may call.")
     add_special_tokens: bool = Field(default=True, description="With prompt: add the tokens that start a sequence.")
     add_generation_prompt: bool = Field(default=True, description="With messages: end with the start of a response.")
-    chat_template_kwargs: dict[str, Any] | None = described("With messages: variables of the chat template.")
+    chat_template_kwargs: TemplateVariables | None = described("With messages: variables of the chat template.")
     return_token_strs: bool = Field(default=False, description="Return the text of each token, too.")
 
 

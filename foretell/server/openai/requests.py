@@ -1,38 +1,41 @@
-"""Request bodies of /v1/completions and the fields shared with chats: OpenAI's, vLLM's and llama.cpp's names.
-
-A misspelt field is refused with the right name; any other unknown one is ignored, or refused by `--strict-fields`.
-"""
+"""Request bodies of /v1/completions and the fields shared with chats: OpenAI's, vLLM's and llama.cpp's names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextvars import ContextVar
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from foretell.options import very_close
 from foretell.sampling_params import SamplingParams
+from foretell.server.json_schemas import (
+    MAX_LIST_ENTRIES,
+    NULL,
+    ONE_FORMAT,
+    Choice,
+    Grammar,
+    LogitBias,
+    Rule,
+    SchemaOrText,
+    SchemaValue,
+    Stop,
+    TextPart,
+    Word,
+    Workload,
+    also,
+    any_of,
+    given,
+    unless,
+)
+from foretell.server.request_model import StrictModel, without_nulls
 
 T = TypeVar("T")
 
-MAX_LIST_ENTRIES = 1024  # of a list or map that the sampler goes through in every step
 FailFastList = Annotated[list[T], Field(fail_fast=True)]  # validation stops at the first error of a long list
-# The same where a later check refuses an empty list, and empty strings in it, with a clearer error.
+# The same where a later check refuses an empty list, or a long one, with a clearer error.
 NonEmptyList = Annotated[list[T], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
-Choice = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 4096})]
-# A part of a content; a later check refuses other parts with a clearer error.
-TextPart = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-            "required": ["type", "text"],
-        }
-    ),
-]
+LimitedList = Annotated[list[T], Field(fail_fast=True, json_schema_extra={"maxItems": MAX_LIST_ENTRIES})]
 
 # Unsupported fields that are accepted with this value, which is the default; other values would change the output.
 NEUTRAL_VALUES: dict[str, Any] = {
@@ -86,23 +89,7 @@ OTHER_NAMES = {
 }
 UNSUPPORTED_FIELDS |= {name: f"is not known; did you mean {ours!r}?" for name, ours in OTHER_NAMES.items()}
 
-# Other servers' fields for images, audio and video. They are never ignored: the answer would be about nothing.
-MEDIA_FIELDS = frozenset(
-    (
-        "image",
-        "images",
-        "image_data",
-        "image_url",
-        "multimodal_data",
-        "video",
-        "videos",
-        "audio",
-        "audios",
-        "input_audio",
-    )
-)
-TEXT_ONLY = "is not supported: this model takes text only; leave the field out"
-
+WITHOUT_EFFECT = "Accepted without effect."  # begins the description of such a field
 SAMPLING_HELP = {field.name: field.metadata.get("help", "") for field in fields(SamplingParams)}
 
 
@@ -130,56 +117,17 @@ def sampling(
 
 def ignored(description: str) -> Any:
     """Return a field that is accepted without effect."""
-    return Field(default=None, description=f"Accepted without effect. {description}")
+    return Field(default=None, description=f"{WITHOUT_EFFECT} {description}")
 
 
 def order_properties(schema: dict[str, Any]) -> None:
     """Move the required properties of a schema to its start and those without effect to its end."""
     properties, required = schema["properties"], schema.get("required", ())
-    without_effect = IgnoredFields.model_fields
-    names = sorted(properties, key=lambda name: (name not in required, name in without_effect))
-    schema["properties"] = {name: properties[name] for name in names}
 
+    def place(name: str) -> tuple[bool, bool]:
+        return name not in required, properties[name].get("description", "").startswith(WITHOUT_EFFECT)
 
-# Unknown fields that validation has dropped in this request; without a list, all unknown fields are refused.
-IGNORED_FIELDS: ContextVar[dict[str, None] | None] = ContextVar("ignored_fields", default=None)
-MAX_IGNORED = 32  # unknown fields of one object; each is compared to all known names
-
-
-class StrictModel(BaseModel):
-    """A model that converts no types. Unknown fields are refused, or ignored where `IGNORED_FIELDS` says so."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-    path: ClassVar[str] = ""  # of its fields in a request body
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_unknown_fields(cls, data: Any) -> Any:
-        """Drop the unknown fields that may be ignored, and of the others all but the first.
-
-        One is enough for the error, and validation reports each at length.
-        """
-        if not isinstance(data, dict):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [name for name in data if name not in known]
-        ignored = IGNORED_FIELDS.get()
-        refused = unknown[:1]
-        if ignored is not None and len(unknown) <= MAX_IGNORED:
-            refused = [name for name in unknown if not _may_ignore(cls, name, data[name], known)][:1]
-            ignored |= dict.fromkeys(cls.path + name for name in unknown if name not in refused)
-        return {name: value for name, value in data.items() if name in known or name in refused}
-
-    @classmethod
-    def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
-        """Return whether a request with this unknown field is served without it: it is no misspelt known field."""
-        return very_close(name, known) is None
-
-
-def _may_ignore(model: type[StrictModel], name: str, value: Any, known: Iterable[str]) -> bool:
-    if name in MEDIA_FIELDS and name not in UNSUPPORTED_FIELDS:
-        return not value  # clients send empty lists of images
-    return model.may_ignore(name, known)
+    schema["properties"] = {name: properties[name] for name in sorted(properties, key=place)}
 
 
 class StreamOptions(StrictModel):
@@ -199,13 +147,18 @@ class JsonSchema(StrictModel):
 
     name: str | None = described("A name for the schema; it has no effect.")
     description: str | None = described("What the output is for; it has no effect.")
-    schema_: dict[str, Any] | bool = Field(alias="schema", description="The JSON schema of the output.")
+    schema_: SchemaValue = Field(alias="schema", description="The JSON schema of the output.")
     strict: bool | None = described("The schema is always enforced, so this has no effect.")
 
 
 class ResponseFormat(StrictModel):
     """OpenAI's format of the output."""
 
+    model_config = ConfigDict(
+        json_schema_extra=also(
+            unless({"properties": {"type": {"not": {"const": "json_schema"}}}}, given(json_schema={"type": "object"}))
+        )
+    )
     path = "response_format."
 
     type: Literal["text", "json_object", "json_schema"] = Field(
@@ -214,18 +167,27 @@ class ResponseFormat(StrictModel):
     json_schema: JsonSchema | None = described("The schema, if `type` is `json_schema`.")
 
 
+def _one_of_five(schema: dict[str, Any]) -> None:
+    names = ("json", "json_object", "regex", "choice", "grammar")
+    unset = {**dict.fromkeys(names, NULL), "json_object": {"enum": [None, False]}}
+    kinds = {"json": {"not": NULL}, "json_object": {"const": True}, "choice": {"type": "array"}}
+    chosen = ({**unset, name: kinds.get(name, {"type": "string"})} for name in names)
+    also(any_of(*({"properties": each, "required": [name]} for name, each in zip(names, chosen, strict=True))))(schema)
+
+
 class StructuredOutputs(StrictModel):
     """vLLM's structured outputs; exactly one of the first five fields must be set."""
 
+    model_config = ConfigDict(json_schema_extra=_one_of_five)
     path = "structured_outputs."
 
-    json_: dict[str, Any] | bool | str | None = Field(
+    json_: SchemaOrText | None = Field(
         default=None, alias="json", description="A JSON schema, as an object or as text."
     )
     json_object: bool | None = described("true: any JSON object.")
-    regex: str | None = described("A regular expression that the entire output matches.")
+    regex: Grammar | None = described("A regular expression that the entire output matches.")
     choice: NonEmptyList[Choice] | None = described("The output is one of these strings.")
-    grammar: str | None = described("A Lark grammar.")
+    grammar: Grammar | None = described("A Lark grammar.")
     disable_any_whitespace: bool = Field(default=False, description="Generate JSON on one line, as json.dumps does.")
 
 
@@ -252,26 +214,36 @@ class Prediction(StrictModel):
         return self.content if isinstance(self.content, str) else "".join(part["text"] for part in self.content)
 
 
+CONFIDENCE = given(rule={"const": "confidence"})
+THRESHOLDS = ("acceptance_threshold", "acceptance_threshold_lower")
+# Both thresholds or none; they and the workload belong to one rule.
+CONFIDENT = also(
+    unless({"properties": dict.fromkeys((*THRESHOLDS, "workload"), NULL)}, CONFIDENCE),
+    unless({"properties": dict.fromkeys(THRESHOLDS, NULL)}, given(**dict.fromkeys(THRESHOLDS, {"type": "number"}))),
+)
+
+
 class Speculative(StrictModel):
     """Speculative decoding settings of this request; fields left out keep the server's settings."""
 
+    model_config = ConfigDict(json_schema_extra=CONFIDENT)
     path = "speculative."
 
     enabled: bool = Field(default=True, description="false: plain decoding, without draft tokens.")
     drafter: str | None = described("One of the server's drafters, or several with commas; `/server_info` lists them.")
     method: str | None = described("Alias of drafter.")
     max_draft: int | None = ranged("Maximum draft tokens per step, up to the server's own limit.", 0, 64)
-    n_max: int | None = described("Alias of max_draft.")
-    n_min: int | None = described("Accepted without effect: the draft length is adaptive.")
-    p_min: float | None = described("Accepted without effect: the draft length is adaptive.")
-    deadline: float | None = described("SLO: seconds until the output should be complete.")
-    min_tokens_per_second: float | None = described("SLO: minimum decode speed of this request.")
-    rule: str | None = described(
+    n_max: int | None = ranged("Alias of max_draft.", 0, 64)
+    n_min: int | None = ranged("Accepted without effect: the draft length is adaptive.", 0, 64)
+    p_min: float | None = ranged("Accepted without effect: the draft length is adaptive.", 0, 1)
+    deadline: float | None = ranged("SLO: seconds until the output should be complete.", above=0, maximum=86_400)
+    min_tokens_per_second: float | None = ranged("SLO: minimum decode speed of this request.", above=0, maximum=10_000)
+    rule: Rule | None = described(
         "Verification rule. Lossless: match, rejection, block, auto. Lossy: confidence, typical, ensemble."
     )
-    acceptance_threshold: float | None = described("Rule confidence: accept from this draft probability on.")
-    acceptance_threshold_lower: float | None = described("Rule confidence: reject below this draft probability.")
-    workload: str | None = described("Rule confidence: preset of the threshold: code, json, narrative or auto.")
+    acceptance_threshold: float | None = ranged("Rule confidence: accept from this draft probability on.", 0, 1)
+    acceptance_threshold_lower: float | None = ranged("Rule confidence: reject below this draft probability.", 0, 1)
+    workload: Workload | None = described("Rule confidence: preset of the threshold: code, json, narrative or auto.")
 
     @classmethod
     def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
@@ -294,10 +266,17 @@ class IgnoredFields(StrictModel):
     verbosity: Any = ignored("The model decides how much it writes.")
 
 
+def describe_generation(schema: dict[str, Any]) -> None:
+    """Order the properties, and allow one format of the output."""
+    order_properties(schema)
+    also(ONE_FORMAT)(schema)
+
+
 class GenerationRequest(IgnoredFields):
     """The fields shared by chat completions and completions."""
 
-    model_config = ConfigDict(json_schema_extra=order_properties)
+    model_config = ConfigDict(json_schema_extra=describe_generation)
+    refusals = UNSUPPORTED_FIELDS
 
     model: str | None = described("A name that `/v1/models` lists; without it, the served model.")
     stream: bool | None = described("true: send the output as server-sent events while it is generated.")
@@ -313,31 +292,40 @@ class GenerationRequest(IgnoredFields):
     max_tokens: int | None = ranged("Maximum output tokens; by default the rest of the context.", 1)
     min_tokens: int | None = sampling("min_tokens", 0)
     seed: int | None = sampling("seed", -(2**63), 2**63 - 1)
-    stop: str | FailFastList[str] | None = described("Stop strings; the output ends before the first of them.")
-    stop_token_ids: FailFastList[int] | None = described("Token ids that end the output.")
+    stop: Stop | FailFastList[Stop] | None = described("Stop strings; the output ends before the first of them.")
+    stop_token_ids: LimitedList[int] | None = described("Token ids that end the output.")
     ignore_eos: bool | None = described("true: continue after the model's end-of-sequence tokens.")
     skip_special_tokens: bool | None = described("false: leave special tokens such as <|im_end|> in the text.")
-    bad_words: FailFastList[str] | None = described("Words that are never generated, as they are usually tokenized.")
-    logit_bias: dict[str, float] | None = described("By token id, a number from -100 to 100 added to its logit.")
+    bad_words: LimitedList[Word] | None = described("Words that are never generated, as they are usually tokenized.")
+    logit_bias: LogitBias | None = described("By token id, a number from -100 to 100 added to its logit.")
     allowed_token_ids: NonEmptyList[int] | None = described("No other token is generated.")
     response_format: ResponseFormat | None = described("OpenAI's format of the output; a grammar enforces it.")
     structured_outputs: StructuredOutputs | None = described("vLLM's format of the output; a grammar enforces it.")
-    guided_json: dict[str, Any] | bool | str | None = described("A JSON schema of the output, in vLLM's older name.")
-    guided_regex: str | None = described("A regular expression of the output, in vLLM's older name.")
+    guided_json: SchemaOrText | None = described("A JSON schema of the output, in vLLM's older name.")
+    guided_regex: Grammar | None = described("A regular expression of the output, in vLLM's older name.")
     guided_choice: NonEmptyList[Choice] | None = described("The possible outputs, in vLLM's older name.")
-    guided_grammar: str | None = described("A Lark grammar of the output, in vLLM's older name.")
+    guided_grammar: Grammar | None = described("A Lark grammar of the output, in vLLM's older name.")
     prediction: Prediction | None = described("OpenAI's predicted output, used as draft; it never changes the output.")
     speculative: bool | Speculative | None = described(
         "Speculative decoding of this request: false for plain decoding, or settings."
     )
     speculative_n_max: int | None = Field(
-        default=None, alias="speculative.n_max", description="llama.cpp's name of speculative.max_draft."
+        default=None,
+        alias="speculative.n_max",
+        description="llama.cpp's name of speculative.max_draft.",
+        json_schema_extra={"minimum": 0, "maximum": 64},
     )
     speculative_n_min: int | None = Field(
-        default=None, alias="speculative.n_min", description="Accepted without effect: the draft length is adaptive."
+        default=None,
+        alias="speculative.n_min",
+        description="Accepted without effect: the draft length is adaptive.",
+        json_schema_extra={"minimum": 0, "maximum": 64},
     )
     speculative_p_min: float | None = Field(
-        default=None, alias="speculative.p_min", description="Accepted without effect: the draft length is adaptive."
+        default=None,
+        alias="speculative.p_min",
+        description="Accepted without effect: the draft length is adaptive.",
+        json_schema_extra={"minimum": 0, "maximum": 1},
     )
     cache_salt: str | None = described("Requests share the prefix cache only with those of the same salt.")
     return_token_origin: bool | None = described("Return the drafter of each token, or target.")
@@ -357,17 +345,15 @@ class GenerationRequest(IgnoredFields):
         """Drop fields that are null and unsupported fields with their neutral value."""
         if not isinstance(data, dict):
             return data
-        kept = {name: value for name, value in data.items() if value is not None and not is_neutral(name, value)}
+        kept = {name: value for name, value in without_nulls(data).items() if not is_neutral(name, value)}
         if kept.get("best_of") == kept.get("n", 1):
             kept.pop("best_of", None)
         return kept
 
     @classmethod
     def may_ignore(cls, name: str, known: Iterable[str]) -> bool:
-        """Refuse fields whose meaning would be lost, and settings of `speculative` outside it."""
-        if name in UNSUPPORTED_FIELDS or name in Speculative.model_fields:
-            return False
-        return super().may_ignore(name, known)
+        """Refuse settings of `speculative` outside it as well."""
+        return name not in Speculative.model_fields and super().may_ignore(name, known)
 
     @field_validator("logit_bias", "bad_words", "stop_token_ids", mode="before")
     @classmethod
@@ -388,18 +374,18 @@ def is_neutral(name: str, value: Any) -> bool:
     return neutral is not None and value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _zero_tokens_with_echo(schema: dict[str, Any]) -> None:
-    order_properties(schema)
-    limit = {"properties": {"max_tokens": {"anyOf": [{"type": "null"}, {"minimum": 1}]}}}
-    schema["anyOf"] = [limit, {"properties": {"echo": {"const": True}}, "required": ["echo"]}]
+def _describe_completion(schema: dict[str, Any]) -> None:
+    describe_generation(schema)
+    some = {"properties": {"max_tokens": any_of(NULL, {"minimum": 1})}}
+    also(unless(some, given(echo={"const": True})))(schema)
 
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    model_config = ConfigDict(json_schema_extra=_zero_tokens_with_echo)
+    model_config = ConfigDict(json_schema_extra=_describe_completion)
 
-    prompt: str | FailFastList[str] | FailFastList[int] | FailFastList[FailFastList[int]] = Field(
+    prompt: str | NonEmptyList[str] | NonEmptyList[int] | NonEmptyList[NonEmptyList[int]] = Field(
         description="One or more prompts, as text or as token ids.", examples=["The capital of France is"]
     )
     suffix: str | None = described(

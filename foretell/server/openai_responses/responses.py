@@ -47,3 +47,10 @@ class DeletedResponse(BaseModel):
     id: str = Field(description="Its id.")
     object: Literal["response"] = Field(description="Always `response`.")
     deleted: bool = Field(description="Always true.")
+
+
+class InputTokenCount(BaseModel):
+    """The length of a prompt."""
+
+    object: Literal["response.input_tokens"] = Field(description="Always `response.input_tokens`.")
+    input_tokens: int = Field(description="Prompt tokens, with the chat template and the earlier conversation.")

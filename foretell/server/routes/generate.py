@@ -122,7 +122,7 @@ async def respond(
             builder = builder_type(service.response_context, job, body, client.request_id, model)
             if not body.stream:
                 return await complete_response(service, builder, stream)
-            first = await first_items(stream)
+            first = await first_items(stream, service.config.max_silence)
         except BaseException:
             stream.close()
             raise
@@ -143,8 +143,13 @@ async def complete_response(service: Service, builder: ResponseBuilder, stream: 
     return JSONResponse(builder.response())
 
 
-async def first_items(stream: Stream) -> list[StreamItem]:
-    """Wait for the first items, before headers are sent: a failure up to here gets its own HTTP status."""
+async def first_items(stream: Stream, max_silence: float | None) -> list[StreamItem] | None:
+    """Wait for the first items, before headers are sent: a failure up to here gets its own HTTP status.
+
+    Return None after `max_silence` seconds: prefill can take minutes, and clients give up without headers.
+    """
+    if not await stream.wait(max_silence):
+        return None
     items = await stream.next_items()
     for item in items:
         raise_if_failed(item)
@@ -152,10 +157,16 @@ async def first_items(stream: Stream) -> list[StreamItem]:
 
 
 async def stream_events(
-    service: Service, builder: ResponseBuilder, items: list[StreamItem], stream: Stream
+    service: Service, builder: ResponseBuilder, first: list[StreamItem] | None, stream: Stream
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of the response. An error at this stage is sent as the last event."""
+    """Yield the events of the response, and signs of life. An error at this stage is sent as the last event."""
+    max_silence = service.config.max_silence
     try:
+        if first is None:
+            yield builder.early_events()
+            async for sign in signs_of_life(stream, builder.sign_of_life, max_silence):
+                yield sign
+        items = await stream.next_items() if first is None else first
         while items:
             valid = [item for item in items if item.delta.finish_reason != "error"]
             events: list[bytes] = []
@@ -166,6 +177,8 @@ async def stream_events(
             if len(valid) < len(items):
                 for item in items:
                     raise_if_failed(item)
+            async for sign in signs_of_life(stream, builder.sign_of_life, max_silence):
+                yield sign
             items = await stream.next_items()
         service.log.write(builder.request_id, builder.model, builder.body, builder.choices)
     except Exception as exception:
@@ -178,6 +191,14 @@ async def stream_events(
         yield builder.end_of_stream
     finally:
         stream.close()
+
+
+async def signs_of_life(
+    stream: Stream, sign: Callable[[], bytes], max_silence: float | None
+) -> AsyncGenerator[bytes, None]:
+    """Yield a sign of life each time that `max_silence` seconds pass before the next items."""
+    while not await stream.wait(max_silence):
+        yield sign()
 
 
 def write_directly(builder: ResponseBuilder, stream: Stream, connection: DirectConnection) -> None:

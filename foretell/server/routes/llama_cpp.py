@@ -24,12 +24,12 @@ from foretell.server.llama_cpp.response_builder import LlamaResponseBuilder
 from foretell.server.middleware import client_key
 from foretell.server.openai.chat_requests import TokenizeRequest
 from foretell.server.openai.requests import CompletionRequest
-from foretell.server.routes.generate import ERRORS, error_responses, raise_if_failed
-from foretell.server.sse import EventStreamResponse, cancel_on_disconnect, sse_event
+from foretell.server.routes.generate import ERRORS, error_responses, raise_if_failed, signs_of_life
+from foretell.server.sse import COMMENT, EventStreamResponse, cancel_on_disconnect, sse_event
 from foretell.version import VERSION
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Stream
+    from foretell.engine.streams import Stream, StreamItem
     from foretell.server.preprocess import ClientContext, GenerationJob, RequestPreprocessor
     from foretell.server.service import Service
 
@@ -185,7 +185,11 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the response as server-sent events; the last one, or an error, ends the stream."""
     try:
-        while not builder.finished and (items := await stream.next_items()):
+        items: list[StreamItem] | None = None
+        while not builder.finished and items != []:
+            async for sign in signs_of_life(stream, lambda: COMMENT, service.config.max_silence):
+                yield sign
+            items = await stream.next_items()
             for item in items:
                 raise_if_failed(item)
                 yield builder.add(item)

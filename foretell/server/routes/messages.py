@@ -9,11 +9,10 @@ from foretell.server.anthropic.message_builder import MessageBuilder
 from foretell.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from foretell.server.anthropic.responses import AnthropicError, Message, TokenCount
 from foretell.server.json_body import JsonRoute
-from foretell.server.middleware import client_key
 from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.request_model import report_ignored
 from foretell.server.routes.generate import ERRORS, STREAM, error_responses, respond_translated
 from foretell.server.service import Service
-from foretell.server.translation import ignored_headers
 
 ANTHROPIC_ERRORS = error_responses(*ERRORS, model=AnthropicError)
 
@@ -34,21 +33,19 @@ def messages_routes(service: Service) -> APIRouter:
         def translate() -> ChatCompletionRequest:
             return body.to_chat(reasons=preprocessor.parses_reasoning)
 
-        reply = await respond_translated(service, request, translate, "msg_", MessageBuilder)
-        reply.headers.update(ignored_headers(request.url.path, body.model_extra or ()))
-        return reply
+        report_ignored(body.hosted_tools)
+        return await respond_translated(service, request, translate, "msg_", MessageBuilder)
 
     @router.post(
         "/v1/messages/count_tokens", response_model=None, responses={200: {"model": TokenCount}, **ANTHROPIC_ERRORS}
     )
-    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
-        """Count the prompt tokens of a message."""
+    async def count_tokens(body: CountTokensRequest) -> Response:
+        """Count the prompt tokens of a message, also of one beyond the context."""
         service.check_model(body.model)
-        client = service.client_context("msg_", client_key(request.scope), body.cache_salt)
+        report_ignored(body.hosted_tools)
 
         def count() -> int:
-            job = preprocessor.preprocess_chat(body.to_chat(reasons=preprocessor.parses_reasoning), client)
-            return len(job.requests[0].prompt)
+            return preprocessor.count_chat_tokens(body.to_chat(reasons=preprocessor.parses_reasoning))
 
         return JSONResponse({"input_tokens": await service.run_in_worker(count)})
 

@@ -11,7 +11,13 @@ from fastapi.responses import JSONResponse, Response
 from foretell.server.json_body import JsonRoute
 from foretell.server.ollama.builders import OllamaChatBuilder, OllamaGenerateBuilder, now
 from foretell.server.ollama.models import OllamaModels
-from foretell.server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
+from foretell.server.ollama.requests import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaRequest,
+    ShowRequest,
+)
 from foretell.server.ollama.responses import (
     OllamaChatResponse,
     OllamaError,
@@ -20,11 +26,11 @@ from foretell.server.ollama.responses import (
     OllamaModelList,
     OllamaVersion,
 )
+from foretell.server.openai.chat_requests import ChatCompletionRequest
 from foretell.server.openai.requests import CompletionRequest, GenerationRequest
-from foretell.server.preprocess import RequestPreprocessor
-from foretell.server.routes.generate import ERRORS, error_responses, respond_translated
+from foretell.server.preprocess import ClientContext, RequestPreprocessor
+from foretell.server.routes.generate import ERRORS, Preprocess, error_responses, respond_translated
 from foretell.server.service import Service
-from foretell.server.translation import ignored_headers
 
 OLLAMA_ERRORS = error_responses(*ERRORS, model=OllamaError)
 READ_ERRORS = error_responses(401, 403, model=OllamaError)
@@ -71,10 +77,10 @@ def _add_generation_routes(router: APIRouter, service: Service, models: OllamaMo
         """Generate the assistant's next message of a conversation, in Ollama's API."""
         model = models.served_name(body.model)
         if not body.messages:
+            asked = body.model_copy(update={"messages": [OllamaMessage(role="user", content="a")]})
+            await service.run_in_worker(check_settings, preprocessor, lambda: asked.to_chat(model))
             return _only_loaded(body, model, {"message": {"role": "assistant", "content": ""}})
-        reply = await respond_translated(service, request, lambda: body.to_chat(model), "chat-", OllamaChatBuilder)
-        reply.headers.update(ignored_headers(request.url.path, body.ignored))
-        return reply
+        return await respond_translated(service, request, lambda: body.to_chat(model), "chat-", OllamaChatBuilder)
 
     @router.post(
         "/api/generate",
@@ -84,20 +90,23 @@ def _add_generation_routes(router: APIRouter, service: Service, models: OllamaMo
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
         """Generate the answer to a prompt, in Ollama's API."""
         model = models.served_name(body.model)
-        if not body.prompt and not body.suffix:
-            return _only_loaded(body, model, {"response": ""})
         raw = bool(body.raw or body.suffix) or not preprocessor.tokenizer.chat_template
+        asked = body if body.prompt or body.suffix else body.model_copy(update={"prompt": "a"})
 
         def translate() -> GenerationRequest:
-            return raw_completion(preprocessor, body, model) if raw else body.to_chat(model)
+            return raw_completion(preprocessor, asked, model) if raw else asked.to_chat(model)
 
-        reply = await respond_translated(service, request, translate, "gen-", OllamaGenerateBuilder)
-        reply.headers.update(ignored_headers(request.url.path, body.ignored))
-        return reply
+        if asked is not body:
+            await service.run_in_worker(check_settings, preprocessor, translate)
+            return _only_loaded(body, model, {"response": ""})
+        return await respond_translated(service, request, translate, "gen-", OllamaGenerateBuilder)
 
 
 def raw_completion(preprocessor: RequestPreprocessor, body: OllamaGenerateRequest, model: str) -> CompletionRequest:
-    """Return the completion of a raw prompt or of the gap before a suffix; its limit is the rest of the context."""
+    """Return the completion of a raw prompt or of the gap before a suffix.
+
+    Its limit is the rest of the context, and a smaller one if it is not streamed: its client waits for the end.
+    """
     fields = body.raw_fields(model)
     if body.suffix:
         before = body.prompt or ""
@@ -108,7 +117,16 @@ def raw_completion(preprocessor: RequestPreprocessor, body: OllamaGenerateReques
         preprocessor.check_length("prompt", body.raw_prompt)
         tokens = preprocessor.tokenizer.encode(body.raw_prompt)
         fields |= {"prompt": tokens}
-    return CompletionRequest.model_validate({"max_tokens": max(1, preprocessor.max_model_len - len(tokens)), **fields})
+    limit = preprocessor.output_limit(len(tokens), streamed=fields["stream"])
+    return CompletionRequest.model_validate({"max_tokens": limit, **fields})
+
+
+def check_settings(preprocessor: RequestPreprocessor, translate: Callable[[], GenerationRequest]) -> None:
+    """Refuse a request without a prompt for what it would be refused with one."""
+    body = translate()
+    is_chat = isinstance(body, ChatCompletionRequest)
+    preprocess: Preprocess = preprocessor.preprocess_chat if is_chat else preprocessor.preprocess_completion
+    preprocess(body, ClientContext("", ""))
 
 
 def _only_loaded(body: OllamaRequest, model: str, output: dict[str, Any]) -> Response:

@@ -36,7 +36,7 @@ def server_info_body(service: Service) -> dict[str, Any]:
         "sampling_defaults": dict(assembly.sampling_defaults),
         "chats": bool(assembly.tokenizer.chat_template),
         "tool_calls": service.preprocessor.tool_parser,
-        "reasoning": service.preprocessor.parses_reasoning,
+        "reasoning": service.preprocessor.returns_reasoning,
         "memory": _memory(service),
         "internal_states": [_state(service)],
         "speculation": _speculation(service),

@@ -8,10 +8,10 @@ from collections.abc import Callable, Container, Generator, Mapping
 from enum import Enum
 from typing import Any
 
-from foretell.server.openai.chat_requests import TOOL_NAME
+from foretell.server.json_schemas import TOOL_NAME_PATTERN
 from foretell.server.parsers.base import OutputParser, PartKind
 
-NAME = re.compile(TOOL_NAME.strip("^$"))
+NAME = re.compile(TOOL_NAME_PATTERN.strip("^$"))
 ARGUMENTS = ("arguments", "parameters")
 Emit = Callable[[PartKind, str], None]
 
