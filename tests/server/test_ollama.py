@@ -138,7 +138,7 @@ def test_the_model_is_described(assembly: Assembly) -> None:
         architecture = info["model_info"]["general.architecture"]
         assert info["model_info"][f"{architecture}.context_length"] == CONTEXT
         assert info["capabilities"] == ["completion", "tools", "thinking"] and "im_start" in info["template"]
-        service.preprocessor.tool_parser, service.preprocessor.parses_reasoning = "harmony", False
+        service.preprocessor.tool_parser, service.preprocessor.reasoning_tags = "harmony", None
         assert "thinking" in (await client.post("/api/show", json={})).json()["capabilities"]
         assert (await client.get("/server_info")).json()["reasoning"] is True
         service.preprocessor.tool_parser = None

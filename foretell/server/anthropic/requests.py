@@ -14,7 +14,7 @@ from foretell.server.anthropic.schemas import (
     NAMED_TOOL,
     SystemBlock,
     describe_contents,
-    require_tool_name,
+    describe_tool,
 )
 from foretell.server.history import error_text, part_text, parts_text
 from foretell.server.json_schemas import TOOL_NAME_PATTERN, SchemaFormat, Stop, also
@@ -64,7 +64,7 @@ class MessageParam(_Lenient):
 class ToolParam(_Lenient):
     """A tool that the client runs, or one of Anthropic's."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=require_tool_name)
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=describe_tool)
 
     name: str | None = Field(default=None, pattern=TOOL_NAME_PATTERN, description="Name of the tool.")
     type: str | None = described(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
+from foretell.server.anthropic.client_tools import CLIENT_TOOLS
 from foretell.server.json_schemas import (
     NULL,
     OBJECT,
@@ -53,7 +54,9 @@ def describe_contents(schema: Schema) -> None:
     ]
 
 
-def require_tool_name(schema: Schema) -> None:
-    """Require the name of a custom tool."""
-    other = {"required": ["type"], "properties": {"type": {"type": "string", "not": {"const": "custom"}}}}
-    schema["anyOf"] = [given(name=TEXT), other]
+def describe_tool(schema: Schema) -> None:
+    """Require the name of a custom tool; one of Anthropic's has its own, or is left out."""
+    client: Schema = {"type": "string", "pattern": f"^({'|'.join(CLIENT_TOOLS)})(_[0-9]{{8}})?$"}
+    hosted: Schema = {"type": "string", "not": {"const": "custom"}}
+    schema["anyOf"] = [given(name=TEXT), given(type=client), {**given(type=hosted), "not": given(input_schema=OBJECT)}]
+    schema["not"] = given(type={"type": "string", "pattern": "^computer(_[0-9]{8})?$"})

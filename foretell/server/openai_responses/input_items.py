@@ -11,10 +11,11 @@ from foretell.server.history import omitted, parts_text
 from foretell.server.translation import Block, string_field, text_of, tool_call
 
 Message = dict[str, Any]  # a chat message
-ROLES = ("user", "system", "developer", "assistant")
+ASSISTANT = "assistant"
+ROLES = ("user", "system", "developer", ASSISTANT)
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 BETWEEN_THOUGHTS = "\n\n"
-HOSTED = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")  # items of tools that a server runs
+HOSTED_ITEMS = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")  # items of tools that a server runs
 NOT_TAKEN = {
     "item_reference": "refers to an item that is not stored; send the item itself, or previous_response_id",
     "input_image": "is an image; this model takes text only, leave it out",
@@ -46,7 +47,7 @@ def _message(item: Block, where: str) -> Message:
         if role not in ROLES:
             raise RequestError(f"{where}.role", f"must be one of {', '.join(ROLES)}")
         content = item.get("content")
-        read = _history_text if role == "assistant" else _text
+        read = _history_text if role == ASSISTANT else _text
         return {"role": role, "content": read(content, f"{where}.content")}
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
@@ -56,7 +57,7 @@ def _message(item: Block, where: str) -> Message:
         return {"role": "tool", "tool_call_id": string_field(item, "call_id", where), "content": text}
     if isinstance(kind, str) and kind.endswith("_call"):
         return _earlier_call(item, kind, where)
-    if kind in HOSTED:
+    if kind in HOSTED_ITEMS:
         return {"role": "assistant", "content": omitted(kind)}
     taken = "send message, function_call, function_call_output or reasoning"
     raise RequestError(where, NOT_TAKEN.get(str(kind), f"has the type {kind!r}, which is not supported; {taken}"))

@@ -23,14 +23,26 @@ from foretell.server.json_schemas import (
     tagged,
     unless,
 )
-from foretell.server.openai_responses.input_items import ROLES, TEXT_PARTS
+from foretell.server.openai_responses.input_items import ASSISTANT, HOSTED_ITEMS, ROLES, TEXT_PARTS
 
 TEXT_ITEM = record("type text", type={"enum": [*TEXT_PARTS]}, text=TEXT)
-PARTS = array(any_of(TEXT_ITEM, tagged("refusal", "refusal", refusal=TEXT)))
+PARTS = array(TEXT_ITEM)
 CONTENT = any_of(TEXT, PARTS)
-MESSAGE = record("role content", type={"const": "message"}, role={"enum": [*ROLES]}, content=CONTENT)
-CALL = tagged("function_call", "call_id name arguments", call_id=TEXT, name=TEXT, arguments=TEXT)
-RESULT = tagged("function_call_output", "call_id output", call_id=TEXT, output=CONTENT)
+HISTORY = any_of(NULL, TEXT, OBJECT, array(any_of(TEXT, OBJECT)))  # what is not text gets a placeholder
+IS_MESSAGE: Schema = {"const": "message"}
+MESSAGE = any_of(
+    record(
+        "role content", type=IS_MESSAGE, role={"enum": [role for role in ROLES if role != ASSISTANT]}, content=CONTENT
+    ),
+    record("role", type=IS_MESSAGE, role={"const": ASSISTANT}, content=HISTORY),
+)
+OWN_CALLS = (
+    tagged("function_call", "call_id name arguments", call_id=TEXT, name=TEXT, arguments=TEXT),
+    tagged("custom_tool_call", "call_id name input", call_id=TEXT, name=TEXT, input=TEXT),
+)
+OTHER_CALL = record("type", type={"pattern": "_call$", "not": {"enum": ["function_call", "custom_tool_call"]}, **TEXT})
+RESULT = record("type call_id", type={"pattern": "_call_output$", **TEXT}, call_id=TEXT, output=HISTORY)
+SERVED = record("type", type={"enum": [*HOSTED_ITEMS]})
 # The summary counts where there is no content.
 NOTHING = any_of(
     {"enum": [None, "", 0, False]}, {"maxItems": 0, "type": "array"}, {"maxProperties": 0, "type": "object"}
@@ -39,7 +51,7 @@ REASONING = any_of(
     tagged("reasoning", "content", content=any_of(FILLED, {**PARTS, "minItems": 1})),
     tagged("reasoning", content=NOTHING, summary=any_of(NOTHING, CONTENT)),
 )
-Item = Annotated[dict[str, Any], WithJsonSchema(any_of(MESSAGE, CALL, RESULT, REASONING))]
+Item = Annotated[dict[str, Any], WithJsonSchema(any_of(MESSAGE, *OWN_CALLS, OTHER_CALL, RESULT, SERVED, REASONING))]
 
 PARAMETERS = any_of(NULL, OBJECT)
 STRICT: Schema = {"type": ["boolean", "null"]}
