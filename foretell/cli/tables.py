@@ -107,7 +107,7 @@ def print_columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, righ
     """Print aligned columns; those in `right` are right-aligned. Without a header text, the header is left out.
 
     Names in the first column are not wrapped, so that they can be copied; phrases are. Remarks in a last column without
-    a name are printed below their rows where little room is left beside them. A pipe gets long lines unless $COLUMNS is
+    a name are printed below their rows where little room is left after them. A pipe gets long lines unless $COLUMNS is
     set.
     """
     rows, right = list(rows), frozenset(right)
@@ -118,16 +118,16 @@ def print_columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, righ
         print("\n".join(_aligned(headers, rows, right, are_names, columns)))
         return
     lines = _aligned(headers[:-1], [row[:-1] for row in rows], right, are_names, PIPE_COLUMNS)
-    beside = max(map(len, lines)) + GAP
+    offset = max(map(len, lines)) + GAP
     for line, remark in zip(lines, [*[""] * (len(lines) - len(rows)), *(row[-1] for row in rows)], strict=True):
-        if beside + len(remark) <= columns:
-            print(f"{line:{beside}}{remark}".rstrip())
+        if offset + len(remark) <= columns:
+            print(f"{line:{offset}}{remark}".rstrip())
         else:
             print("\n".join([line, *textwrap.wrap(remark, columns, initial_indent=BELOW, subsequent_indent=BELOW)]))
 
 
 def _has_room(rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Return whether the last column fits beside the others, or has enough room to be wrapped there."""
+    """Return whether the last column fits after the others, or has enough room to be wrapped there."""
     room = width - sum(max(map(len, column)) + GAP for column in list(zip(*rows, strict=True))[:-1])
     return room >= min(LEAST_ROOM, max((len(row[-1]) for row in rows), default=0))
 

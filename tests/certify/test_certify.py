@@ -222,7 +222,7 @@ def test_outputs_beyond_the_context_are_refused_before_anything_runs(
     monkeypatch.setattr("foretell.bench.workloads.own", lambda: iter([item, item]))
     (tmp_path / "long.txt").write_text("word " * 3000)
     words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--quick"]
-    for more, told in (
+    for more, message in (
         (["--tokens", "100000"], "tokens: are 25000 per output over 2 prompts"),
         (["--max-tokens", "5000"], "max_tokens: after a prompt of"),
         (["--max-tokens", "60", "--max-model-len", "120"], "a context of 120 leaves"),
@@ -230,7 +230,7 @@ def test_outputs_beyond_the_context_are_refused_before_anything_runs(
     ):
         assert main([*words, *more]) == 2
         said = capsys.readouterr().err
-        assert told in said
+        assert message in said
         if (most := re.search(r"ask for (\d+) or fewer", said)) is not None:
             fitting = [*words, *more[:1], most[1], *more[2:]]
             assert main(fitting) == 1 and "it has begun" in capsys.readouterr().err, "the suggested value works"

@@ -1,4 +1,4 @@
-"""A server in a network namespace that has loopback only, and clients that run beside it.
+"""A server in a network namespace that has loopback only, and clients that run in it.
 
 The tiny model writes a script, because it cannot do an agent's work: a call that reads a file, then an answer. What is
 tested is the protocol: the list of models, the prompt and its tools, the stream, the tool call, its result, the end.
@@ -71,7 +71,7 @@ class ScriptedServer:
         return self.process.url
 
     def run(self, home: Path, words: list[str], *, fails: bool = False, **variables: str) -> str:
-        """Run a client in the server's namespace, with an empty home, beside the notes; return what it prints."""
+        """Run a client in the server's namespace, with an empty home next to the notes; return what it prints."""
         enter = ["nsenter", f"--target={self.process.process.pid}", "--user", "--net", "--preserve-credentials"]
         environment = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
         self.transcript.write_text("")

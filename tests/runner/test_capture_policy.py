@@ -117,7 +117,7 @@ def test_a_shape_that_no_graph_covers_is_captured_at_its_second_run(world: World
 
 
 def test_no_garbage_is_collected_during_a_capture(world: World) -> None:
-    """Destroying a CUDA graph that nobody holds any more would end the capture."""
+    """Destroying a CUDA graph without references would end the capture."""
     assert gc.isenabled()
     world(3), world(3)
     assert world.tape.count == 1 and not world.collects and gc.isenabled()

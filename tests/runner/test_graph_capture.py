@@ -68,13 +68,13 @@ def hungry() -> None:
 def test_a_failed_capture_is_ended_and_tried_again_later(
     capture: GraphCapture, given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *given: told.append(given), raising=False)
+        monkeypatch.setattr(torch._C, name, lambda *given: calls.append(given), raising=False)
     pool, Graph.given_up = capture._pool, given_up
     assert capture.capture(hungry) is None
     assert Graph.recording is None, "later work is not part of the capture"
-    assert told == ([(0, pool), (0, pool)] if given_up else [])
+    assert calls == ([(0, pool), (0, pool)] if given_up else [])
     assert (capture._pool == pool) != given_up
     Graph.given_up = False
     assert all(capture.capture(lambda: 5) is None for _ in range(CAPTURE_BACKOFF))

@@ -129,22 +129,22 @@ def test_a_failed_warm_up_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_warm_up_runs_on_the_requested_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread starts on the first device."""
-    told: list[object] = []
+    calls: list[object] = []
 
     @contextmanager
     def on(device: torch.device) -> Iterator[None]:
-        told.append(device)
+        calls.append(device)
         yield
-        told.append("left")
+        calls.append("left")
 
     def make() -> ModelRunner:
-        told.append("made")
+        calls.append("made")
         return few()
 
     monkeypatch.setattr(torch.cuda, "device", on)
     with BackgroundWarmup(make, torch.device("cuda:1"), False) as warming:
         pass
-    assert warming.steps and told == [torch.device("cuda:1"), "made", "left"]
+    assert warming.steps and calls == [torch.device("cuda:1"), "made", "left"]
 
 
 def test_nothing_is_captured_during_a_load(monkeypatch: pytest.MonkeyPatch) -> None:

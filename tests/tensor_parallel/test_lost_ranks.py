@@ -51,9 +51,9 @@ def gone(process: int) -> bool:
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     with split(tmp_path, 2) as ranks:
-        engine, told = ranks.engine(), list[RankError]()
+        engine, failures = ranks.engine(), list[RankError]()
         assert engine.runner.workers is not None
-        engine.runner.workers.on_failure(told.append)
+        engine.runner.workers.on_failure(failures.append)
         add(engine, "0", [1, 2, 3])
         engine.step()
         os.kill(ranks.team.pids[0], signal.SIGKILL)
@@ -63,10 +63,10 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         with pytest.raises(RankError, match="rank 1 of 2"):
             engine.step()
         for _ in range(int(SOON * 20)):  # the callback runs in another thread
-            if told:
+            if failures:
                 break
             time.sleep(0.05)
-        assert [str(error) for error in told] == [str(ranks.team._workers.failure)]
+        assert [str(error) for error in failures] == [str(ranks.team._workers.failure)]
 
 
 def test_a_step_whose_rank_is_lost_is_not_committed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Anthropic's tools that a client runs: their types stand for schemas that Claude knows, and other models are told."""
+"""Anthropic's tools that a client runs: their types stand for schemas that Claude knows and other models do not."""
 
 from __future__ import annotations
 

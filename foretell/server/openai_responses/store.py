@@ -87,7 +87,7 @@ class ResponseStore:
     def put_later(
         self, owner: str, response_id: str, encode: Callable[[], Awaitable[StoredResponse]]
     ) -> asyncio.Task[None]:
-        """Store what `encode` returns. Whoever asks for the response meanwhile waits for it."""
+        """Store what `encode` returns. A request for the response waits until then."""
         key = owner, response_id
 
         async def store() -> None:

@@ -82,7 +82,7 @@ def _list_of_calls(functions: Sequence[FunctionDefinition], tokens: LarkTokens, 
 
 
 def _call_schema(functions: Sequence[FunctionDefinition], arguments: str) -> dict[str, Any]:
-    """Return the schema of a call as one JSON object; a name that is text of the grammar could not be told from JSON.
+    """Return the schema of a call as one JSON object; a name that is text of the grammar would look like JSON.
 
     The schemas of the arguments are definitions of it, and so are their own definitions.
     """
