@@ -120,6 +120,7 @@ class ServerConfig:
         "auto",
         "return reasoning as reasoning_content, by its tags (auto: those of the chat template)",
         choices=(*REASONING_PARSERS, *OTHER_REASONING_PARSERS),
+        metavar="FORMAT",
     )
     metrics_names: str = option("foretell", "prefix of the metric names in /metrics", choices=METRIC_NAMES)
     per_request_spec_decode_metrics: str = option(
