@@ -27,6 +27,7 @@ from foretell.server.parsers.reasoning import END_TAG, ReasoningParser, ends_in_
 from foretell.server.parsers.tools import SPECIAL_TOKENS, TOOL_PARSERS, detect_tool_parser
 from foretell.server.parsers.tools.grammar import calls_grammar, forced_call_grammar, strict_call_grammar
 from foretell.server.parsers.tools.harmony import ENDS as HARMONY_ENDS
+from foretell.server.quoted_results import quoted_results
 from foretell.server.request_params import (
     after_reasoning,
     given_once,
@@ -138,7 +139,9 @@ class RequestPreprocessor:
         if tool_parser in SPECIAL_TOKENS:
             params["skip_special_tokens"] = False
         return GenerationJob(
-            requests=self._build_requests(body, client, [prompt], grammar, _last_user_text(body), **params),
+            requests=self._build_requests(
+                body, client, [prompt], grammar, _last_user_text(body), self._quoted_results(body, tools), **params
+            ),
             grammar=grammar,
             starts_in_reasoning=in_reasoning if self.parses_reasoning else None,
             tool_parser=tool_parser,
@@ -294,14 +297,15 @@ class RequestPreprocessor:
         prompts: list[list[int]],
         grammar: GrammarSpec | None,
         source: str,
+        reference: str | None = None,
         **overrides: Any,
     ) -> list[Request]:
         """Build the n requests of each prompt. `overrides` are sampling parameters derived from the request.
 
-        `source` is the text that may ask to rewrite a part of it.
+        `source` is the text that may ask to rewrite a part of it, `reference` what the output may quote besides it.
         """
         params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **overrides)
-        speculation = self._with_prediction(speculation_choice(body), source)
+        speculation = replace(self._with_prediction(speculation_choice(body), source), reference=reference)
         make = self.assembly.requests.make
         groups = [
             make(
@@ -324,6 +328,10 @@ class RequestPreprocessor:
             return speculation
         found = infer_prediction(source)
         return speculation if found is None else replace(speculation, prediction=found, prediction_is_inferred=True)
+
+    def _quoted_results(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> str | None:
+        """Return the results of tools as a call would quote them, if drafts may be inferred."""
+        return quoted_results(body.messages, self.tool_parser) if tools and self.config.infer_prediction else None
 
     def _clamped(self, params: SamplingParams, prompt: list[int]) -> SamplingParams:
         """Limit max_tokens to what the context and the KV cache have left: many clients always ask for thousands."""
