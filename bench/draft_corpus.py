@@ -6,8 +6,10 @@ them token by token, because a small model cannot do agent work. So the answers 
 and the drafters are real, and a model that rephrases what it quotes gains less. The processor costs time for each row,
 so speeds are those of the script, not of serving.
 
-Each turn runs without the lines in the prompt, and with them as the result of a tool call, without a drafter, with
-`suffix`, and with `suffix` and `corpus` over a copy of the folder. Edits are written to the copy before the next turn.
+Each turn runs without the lines in the prompt, with them as the result of a tool call, and with numbered lines, as
+tools for reading files return them: without a drafter, with `suffix`, with `suffix` and the results as a call quotes
+them (what the server does), and with `suffix` and `corpus` over a copy of the folder. Edits are written to the copy
+before the next turn. `--free` answers with paragraphs of the docs instead, which quote nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +21,28 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.draft.suffix import OutputStore
+from foretell.server.openai.chat_requests import ChatMessageParam
+from foretell.server.quoted_results import quoted_results
 
 FOLDER = Path(__file__).parents[1] / "foretell"
 LINES = 18  # of a file in one answer
 SYSTEM = "You are a coding agent. Answer with the changed code, or call the tool `edit` with path, old and new text."
-VARIANTS = {"plain": None, "suffix": "suffix", "suffix and corpus": "suffix,corpus"}
+DOCS = Path(__file__).parents[1] / "docs" / "explanation"
+# Drafters, and whether the results are a reference.
+VARIANTS: dict[str, tuple[str | None, bool]] = {
+    "plain": (None, False),
+    "suffix": ("suffix", False),
+    "suffix and results": ("suffix", True),
+    "suffix and corpus": ("suffix,corpus", False),
+}
+PROMPTS = ("without the lines", "with the lines", "with numbered lines")
 STEMS = ("amount", "entries", "outcome", "sources")  # new names of identifiers
 
 
@@ -46,9 +58,11 @@ class Turn:
     kind: str
 
 
-def scripted_turns(folder: Path, count: int, seed: int) -> list[Turn]:
+def scripted_turns(folder: Path, count: int, seed: int, is_free: bool) -> list[Turn]:
     """Return the turns over the files of a folder, which every third turn visits again."""
     rng = random.Random(seed)
+    pages = [page.read_text() for page in sorted(DOCS.glob("*.md"))]
+    paragraphs = [text for page in pages for text in page.split("\n\n") if 300 < len(text) < 1500 and "|" not in text]
     contents = {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.py"))}
     usable = [path for path, text in contents.items() if text.count("\n") > 3 * LINES]
     turns: list[Turn] = []
@@ -69,6 +83,8 @@ def scripted_turns(folder: Path, count: int, seed: int) -> list[Turn]:
             answer, kind = f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>", "tool call"
         else:
             answer, kind = f"Here is the changed part of `{path}`:\n```python\n{new_text}\n```\n", "code block"
+        if is_free:
+            answer, kind = rng.choice(paragraphs), "free text"
         asked = f"In {path}, rename `{name}` near line {begin + 1}, and check its value."
         turns.append(Turn(path, contents[path], asked, old_text, answer, kind))
     return turns
@@ -98,8 +114,10 @@ def forced(tokens: list[int]) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=len(tokens), ignore_eos=True, logits_processors=(force,))
 
 
-def run_trace(llm: LLM, turns: list[Turn], copy: Path, drafter: str | None, with_lines: bool) -> list[dict[str, Any]]:
-    """Return tokens, steps and decode seconds of each turn."""
+def run_trace(
+    llm: LLM, turns: list[Turn], copy: Path, drafter: str | None, has_reference: bool, prompt: str
+) -> list[dict[str, Any]]:
+    """Return tokens, steps, draft tokens and decode seconds of each turn."""
     suffix: Any = llm.engine.drafter.drafters["suffix"]
     suffix.store = OutputStore(65_536, 16)  # nothing of earlier runs of the same trace
     choice = SpeculationChoice(enabled=drafter is not None, drafter=drafter)
@@ -111,15 +129,21 @@ def run_trace(llm: LLM, turns: list[Turn], copy: Path, drafter: str | None, with
     for turn in turns:
         corpus.refresh()
         messages.append({"role": "user", "content": turn.asked})
-        if with_lines:
+        if prompt != PROMPTS[0]:
             messages.append({"role": "assistant", "content": f'<tool_call>{{"path": "{turn.path}"}}</tool_call>'})
-            messages.append({"role": "tool", "content": turn.read})
+            lines = enumerate(turn.read.split("\n"), 1)
+            numbered = "\n".join(f"{number:6}\u2192{line}" for number, line in lines)
+            messages.append({"role": "tool", "content": turn.read if prompt == PROMPTS[1] else numbered})
+        if has_reference:
+            sent = [ChatMessageParam(role=each["role"], content=each["content"]) for each in messages]  # type: ignore[arg-type]
+            choice = replace(choice, reference=quoted_results(sent, "hermes"))
         tokens = llm.tokenizer.encode(turn.answer, add_special=False)
         (output,) = llm.generate(llm.tokenizer.encode_chat(messages), forced(tokens), speculation=choice)
         assert list(output.outputs[0].token_ids) == tokens, "the scripted answer"
         counts = output.speculation
         seconds = output.timings.total - output.timings.first_token
-        results.append({"kind": turn.kind, "tokens": counts.tokens, "steps": counts.steps, "seconds": seconds})
+        found = {"tokens": counts.tokens, "steps": counts.steps, "drafted": counts.drafted, "seconds": seconds}
+        results.append({"kind": turn.kind, **found})
         messages.append({"role": "assistant", "content": turn.answer})
         (copy / turn.path).write_text(turn.edited)
     for path, text in before.items():
@@ -138,10 +162,11 @@ def main() -> None:
     parser.add_argument(
         "--num-speculative-tokens", type=int, default=8, help="fixed draft length, as for the table; 0: adaptive"
     )
+    parser.add_argument("--free", action="store_true", help="answer with text that quotes nothing")
     parser.add_argument("--only-steps", action="store_true", help="leave out plain decoding, and so the speeds")
     args = parser.parse_args()
-    variants = {name: drafter for name, drafter in VARIANTS.items() if drafter is not None or not args.only_steps}
-    turns = scripted_turns(args.folder, args.turns, args.seed)
+    variants = {name: each for name, each in VARIANTS.items() if each[0] is not None or not args.only_steps}
+    turns = scripted_turns(args.folder, args.turns, args.seed, args.free)
     found: dict[tuple[str, str], list[list[dict[str, Any]]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "files"
@@ -151,9 +176,10 @@ def main() -> None:
             num_speculative_tokens=args.num_speculative_tokens or None,
         )  # fmt: skip
         for _ in range(args.rounds):
-            for prompt in ("without the lines", "with the lines"):
-                for name, drafter in variants.items():
-                    found[prompt, name].append(run_trace(llm, turns, copy, drafter, prompt == "with the lines"))
+            for prompt in PROMPTS:
+                for name, (drafter, has_reference) in variants.items():
+                    if not has_reference or prompt != PROMPTS[0]:
+                        found[prompt, name].append(run_trace(llm, turns, copy, drafter, has_reference, prompt))
     report(found)
 
 
@@ -163,12 +189,13 @@ def report(found: dict[tuple[str, str], list[list[dict[str, Any]]]]) -> None:
     for (prompt, name), runs in found.items():
         every = [turn for run in runs for turn in run]
         row: dict[str, Any] = {"prompt": prompt, "drafters": name, "tokens_per_step": per_step(every)}
-        for kind in ("code block", "tool call"):
+        kinds = sorted({turn["kind"] for turn in every})
+        for kind in kinds:
             row[kind] = per_step([turn for turn in every if turn["kind"] == kind])
-        words = (
-            f"{prompt}, {name}: {row['tokens_per_step']:.2f} tokens a step ({row['code block']:.2f} in code blocks, "
-            f"{row['tool call']:.2f} in tool calls)"
-        )
+        row["drafted_per_token"] = round(sum(turn["drafted"] for turn in every) / sum(t["tokens"] for t in every), 3)
+        by_kind = ", ".join(f"{row[kind]:.2f} in {kind}s" for kind in kinds)
+        words = f"{prompt}, {name}: {row['tokens_per_step']:.2f} tokens a step ({by_kind}), "
+        words += f"{row['drafted_per_token']:.2f} draft tokens a token"
         if (prompt, "plain") in found:
             pairs = zip(found[prompt, "plain"], runs, strict=True)
             ratios = [total_seconds(base) / total_seconds(run) for base, run in pairs]

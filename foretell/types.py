@@ -28,6 +28,7 @@ class SpeculationChoice:
     workload: str | None = None  # preset of the upper threshold: code, json, narrative or auto
     prediction: str | None = None  # the expected output, for the drafter `prediction`
     prediction_is_inferred: bool = False  # found in the prompt: the usage of the response does not count it
+    reference: str | None = None  # text that the output may quote and that the prompt has in another spelling
     deadline: float | None = None  # seconds for all of `max_tokens`, from the start of prefill
     min_tokens_per_second: float | None = None  # after the first token; slower sequences get priority for drafts
     details: bool = False  # report for each token its probability and the draft tokens rejected at its position
@@ -94,6 +95,7 @@ class Request:
     bad_words: BadWords = field(default_factory=dict)
     reasoning: ReasoningMarkers | None = None
     prediction: tuple[int, ...] = ()  # the expected output, for the drafter `prediction`
+    reference: tuple[int, ...] = ()  # what the output may quote besides the prompt, for the drafter `suffix`
     drafters: tuple[str, ...] = ()  # drafters that may draft for it; empty is plain decoding
 
 

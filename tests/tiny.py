@@ -224,11 +224,11 @@ def quantized_self(format: QuantFormat) -> OwnVariant:
 def add(
     engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
 ) -> list[SequenceState]:
-    prediction = tuple(params.pop("prediction", ()))  # type: ignore[arg-type]
+    given = {name: tuple(params.pop(name, ())) for name in ("prediction", "reference")}  # type: ignore[arg-type]
     maker = RequestBuilder(RequestLimits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
     requests = maker.make(name, prompt, wanted, speculation)
-    return [engine.add(replace(request, prediction=prediction)) for request in requests]
+    return [engine.add(replace(request, **given)) for request in requests]
 
 
 def run(engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None) -> None:

@@ -68,6 +68,7 @@ class SuffixDrafter(Drafter):
         self.continuations = Continuations(factor, offset, min_token_prob)
         self.store = OutputStore(store_tokens, tenants)
         self._indices = SequenceIndices()
+        self._references: dict[int, NGramIndex] = {}  # of the requests that have one, by sequence
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [self._draft(seq, budget.depth) for seq, budget in zip(seqs, budgets, strict=True)]
@@ -75,6 +76,7 @@ class SuffixDrafter(Drafter):
     def prepare(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
             self._indices.current(seq)
+            self._reference(seq)
 
     def observe(self, results: list[StepResult]) -> None:
         """Mark tenants with running sequences as used. Proposing must not: drafts would depend on who asked."""
@@ -83,13 +85,25 @@ class SuffixDrafter(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self._indices.pop(seq.id, None)
+        self._references.pop(seq.id, None)
         if seq.finish_reason in ("stop", "length"):
             self.store.add(seq.request.tenant, seq.tokens[len(seq.request.prompt) :])
 
     @property
     def memory(self) -> int:
         """Bytes of the stored outputs and of the running sequences' indices."""
-        return self.store.memory + sum(index.memory for index in self._indices.values())
+        own = (*self._indices.values(), *self._references.values())
+        return self.store.memory + sum(index.memory for index in own)
+
+    def _reference(self, seq: Sequence) -> list[NGramIndex]:
+        """Return the index of what the request says that it may quote."""
+        if not seq.request.reference:
+            return []
+        index = self._references.get(seq.id)
+        if index is None:
+            index = self._references[seq.id] = NGramIndex([*seq.request.reference, SEPARATOR])
+            index.catch_up()
+        return [index]
 
     def _draft(self, seq: Sequence, nodes: int) -> Draft:
         if not nodes:
@@ -97,14 +111,15 @@ class SuffixDrafter(Drafter):
         own = self._indices.current(seq)
         length, tokens = len(seq.tokens), seq.tokens
         best, better = EMPTY_PATH, self.continuations.better
-        for index in (own, *self.store.indices(seq.request.tenant)):  # the sequence itself wins ties
+        others = (*self._reference(seq), *self.store.indices(seq.request.tenant))
+        for index in (own, *others):  # the sequence itself wins ties
             best = better(index.tokens, index.matches(tokens, length), nodes, best)
         if best is EMPTY_PATH:  # perhaps the sequence resumes copying after one token that differs
             before = own.matches(tokens, length - 1)
             long = [match for match in before if match[0] >= RESUME_MATCH and match[1] + 1 < length]
             best = better(own.tokens, long, nodes, best, skipped=1)
         if best.score < 1:
-            for index in (own, *self.store.indices(seq.request.tenant)):
+            for index in (own, *others):
                 single = [(1, position) for position in index.after(tokens[-1])]
                 best = better(index.tokens, single, nodes, best)
         return chain_draft(best.tokens, best.confidence, self.name) if best.tokens else NO_DRAFT

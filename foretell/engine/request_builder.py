@@ -21,6 +21,7 @@ AUTO = "auto"
 # Upper bounds of a request's SLO: tokens per second of one sequence, and seconds.
 MAX_SLO = {"min_tokens_per_second": 10_000, "deadline": 86_400}
 PREDICTION = "prediction"
+REFERENCE_READER = "suffix"  # the drafter that copies from a request's reference
 RULES = (*LOSSLESS, *LOSSY, AUTO)
 
 
@@ -94,6 +95,7 @@ class RequestBuilder:
             bad_words=self._tokenize_bad_words(params),
             reasoning=self._reasoning_markers(params),
             prediction=self._prediction(speculation),
+            reference=self._reference(speculation),
         )
         request = replace(request, speculation=self._resolve_thresholds(request))
         return [replace(request, seed=derive_seed(request.seed, i), choice=i) for i in range(params.n)]
@@ -110,6 +112,7 @@ class RequestBuilder:
             workload=given.workload or defaults.workload,
             prediction=given.prediction,
             prediction_is_inferred=given.prediction_is_inferred,
+            reference=given.reference,
             deadline=given.deadline,
             min_tokens_per_second=given.min_tokens_per_second,
             details=given.details,
@@ -186,6 +189,15 @@ class RequestBuilder:
         max_tokens = self.limits.context  # more cannot be generated
         expected = speculation.prediction[: max_tokens * self.tokenizer.longest_token]
         return tuple(self.tokenizer.encode(expected, add_special=False)[:max_tokens])
+
+    def _reference(self, speculation: SpeculationChoice) -> tuple[int, ...]:
+        """Return the tokens of the reference; none if no drafter reads it."""
+        if not speculation.reference or not speculation.enabled or self.tokenizer is None:
+            return ()
+        if REFERENCE_READER not in self.drafter.drafters:
+            return ()
+        text = speculation.reference[: self.limits.context * self.tokenizer.longest_token]
+        return tuple(self.tokenizer.encode(text, add_special=False)[: self.limits.context])
 
     def _reasoning_markers(self, params: SamplingParams) -> ReasoningMarkers | None:
         if params.thinking_budget is None or self.tokenizer is None:

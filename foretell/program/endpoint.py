@@ -76,7 +76,8 @@ def _speculation_body(choice: SpeculationChoice) -> dict[str, Any]:
     fields = {name: value for name, value in asdict(choice).items() if value is not None}
     prediction, thresholds = fields.pop("prediction", None), fields.pop("acceptance_threshold", None)
     details = {"return_token_details": True} if fields.pop("details") else {}
-    del fields["prediction_is_inferred"]  # set by servers alone
+    for name in ("prediction_is_inferred", "reference"):
+        fields.pop(name, None)  # set by servers alone
     if thresholds is not None:
         fields |= {"acceptance_threshold": thresholds[0], "acceptance_threshold_lower": thresholds[1]}
     body: dict[str, Any] = {"speculative": fields, **details}

@@ -82,7 +82,9 @@ class ServerConfig:
     max_stop: int = option(16, f"most stop strings of one request, each of at most {MAX_STOP_CHARS} characters")
     max_logprobs: int = option(20, "most top logprobs per token")
     infer_prediction: bool = option(
-        True, "draft from the text that a prompt asks to rewrite, in the formats of editors; never changes the output"
+        True,
+        "draft from the text that a prompt asks to rewrite, in the formats of editors, and from results of tools as "
+        "calls quote them; never changes the output",
     )
     strict_max_tokens: bool = option(
         False, "refuse a max_tokens above what the context has left, instead of lowering it"

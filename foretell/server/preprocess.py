@@ -29,6 +29,7 @@ from foretell.server.parsers.tools import SPECIAL_TOKENS, TOOL_PARSERS, detect_t
 from foretell.server.parsers.tools.grammar import call_format
 from foretell.server.parsers.tools.harmony import ENDS as HARMONY_ENDS
 from foretell.server.parsers.tools.lark import LarkTokens
+from foretell.server.quoted_results import quoted_results
 from foretell.server.request_params import given_once, grammar_spec, sampling_params, speculation_choice
 from foretell.server.usage import PREDICTION
 from foretell.structured_output import GrammarSpec
@@ -149,7 +150,9 @@ class RequestPreprocessor:
             params["skip_special_tokens"] = False
         is_strict = any(tool.function.strict for tool in tools)
         return GenerationJob(
-            requests=self._build_requests(body, client, [prompt], grammar, _last_user_text(body), **params),
+            requests=self._build_requests(
+                body, client, [prompt], grammar, _last_user_text(body), self._quoted_results(body, tools), **params
+            ),
             grammar=grammar,
             reasoning_tags=tags,
             starts_in_reasoning=in_reasoning,
@@ -308,14 +311,15 @@ class RequestPreprocessor:
         prompts: list[list[int]],
         grammar: GrammarSpec | None,
         source: str,
+        reference: str | None = None,
         **overrides: Any,
     ) -> list[Request]:
         """Build the n requests of each prompt. `overrides` are sampling parameters derived from the request.
 
-        `source` is the text that may ask to rewrite a part of it.
+        `source` is the text that may ask to rewrite a part of it, `reference` what the output may quote besides it.
         """
         params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **overrides)
-        speculation = self._with_prediction(speculation_choice(body), source)
+        speculation = replace(self._with_prediction(speculation_choice(body), source), reference=reference)
         make = self.assembly.requests.make
         groups = [
             make(
@@ -338,6 +342,10 @@ class RequestPreprocessor:
             return speculation
         found = infer_prediction(source)
         return speculation if found is None else replace(speculation, prediction=found, prediction_is_inferred=True)
+
+    def _quoted_results(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> str | None:
+        """Return the results of tools as a call would quote them, if drafts may be inferred."""
+        return quoted_results(body.messages, self.tool_parser) if tools and self.config.infer_prediction else None
 
     def _clamped(self, params: SamplingParams, prompt: list[int]) -> SamplingParams:
         """Limit max_tokens to what the context and the KV cache have left: many clients always ask for thousands."""

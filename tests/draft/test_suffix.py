@@ -61,6 +61,23 @@ def test_every_earlier_position_is_found_with_its_full_match(letters: int) -> No
         assert known.matches(text, end) == wanted[:full]
 
 
+def test_a_reference_is_copied_from_until_the_sequence_has_the_same_match() -> None:
+    drafter = SuffixDrafter()
+    quoted = Request("0", (1, 2), SamplingParams(), 0, 100, reference=(7, 8, 9, 10, 11, 12))
+    for tokens, expected in (([1, 2, 7, 8], (9, 10, 11)), ([1, 2], ()), ([1, 2, 11, 12], ())):
+        seq = Sequence(1, quoted, tokens)
+        for each in (drafter, SuffixDrafter()):
+            assert each.propose([seq], [BUDGET])[0].tokens == expected, "it ends where the reference ends"
+        drafter.forget(seq)
+    own = Sequence(2, quoted, [7, 8, 3, 4, 5, 7, 8])
+    assert drafter.propose([own], [BUDGET])[0].tokens[:2] == (3, 4), "the sequence itself wins ties"
+    drafter.prepare([own])
+    held = drafter.memory
+    drafter.forget(own)
+    assert drafter.memory == 0 < held
+    assert draft_for(drafter, [1, 2, 7, 8]).tokens == (), "other requests do not see it"
+
+
 def test_a_long_match_is_found_however_often_its_end_occurred_since() -> None:
     source = list(range(100, 120))
     text = [*source, 7, *[118, 119, 8] * (2 * MAX_POSITIONS), *source]

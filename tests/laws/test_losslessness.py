@@ -235,6 +235,29 @@ def test_a_prediction_never_changes_the_output(sampling: str, world: World) -> N
         assert engine.runner.pool.num_held == 0
 
 
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_a_reference_never_changes_the_output(sampling: str) -> None:
+    """Correct, with every fifth token wrong, and with preemption."""
+    truth = truth_for(sampling)
+    for spoil in (lambda i: False, lambda i: i % 5 == 2):
+        engine = World().engine(SuffixDrafter())
+        states = [
+            state
+            for i, (prompt, output) in enumerate(zip(PROMPTS, truth, strict=True))
+            for state in add(
+                engine,
+                str(i),
+                prompt,
+                reference=[(token + spoil(at)) % VOCAB for at, token in enumerate(output)],
+                **SAMPLING[sampling],
+            )
+        ]
+        run(engine, preempt_youngest)
+        assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth
+        assert sum(state.speculation.accepted for state in states) > len(PROMPTS)
+        assert engine.runner.pool.num_held == 0
+
+
 FAMILIES = {
     "windows": ModelConfig(
         vocab=VOCAB, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, ffn=48, context=256, windows=(5, None, 5)
