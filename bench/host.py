@@ -224,7 +224,7 @@ class Bench:
         return _ranked(seen, run.rank)
 
     def decided(self, tree: int, run: Run) -> dict[str, float]:
-        """The same of a controller, in steps in which it looks at every text: what it asks, decides and learns."""
+        """The same of a controller, in steps in which every sequence decodes: what it polls, decides and learns."""
         self._warm(run.warm)  # what the head does for the first time would be taken for its price
         self.engine.controller = controller = controller_of(self.engine.drafter, tree)
         watch = Watch(dict.fromkeys(("wants_free_drafts", "free_drafts", "choose_draft_lengths", "observe"), 0.0))
@@ -236,11 +236,11 @@ class Bench:
         for _ in range(run.steps):
             watch.spent.update(dict.fromkeys(watch.spent, 0.0))
             self.engine.step()
-            if len(controller._considered) == len(self.engine.states):
+            if len(controller._decoding) == len(self.engine.states):
                 for part, seconds in watch.spent.items():
                     seen[part].append(seconds)
         found = _ranked(seen, run.rank)
-        drafted = sum(count for (_, done, _), count in controller.decision_counts.items() if done == "drafted")
+        drafted = sum(count for (_, done, _), count in controller.decisions.counts.items() if done == "drafted")
         return {**found, "drafts a step": drafted / (run.warm + run.steps), "steps": len(seen["wants_free_drafts"])}
 
     def _warm(self, steps: int) -> None:

@@ -1,10 +1,13 @@
 """Record what each drafter would propose at every position of real outputs, and replay it without a model.
 
     python bench/replay.py FILE --record --data SPEC_BENCH --temperature 0
+    python bench/replay.py FILE --record --draft DRAFT_FOLDER --temperature 0
     python bench/replay.py FILE --temperature 0 --drafters suffix,recycle,eagle
+    python bench/replay.py FILE --temperature 0 --drafters suffix,recycle,model --machine 1.1b
 
-`--record` runs plain decoding and keeps the drafts that were not used. Without it a controller plays over them with the
-step and draft costs of a machine, so that policies can be compared by the thousand and without noise.
+`--record` runs plain decoding and keeps the drafts that were not used; `--draft` records a draft model instead of the
+EAGLE head. Without it a controller plays over them with the step and draft costs of a machine, so that policies can be
+compared by the thousand and without noise. The synthetic 1.1B model generates what the small one does at other costs.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from foretell.sampling_params import SamplingParams  # noqa: E402
 from foretell.types import Budget, Draft, DrafterTraits, Request, ScheduledSequence, Sequence  # noqa: E402
 from tests.control.simulation import Machine, Scenario, SimulatedDrafter, Simulator  # noqa: E402
 
-CHAIN = 6  # tokens of a head's draft that are recorded
+CHAIN = 8  # tokens of a timed drafter's draft that are recorded
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,22 @@ class MeasuredMachine(Machine):
 # smollm2-135m in int8 on two cores, with its EAGLE head: seconds of steps, of one level of a draft, of its start, and
 # of a poll and a choice with the caches as a step leaves them.
 CPU = MeasuredMachine(
-    rows=((1, 3.02e-3), (2, 3.2e-3), (4, 3.64e-3), (8, 4.43e-3), (16, 5.65e-3), (32, 10e-3), (64, 20e-3)),
-    token=2e-6,
+    rows=((1, 3.01e-3), (2, 3.13e-3), (4, 3.42e-3), (8, 4.25e-3), (16, 5.66e-3), (32, 9.1e-3), (64, 15.8e-3)),
+    token=1e-6,
     poll=2.5e-4,
 )
 # The same where a further row costs more, as in a larger model whose steps are bound by arithmetic.
 STEEP = replace(CPU, rows=tuple((rows, seconds * (1 + 0.12 * (rows - 1))) for rows, seconds in CPU.rows))
-MACHINES = {"cpu": CPU, "steep": STEEP}
-HEAD = SimulatedDrafter("eagle", lambda request, at: 0.0, 5e-4, free=False, start=3e-4, node_share=0.13)
+# The synthetic 1.1B model of bench/peers.py in int8 on two cores, and its draft model of 135M weights.
+LARGE = MeasuredMachine(
+    rows=((1, 20.4e-3), (2, 20.5e-3), (4, 21.0e-3), (8, 24.1e-3), (16, 28.2e-3), (32, 47.5e-3), (64, 85.2e-3)),
+    token=4e-6,
+    poll=2.5e-4,
+)
+MACHINES = {"cpu": CPU, "steep": STEEP, "1.1b": LARGE}
+HEAD = SimulatedDrafter("eagle", lambda request, at: 0.0, 1.8e-4, free=False, start=2.6e-4, node_share=0.07)
+MODEL = SimulatedDrafter("model", lambda request, at: 0.0, 4.2e-3, free=False, start=7e-4, node_share=0.14)
+TIMED = (HEAD, MODEL)
 FREE = tuple(SimulatedDrafter(name, lambda request, at: 0.0) for name in ("suffix", "recycle"))
 TRAITS = {
     "suffix": DrafterTraits(is_free=True),
@@ -95,6 +106,7 @@ TRAITS = {
     "eagle": DrafterTraits(
         makes_trees=True, relative_cost=0.1, prior_acceptance=0.71, acceptance_by_depth=(0.71, 0.75, 0.795, 0.827)
     ),
+    "model": DrafterTraits(needs_prefill=True, relative_cost=0.25, prior_acceptance=0.6),
 }
 
 
@@ -176,7 +188,7 @@ def play(
     temperature: float = 0.0, seed: int = 0,
 ) -> Outcome:  # fmt: skip
     """Return the time of each request under a controller that keeps its state, as in a server."""
-    drafters = tuple(each for each in (*FREE, HEAD) if each.name in names)
+    drafters = tuple(each for each in (*FREE, *TIMED) if each.name in names)
     scenario = Scenario(drafters, machine, load=lambda started: batch, seed=seed)
     replay = Replay(traces, controller, scenario, temperature=temperature)
     if isinstance(controller, AdaptiveController):
@@ -193,10 +205,10 @@ def learned(
     for _ in range(3):
         for rows in (1, 2, 4, 8, 16):
             controller.costs.observe(rows, 128, machine.expected_seconds(rows, 128), 128 * (rows - 1))
-        for name in set(names) - {each.name for each in FREE}:
+        for drafter in [each for each in TIMED if each.name in names]:
             for depth in (1, 4):
-                seconds = HEAD.start + HEAD.seconds * depth
-                controller.draft_costs[name].observe(depth, depth, 0, seconds, machine.expected_seconds(1, 0))
+                seconds, plain = drafter.start + drafter.seconds * depth, machine.expected_seconds(1, 0)
+                controller.draft_costs[drafter.name].observe(depth, depth, 0, seconds, plain)
     return controller
 
 
@@ -268,25 +280,27 @@ class Recorder(Controller):
         return [Draft()] * len(drafts)
 
 
-def record(file: Path, data: Path | None, temperature: float) -> None:
-    """Write the traces of a workload, eight prompts of each task."""
+def record(file: Path, data: Path | None, temperature: float, draft: str | None, per_task: int) -> None:
+    """Write the traces of a workload, so many prompts of each task."""
     from foretell import LLM
     from foretell.bench.workloads import load as workload
 
-    llm = LLM("smollm2-135m", drafter="auto", quiet=True)
-    recorder = llm.engine.controller = Recorder(HEAD.name)
+    drafter = "auto" if draft is None else f"suffix,recycle,model:{draft}"
+    llm = LLM("smollm2-135m", drafter=drafter, quiet=True)
+    (timed,) = [name for name, each in llm.engine.drafter.drafters.items() if not each.traits.is_free]
+    recorder = llm.engine.controller = Recorder(timed)
     seen: dict[str, int] = {}
     with gzip.open(file, "wt") as lines:
         for number, item in enumerate(workload("own" if data is None else "spec-bench", data)):
             seen[item.task] = seen.get(item.task, 0) + 1
-            if seen[item.task] > 8:
+            if seen[item.task] > per_task:
                 continue
             recorder.drafts.clear()
             params = SamplingParams(temperature=temperature, max_tokens=128, seed=number)
             (output,) = llm.chat([list(item.messages)], params)
             (drafts,) = recorder.drafts.values()
             saved = {
-                at: {name: [d.tokens, d.parents, d.confidence] for name, d in by_name.items()}
+                at: {name.partition(":")[0]: [d.tokens, d.parents, d.confidence] for name, d in by_name.items()}
                 for at, by_name in drafts.items()
             }
             tokens, prompt = list(output.outputs[0].token_ids), len(output.prompt_token_ids)
@@ -299,6 +313,8 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--record", action="store_true", help="write the file instead of playing it")
     parser.add_argument("--data", type=Path, help="the folder of Spec-Bench, to record it instead of the own prompts")
+    parser.add_argument("--draft", help="the folder of a draft model, to record it instead of the EAGLE head")
+    parser.add_argument("--per-task", type=int, default=8, help="prompts of each task that are recorded")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--machine", choices=MACHINES, default="cpu")
     parser.add_argument("--drafters", default="suffix,recycle,eagle")
@@ -306,7 +322,7 @@ def main() -> None:
     args = parser.parse_args()
     names, machine = tuple(args.drafters.split(",")), MACHINES[args.machine]
     for file in args.files if args.record else ():
-        record(file, args.data, args.temperature)
+        record(file, args.data, args.temperature, args.draft, args.per_task)
     for file in () if args.record else args.files:
         found = report(load(file), args.temperature, machine, names, args.seeds, lambda: learned(names, machine))
         print(

@@ -62,7 +62,7 @@ def step_prices(controller: AdaptiveController, drafter: str) -> SpeculationCost
     free, costs = controller.traits[drafter].is_free, controller.draft_costs[drafter]
 
     def draft(batch: int, nodes: int) -> float:
-        return 0.0 if free or not nodes else costs.seconds(nodes, nodes * batch, 0, float(curve[1]))
+        return 0.0 if free or not nodes else costs.prices(float(curve[1])).seconds(nodes, nodes * batch)
 
     return SpeculationCosts(lambda batch, nodes: float(curve[batch * (1 + nodes)]), draft)
 

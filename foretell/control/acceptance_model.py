@@ -1,18 +1,16 @@
 """Acceptance model: how likely draft tokens are to be accepted, by drafter, depth, confidence and tree width.
 
-Beta posteriors with exponentially decayed counts are kept by drafter and request class. A request shifts the odds of
-its class by what it saw itself (empirical Bayes). Drafters with few trials get an optimism bonus (UCB), because a
-drafter that is never used is never measured.
+Beta posteriors with exponentially decayed counts are kept by drafter and class of temperature.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from foretell.types import Budget, Draft, DrafterTraits, Sequence
+from foretell.types import Budget, Draft, DrafterTraits
 
 from .settings import ControllerTuning
 
@@ -26,7 +24,6 @@ RESCUE_RATES = ((0.5, 0.59, 0.66, 0.68), (0.08, 0.26, 0.4, 0.48), (-0.04, 0.0, 0
 CONFIDENCE_BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # lower ends of the bins of a drafter's own confidence
 BIN_MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.87, 0.97)  # confidence that a bin stands for
 DEPTHS = 4  # depths that are counted apart; the last one stands for all deeper ones
-FOLLOWED = DEPTHS + 2  # depth to which drafts are compared with the output
 NO_CONFIDENCE = len(CONFIDENCE_BINS)  # row of the counts that ignore confidence
 TREE = NO_CONFIDENCE + 1  # first of one row per tree width: deviation from RESCUE_RATES
 CELLS = (TREE + len(WIDTHS)) * DEPTHS
@@ -34,30 +31,21 @@ FIRST_TOKEN = NO_CONFIDENCE * DEPTHS  # cell of first tokens whatever their conf
 MAX_RATE = 0.995  # no draft token is certain
 LEAST_PROBABILITY = 0.02  # draft tokens that are less likely to be accepted are not considered
 
-# At temperature > 0 the argmax is not always sampled: an acceptance probability p at temperature 0 becomes p to this
-# power. A rule of thumb until something is counted.
-TEMPERATURE_POWERS = {"greedy": 1.0, "low": 1.5, "high": 3.0}
-LOW_TEMPERATURE = 0.8  # upper end of "low"
 
+def temperature_power(temperature: float) -> float:
+    """Return the power by which sampling lowers an acceptance probability: the argmax is not always sampled.
 
-def request_class_of(seq: Sequence) -> str:
-    """Return the class of requests that share acceptance rates, by temperature."""
-    temperature = seq.request.params.temperature
-    if temperature == 0:
-        return "greedy"
-    return "low" if temperature <= LOW_TEMPERATURE else "high"
+    A rule of thumb until something is counted. Requests of the same power share their rates.
+    """
+    return 1.0 if temperature == 0 else 1.4 if temperature <= 0.8 else 2.5
 
 
 def rescue_rate(width: float, depth: int) -> float:
-    """Return the share of tokens missed by a chain at this depth that a tree of this width finds."""
-    by_width = RESCUE_RATES[min(depth, len(RESCUE_RATES)) - 1]
-    above = bisect_right(WIDTHS, width)
-    if above == 0:
-        return by_width[0] * max(0.0, width - 1) / (WIDTHS[0] - 1)
-    if above == len(WIDTHS):
-        return by_width[-1]
-    part = math.log2(width / WIDTHS[above - 1])
-    return by_width[above - 1] + part * (by_width[above] - by_width[above - 1])
+    """Return the prior share of tokens missed by a chain at this depth that a tree of this width finds."""
+    place = min(max(math.log2(width) - 1, -1.0), len(WIDTHS) - 1.0)  # between two widths
+    by_width = (0.0, *RESCUE_RATES[min(depth, len(RESCUE_RATES)) - 1])
+    below = min(int(place + 1), len(WIDTHS) - 1)
+    return by_width[below] + (place + 1 - below) * (by_width[below + 1] - by_width[below])
 
 
 def cell(confidence: float | None, depth: int) -> int:
@@ -71,48 +59,40 @@ def tree_cell(width: float, depth: int) -> int:
 
     A rate of 0.5 there means that RESCUE_RATES hold; more means that second choices are accepted more often.
     """
-    if depth == 1:
-        return TREE * DEPTHS
-    nearest = min(len(WIDTHS) - 1, max(0, round(math.log2(max(1.0, width))) - 1))
+    nearest = 0 if depth == 1 else min(len(WIDTHS) - 1, max(0, round(math.log2(max(1.0, width))) - 1))
     return (TREE + nearest) * DEPTHS + (depth if depth < DEPTHS else DEPTHS) - 1
 
 
-def mean_power(mean: float, power: float) -> float:
-    """Return E[p^power] for p ~ Beta(2 mean, 2 (1 - mean)), which is uniform for a mean of 0.5.
-
-    A drafter with an unknown acceptance rate may be good or bad, so this exceeds mean^power (Jensen's inequality).
-    """
-    a = 2 * min(max(mean, 1e-3), 1 - 1e-3)
-    return math.gamma(a + power) / math.gamma(a) / math.gamma(2 + power)
-
-
-class ClassRates:
-    """Beta posteriors of one drafter over the requests of a class, by cell.
+class AcceptanceRates:
+    """Beta posteriors of one drafter over requests of about the same temperature, by cell.
 
     A token is counted only if all tokens before it on its branch were accepted.
     """
 
     def __init__(self, traits: DrafterTraits, power: float = 1.0, tuning: ControllerTuning = ControllerTuning()):
         """`power` is the exponent that the temperature puts on an acceptance probability."""
-        self.tuning, self.power = tuning, power
-        self.trust = tuning.confidence_trust if traits.is_free else tuning.cross_trust
-        known = traits.acceptance_by_depth
-        self.prior = mean_power(traits.prior_acceptance, power) if power != 1 else traits.prior_acceptance
+        self.tuning, self.power, self.is_free = tuning, power, traits.is_free
+        known, self.prior = traits.acceptance_by_depth, traits.prior_acceptance
+        if not (known or traits.is_free):
+            self.prior = max(self.prior, tuning.optimistic_prior)
+        self.prior **= power
         # By how much the rate of a depth exceeds that of the depth before: drafts that got this far are easier.
         self.growth = [1.0] + [(after / before) ** power for before, after in zip(known, known[1:DEPTHS], strict=False)]
         self.growth += [1.0] * (DEPTHS - len(self.growth))
         self.trials, self.accepted = [0.0] * CELLS, [0.0] * CELLS
-        self.known_rates: dict[int, float] = {}  # cached while a few more counts hardly change them
-        self._counts_left = 0  # until the cache is cleared
-        self._decay = 1 - 1 / tuning.class_memory
+        self._prior_weight = tuning.prior_weight  # of first tokens: it decays, too, or a useless drafter never looks so
+        # Cached while a few more counts hardly change them.
+        self._rates: dict[int, float] = {}
+        self._chain: list[float] = []
+        self._counts_left = 0
 
     def rate(self, at: int) -> float:
         """Return the posterior mean of a cell."""
-        found = self.known_rates.get(at)
+        found = self._rates.get(at)
         if found is None:
-            weight = self.tuning.class_prior
+            weight = self._prior_weight if at == FIRST_TOKEN else self.tuning.prior_weight
             found = (weight * self._prior_rate(at) + self.accepted[at]) / (weight + self.trials[at])
-            self.known_rates[at] = found = min(found, MAX_RATE)
+            self._rates[at] = found = min(found, MAX_RATE)
         return found
 
     def _prior_rate(self, at: int) -> float:
@@ -121,38 +101,58 @@ class ClassRates:
         if row >= TREE:  # if second choices are hardly ever right in the first level, they are not at greater depths
             return min(0.5, self.rate(TREE * DEPTHS)) if depth else 0.5
         if row < NO_CONFIDENCE:
-            confidence = float(BIN_MIDDLES[row] ** self.power)
-            return self.trust * confidence + (1 - self.trust) * self.rate(FIRST_TOKEN + depth)
+            trust, confidence = self.tuning.confidence_trust, float(BIN_MIDDLES[row] ** self.power)
+            return trust * confidence + (1 - trust) * self.rate(FIRST_TOKEN + depth)
         return min(MAX_RATE, self.rate(at - 1) * self.growth[depth]) if depth else self.prior
-
-    @property
-    def is_familiar(self) -> bool:
-        """Return whether the rate of first tokens has enough trials to need no optimism."""
-        return self.trials[FIRST_TOKEN] >= self.tuning.familiar
-
-    def bonus(self, rate: float, depth: int) -> float:
-        """Return the optimism bonus of a rate. It fades with the trials of its depth."""
-        trials, familiar = self.trials[FIRST_TOKEN + min(depth, DEPTHS) - 1], self.tuning.familiar
-        if trials >= familiar:
-            return 0.0
-        return self.tuning.optimism * (1 - trials / familiar) * math.sqrt(max(0.0, rate * (1 - rate)) / (1 + trials))
 
     def count(self, at: int, accepted: float, weight: float = 1.0) -> None:
         """Count a draft token, accepted or not."""
-        self.trials[at] = self.trials[at] * self._decay + weight
-        self.accepted[at] = self.accepted[at] * self._decay + accepted
+        decay = 1 - 1 / self.tuning.memory
+        self.trials[at] = self.trials[at] * decay + weight
+        self.accepted[at] = self.accepted[at] * decay + accepted
+        if at == FIRST_TOKEN:
+            self._prior_weight *= decay
         self._counts_left -= 1
         if self._counts_left <= 0:
-            self.known_rates.clear()
-            self._counts_left = min(16, int(self.trials[FIRST_TOKEN] / 8))
+            self._rates.clear()
+            self._chain = []
+            self._counts_left = min(8, int(self.trials[FIRST_TOKEN] / 8))
 
-    def level_rate(self, first_rate: float, depth: int, width: float) -> float:
-        """Return the probability that a tree level contains the right token.
+    def chain_probs(self, depth: int) -> list[float]:
+        """Return the probability that each token of a chain is accepted, together with all before it."""
+        if not self._chain:
+            prob = 1.0
+            for at in range(64):
+                prob *= self.rate(FIRST_TOKEN + min(at, DEPTHS - 1))
+                self._chain.append(prob)
+                if prob < LEAST_PROBABILITY:
+                    break
+        return self._chain[:depth]
 
-        `first_rate` is the acceptance rate of its first choice; where that is wrong, other choices may be right.
+    def draft_probs(self, draft: Draft, most: int) -> list[float]:
+        """Return the same for the first nodes of a draft that a free drafter has made, by its confidence."""
+        known, row, confidence = self._rates, FIRST_TOKEN, draft.confidence
+        probs: list[float] = []
+        columns: list[int] = []  # depth - 1 of each node, at most that of the last cell
+        for node, parent in enumerate(draft.parents[:most]):
+            column = min(columns[parent] + 1, DEPTHS - 1) if parent >= 0 else 0
+            columns.append(column)
+            if confidence is not None:
+                row = cell(confidence[node], 1)
+            rate = known.get(row + column) or self.rate(row + column)
+            probs.append((probs[parent] if parent >= 0 else 1.0) * rate)
+            if probs[-1] < LEAST_PROBABILITY:
+                break
+        return probs
+
+    def level_rate(self, depth: int, width: float) -> float:
+        """Return the probability that a tree level contains the right token, if the one before did.
+
+        Its first choice is as likely to be right as the token of a chain; where it is wrong, another one may be.
         """
+        first = self.rate(cell(None, depth))
         rescued = rescue_rate(width, depth) + 2 * self.rate(tree_cell(width, depth)) - 1
-        return max(0.0, first_rate + (1 - first_rate) * min(1.0, max(-0.5, rescued)))
+        return max(0.0, first + (1 - first) * min(1.0, max(-0.5, rescued)))
 
     def count_level(self, depth: int, width: float, accepted: bool) -> None:
         """Count whether a tree level contained the right token.
@@ -165,34 +165,14 @@ class ClassRates:
         hit = 2 * missed * (accepted - first + missed * (1 - rescue_rate(width, depth)))
         self.count(tree_cell(width, depth), hit, 4 * missed * missed)
 
-
-class RequestRates:
-    """Acceptance of one drafter in one request: the rates of the class with shifted odds."""
-
-    __slots__ = ("group", "odds", "_hits", "_misses", "_expected", "_decay", "_weight")
-
-    def __init__(self, group: ClassRates) -> None:
-        self.group, self.odds = group, 1.0  # factor on the odds of the class's rates
-        self._hits = self._misses = self._expected = 0.0
-        self._decay, self._weight = 1 - 1 / group.tuning.request_memory, group.tuning.request_prior
-
-    def rate(self, at: int) -> float:
-        """Return the acceptance rate of a cell in this request."""
-        rate, odds = self.group.rate(at), self.odds
-        return rate * odds / (1 - rate + rate * odds)
-
-    def count(self, at: int, accepted: bool, confidence_cell: int = -1) -> None:
-        """Count a draft token in its cell and, unless -1, in that of its confidence."""
-        group, decay, weight = self.group, self._decay, self._weight
-        expected = group.rate(at if confidence_cell < 0 else confidence_cell)
-        self._hits = self._hits * decay + accepted
-        self._misses = self._misses * decay + 1 - accepted
-        self._expected = self._expected * decay + expected
-        mean = min(max(self._expected / (self._hits + self._misses), 0.01), 0.99)  # what the class would have accepted
-        self.odds = (weight * mean + self._hits) / (weight * (1 - mean) + self._misses) * (1 - mean) / mean
-        group.count(at, accepted)
-        if confidence_cell >= 0:
-            group.count(confidence_cell, accepted)
+    def level_probs(self, depth: int, width: float) -> list[float]:
+        """Return the probability, per level of a tree, that one of its nodes is accepted."""
+        prob, probs = 1.0, list[float]()
+        rates = [self.level_rate(at, width) for at in range(1, min(depth, DEPTHS) + 1)]
+        for at in range(depth):
+            prob *= rates[min(at, DEPTHS - 1)]
+            probs.append(prob)
+        return probs
 
 
 @dataclass(slots=True)
@@ -203,34 +183,25 @@ class OpenDraft:
     choices are counted, of its trees whether each level contains the output token.
     """
 
-    rates: RequestRates
+    rates: AcceptanceRates
     draft: Draft
     position: int  # index of the token that decides next
     budget: Budget | None = None
-    free_confidence: float | None = None  # acceptance probability of the best free draft in the same step
     node: int = -1  # last node that was confirmed
     depth: int = 1
     on_first_choices: bool = True  # all nodes confirmed so far are the first choices of their levels
-    is_chain: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.is_chain = self.draft.is_chain
 
     def follow(self, tokens: list[int]) -> bool:
         """Count the draft tokens that `tokens` decide. Return whether the draft is still open."""
-        draft, budget = self.draft, self.budget
-        drafted, parents = draft.tokens, draft.parents
-        while self.position < len(tokens) and self.depth <= (FOLLOWED if budget is None else budget.depth):
-            token, node = tokens[self.position], self.node
-            if self.is_chain:
-                children = [node + 1] if node + 1 < len(parents) else []
-            else:
-                children = [i for i in range(node + 1, len(parents)) if parents[i] == node]  # parents come first
-            hit = next((child for child in children if drafted[child] == token), -1)
-            if budget is None:
+        draft = self.draft
+        most = DEPTHS + 2 if self.budget is None else self.budget.depth
+        while self.position < len(tokens) and self.depth <= most:
+            children = draft.children(self.node)
+            hit = next((child for child in children if draft.tokens[child] == tokens[self.position]), -1)
+            if self.budget is None:
                 self._count_free(children, hit)
             else:
-                self._count_timed(children, hit, budget.nodes / budget.depth)
+                self._count_timed(children, hit, self.budget.nodes / self.budget.depth)
             if hit < 0:
                 return False
             self.node, self.depth, self.position = hit, self.depth + 1, self.position + 1
@@ -238,100 +209,30 @@ class OpenDraft:
 
     def _count_free(self, children: list[int], hit: int) -> None:
         confidence, depth = self.draft.confidence, self.depth
-        at = cell(None, depth)
         for child in children:
-            self.rates.count(at, child == hit, -1 if confidence is None else cell(confidence[child], depth))
+            self.rates.count(cell(None, depth), child == hit)
+            if confidence is not None:
+                self.rates.count(cell(confidence[child], depth), child == hit)
 
     def _count_timed(self, children: list[int], hit: int, width: float) -> None:
+        is_first = bool(children) and hit == children[0]
         if self.on_first_choices and children:
-            row = -1 if self.free_confidence is None else cell(self.free_confidence, self.depth)
-            self.rates.count(cell(None, self.depth), hit == children[0], row)
+            self.rates.count(cell(None, self.depth), is_first)
         if width > 1:  # a branch that ends before its depth counts as a miss, too
-            self.rates.group.count_level(self.depth, width, hit >= 0)
-        self.on_first_choices &= bool(children) and hit == children[0]
-
-
-@dataclass(slots=True)
-class RequestAcceptance:
-    """Acceptance of all drafters in one request, and its open drafts."""
-
-    rates: dict[str, RequestRates]
-    open: list[OpenDraft] = field(default_factory=list)
-    free_confidence: float | None = None  # acceptance probability of the best free draft in this step; None: not asked
-
-    def resolve(self, tokens: list[int]) -> None:
-        """Count what `tokens` say about the open drafts."""
-        if self.open:
-            self.open = [draft for draft in self.open if draft.follow(tokens)]
-
-    def add_free(self, seq: Sequence, drafts: Mapping[str, Draft]) -> None:
-        """Follow free drafts, whether the step uses them or not: the output tokens decide about both."""
-        self.open += [OpenDraft(self.rates[name], draft, len(seq.tokens)) for name, draft in drafts.items()]
-
-    def free_probs(self, drafter: str, draft: Draft) -> list[float]:
-        """Return the probability that each node of a draft is accepted, together with all before it."""
-        rates, confidence = self.rates[drafter], draft.confidence
-        group, odds = rates.group, rates.odds
-        known, row = group.known_rates, FIRST_TOKEN
-        probs: list[float] = []
-        columns: list[int] = []  # depth - 1 of each node, at most that of the last cell
-        for node, parent in enumerate(draft.parents):
-            column = min(columns[parent] + 1, DEPTHS - 1) if parent >= 0 else 0
-            columns.append(column)
-            if confidence is not None:
-                row = cell(confidence[node], 1)
-            rate = known.get(row + column) or group.rate(row + column)
-            probs.append((probs[parent] if parent >= 0 else 1.0) * rate * odds / (1 - rate + rate * odds))
-        return probs
-
-    def chain_probs(self, drafter: str, depth: int, optimistic: bool = True) -> list[float]:
-        """Return the acceptance probability of each token of a chain that is not drafted yet.
-
-        Tokens that are easy for one drafter are easy for another, so the confidence of free drafts counts.
-        """
-        rates, first, prob, rate = self.rates[drafter], cell(self.free_confidence, 1), 1.0, 0.0
-        group, odds = rates.group, rates.odds
-        known, optimistic = group.known_rates, optimistic and not group.is_familiar
-        probs: list[float] = []
-        for at in range(depth):
-            if at < DEPTHS:
-                rate = known.get(first + at) or group.rate(first + at)
-                rate = rate * odds / (1 - rate + rate * odds)
-                if optimistic:
-                    rate = min(1.0, rate + group.bonus(rate, at + 1))
-            prob *= rate
-            probs.append(prob)
-            if prob < LEAST_PROBABILITY:
-                break
-        return probs
-
-    def level_probs(self, drafter: str, depth: int, width: float) -> list[float]:
-        """Return the probability, per level of a tree that is not drafted yet, that one of its nodes is accepted."""
-        rates, prob, rate = self.rates[drafter], 1.0, 0.0
-        probs: list[float] = []
-        for at in range(1, depth + 1):
-            if at <= DEPTHS:
-                rate = rates.group.level_rate(rates.rate(cell(None, at)), at, width)
-            prob *= rate
-            probs.append(prob)
-        return probs
+            self.rates.count_level(self.depth, width, hit >= 0)
+        self.on_first_choices &= is_first
 
 
 class AcceptanceModel:
-    """Acceptance of every drafter, by request class."""
+    """Acceptance of every drafter, by class of temperature."""
 
     def __init__(self, traits: Mapping[str, DrafterTraits], tuning: ControllerTuning = ControllerTuning()) -> None:
         self.traits, self.tuning = traits, tuning
-        self._classes: dict[tuple[str, str], ClassRates] = {}  # by drafter and request class
+        self._rates: dict[tuple[str, float], AcceptanceRates] = {}
 
-    def class_rates(self, drafter: str, request_class: str) -> ClassRates:
-        """Return the rates of a drafter in a request class, made on first use."""
-        found = self._classes.get((drafter, request_class))
-        if found is None:
-            traits, power = self.traits.get(drafter, DrafterTraits()), TEMPERATURE_POWERS[request_class]
-            found = self._classes[drafter, request_class] = ClassRates(traits, power, self.tuning)
-        return found
-
-    def request(self, request_class: str, drafters: Iterable[str]) -> RequestAcceptance:
-        """Return the acceptance of a new request."""
-        return RequestAcceptance({name: RequestRates(self.class_rates(name, request_class)) for name in drafters})
+    def rates(self, drafter: str, temperature: float) -> AcceptanceRates:
+        """Return the rates of a drafter at a temperature, made on first use."""
+        key = drafter, temperature_power(temperature)
+        if key not in self._rates:
+            self._rates[key] = AcceptanceRates(self.traits.get(drafter, DrafterTraits()), key[1], self.tuning)
+        return self._rates[key]

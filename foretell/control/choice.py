@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 from .acceptance_model import WIDTHS
-from .draft_latency import DraftPrices
+from .latency_model import DraftPrices
 from .settings import ControllerTuning
 
 FREE = DraftPrices()
@@ -42,13 +43,6 @@ class StepCostView:
         """Return the nodes of a tree that fills the padded step of a single sequence, at least `nodes`."""
         return next((size - self.rows for size in self.padded_sizes if self.rows + nodes <= size), nodes)
 
-    def free_rows(self, margin: float) -> int:
-        """Return the further rows that lengthen the step by at most this share."""
-        limit, rows = margin * self.plain_seconds, 0
-        while self.rows + rows + 1 < len(self.curve) and self.extra_seconds(rows + 1) <= limit:
-            rows += 1
-        return rows
-
     def extra_seconds(self, rows: int) -> float:
         """Return the seconds that further rows add to the step."""
         at = min(self.rows + rows, len(self.curve) - 1)
@@ -56,12 +50,10 @@ class StepCostView:
 
     def shares(self, most: int) -> list[float]:
         """Return a sequence's share of the step by its draft tokens, at least up to `most`, if all have as many."""
-        found = self._shares
-        if len(found) <= most:
-            count, gap, last = self.num_decoding, self.host_gap - self.curve[self.rows], len(self.curve) - 1
-            for nodes in range(len(found), most + 1):
-                shared = self.curve[min(self.rows + nodes * count, last)] + gap
-                found.append(self.plain_share + nodes * self.row_context_seconds + shared / count)
+        found, count = self._shares, self.num_decoding
+        for nodes in range(len(found), most + 1):
+            shared = self.extra_seconds(nodes * count) + self.host_gap
+            found.append(self.plain_share + shared / count)
         return found
 
     def sequence_seconds(self, nodes: int, prices: DraftPrices | None = None, depth: int = 0) -> float:
@@ -88,15 +80,6 @@ class DrafterOption:
     tree_prices: DraftPrices | None = None
     level_probs: Callable[[float], list[float]] | None = None  # of a tree by width: each level has an accepted node
 
-    def trees(self, view: StepCostView, width: int) -> Iterator[tuple[int, int, float]]:
-        """Yield nodes, depth and expected tokens of trees of a width, widened by nodes that only fill a padded step."""
-        for depth in range(1, self.max_nodes // width + 1):
-            nodes = min(self.max_nodes, view.padded_nodes(width * depth))
-            probs = self.level_probs(nodes / depth) if self.level_probs else []
-            if depth > len(probs):
-                return
-            yield nodes, depth, 1 + sum(probs[:depth])
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -120,12 +103,9 @@ class Choice:
         if not nodes:
             return PLAIN
         levels = self.levels if nodes > self.levels else 0
-        expected, seconds = (
-            1 + sum(self.accept_probs[:nodes]),
-            view.sequence_seconds(nodes, self.prices, levels or nodes),
-        )
-        speedup = max(1.0, min(self.speedup, expected * view.plain_share / seconds))
-        return Choice(self.drafter, nodes, speedup, self.accept_probs, levels, self.prices)
+        seconds = view.sequence_seconds(nodes, self.prices, levels or nodes)
+        speedup = (1 + sum(self.accept_probs[:nodes])) * view.plain_share / seconds
+        return replace(self, nodes=nodes, speedup=max(1.0, min(self.speedup, speedup)), levels=levels)
 
 
 PLAIN = Choice()
@@ -136,43 +116,47 @@ def choose(
     options: Sequence[Sequence[DrafterOption]],
     margin: float,
     throughput: bool = False,
-    has_priority: Sequence[bool] = (),
+    is_late: Sequence[bool] = (),
     tuning: ControllerTuning = ControllerTuning(),
 ) -> list[Choice]:
     """Return the drafter and shape for each sequence that maximise expected tokens per second of the step.
 
-    With `throughput` the tokens of the batch count; otherwise each sequence's time per token, so that none starves. A
-    sequence with priority (late on its SLO) gets what is fastest for it alone, within a bound on the growth of the
-    step, and the others draft only in rows that cost almost nothing. Plain decoding wins unless a draft promises more
-    than `margin`.
+    With `throughput` the tokens of the batch count; otherwise each sequence's time per token, so that none starves.
+    Sequences that are late on their SLO choose what is fastest for them alone, and weigh more when rows are given out.
+    Plain decoding wins unless a draft promises more than `margin`.
 
     What may still shorten the result, all of it in `AdaptiveController._budgets` and `Scheduler.schedule`:
     the least draft length, unloaded drafters, free KV pages and the token limit of a step, the tokens that a grammar
     forces or forbids, and `max_tokens` (already a limit of the options).
     """
-    if any(has_priority):
-        return _choose_with_priority(view, options, margin, throughput, has_priority, tuning)
-    best = [best_choice(view, mine, margin, tuning) for mine in options]
-    if view.num_decoding == 1 and len(best) == 1:
-        return best
-    chosen, (nodes, speed) = best, allocate(view, best, throughput, margin)
-    timed = [choice.drafter for choice in best if choice.prices is not None]
-    # Levels are shared, so fewer drafters may be faster than each sequence's best: one of them, or only free ones. If
-    # all sequences draft alike, the best choice of each is exact.
-    kept = {*timed, ""} if len({*timed}) > 1 else {""} if 0 < len(timed) < len(best) else ()
-    for drafter in sorted(kept):
-        others = [
-            choice
-            if choice.prices is None or choice.drafter == drafter
-            else best_choice(
-                view, [each for each in mine if each.prices is None or each.drafter == drafter], margin, tuning
-            )
-            for choice, mine in zip(best, options, strict=True)
-        ]
-        found, reached = allocate(view, others, throughput, margin)
-        if reached > speed:
-            chosen, nodes, speed = others, found, reached
-    return [choice.resized(view, count) for choice, count in zip(chosen, nodes, strict=True)]
+    late = is_late if 0 < sum(is_late) < view.num_decoding else [False] * len(options)
+    alone = replace(view, num_decoding=1) if any(late) else view
+    known: dict[tuple[int, bool], Choice] = {}  # sequences that share their options share the choice
+    for mine, urgent in zip(options, late, strict=True):
+        if (id(mine), urgent) not in known:
+            known[id(mine), urgent] = best_choice(alone if urgent else view, mine, margin, tuning)
+    best = [known[id(mine), urgent] for mine, urgent in zip(options, late, strict=True)]
+    if len(known) == 1 and len(best) == view.num_decoding:
+        return best  # all draft alike, for which the best choice is exact
+    weights = [tuning.slo_weight * view.num_decoding / sum(late) if urgent else 1.0 for urgent in late]
+    tried = [best, *fewer_drafters(view, options, best, margin, tuning)]
+    allocated = [allocate(view, choices, throughput, margin, weights) for choices in tried]
+    at = max(range(len(tried)), key=lambda index: allocated[index][1])
+    return [each.resized(view, nodes) for each, nodes in zip(tried[at], allocated[at][0], strict=True)]
+
+
+def fewer_drafters(
+    view: StepCostView, options: Sequence[Sequence[DrafterOption]], best: list[Choice], *limits: Any
+) -> Iterator[list[Choice]]:
+    """Yield the choices with one timed drafter or none: start and levels are shared, so it may be faster."""
+    timed = {choice.drafter for choice in best if choice.prices is not None}
+    for kept in sorted({"", *timed}) if timed and len({choice.drafter for choice in best}) > 1 else ():
+        fewer = list(best)
+        for index, choice in enumerate(best):
+            if choice.prices is not None and choice.drafter != kept:
+                left = [each for each in options[index] if each.prices is None or each.drafter == kept]
+                fewer[index] = best_choice(view, left, *limits)
+        yield fewer
 
 
 def best_choice(
@@ -198,10 +182,8 @@ def best_choice(
             elif speedup < cutoff * best_here:
                 break  # later tokens cost as much and are accepted less often; only the start can be expensive
     for option in options:
-        if option.max_nodes:
-            tree = _best_tree(view, option, best, cutoff)
-            if tree is not None:
-                return tree
+        if option.max_nodes and (tree := _best_tree(view, option, best, cutoff)) is not None:
+            return tree
     if chosen is None:
         return PLAIN
     # A node is worth no more than those before it, because drafts are always cut at their end.
@@ -214,7 +196,12 @@ def _best_tree(view: StepCostView, option: DrafterOption, best: float, cutoff: f
     found: tuple[int, int, float] | None = None
     for width in WIDTHS:
         best_here = 0.0
-        for nodes, depth, expected in option.trees(view, width):
+        for depth in range(1, option.max_nodes // width + 1):
+            nodes = min(option.max_nodes, view.padded_nodes(width * depth))
+            probs = option.level_probs(nodes / depth) if option.level_probs else []
+            if depth > len(probs):
+                break
+            expected = 1 + sum(probs[:depth])
             seconds = view.sequence_seconds(nodes, option.tree_prices, depth) + option.prefill_seconds
             speedup = expected * view.plain_share / seconds
             best_here = max(best_here, speedup)
@@ -230,21 +217,22 @@ def _best_tree(view: StepCostView, option: DrafterOption, best: float, cutoff: f
     # A tree that `allocate` cuts to its depth becomes a chain. The further nodes share what the tree adds to that.
     chain = option.accept_probs[:depth]
     more = max(0.0, expected - 1 - sum(chain)) / max(1, nodes - depth)
-    probs = tuple(accumulate([*chain, *[more] * (nodes - len(chain))], min))
-    return Choice(option.drafter, nodes, best, probs, depth, option.tree_prices)
+    falling = accumulate([*chain, *[more] * (nodes - len(chain))], min)
+    return Choice(option.drafter, nodes, best, tuple(falling), depth, option.tree_prices)
 
 
 def allocate(
-    view: StepCostView, choices: Sequence[Choice], throughput: bool, margin: float, max_nodes: int | None = None
+    view: StepCostView, choices: Sequence[Choice], throughput: bool, margin: float, weights: Sequence[float] = ()
 ) -> tuple[list[int], float]:
-    """Return the nodes of each sequence, at most `max_nodes` in all, that make the batch fastest, and its speed.
+    """Return the nodes of each sequence that make the batch fastest, and its speed.
 
     Nodes are taken greedily by their value. The step pays for the rows, the levels and the nodes that were taken.
     """
-    count, taken, best_rows = view.num_decoding, [0] * len(choices), 0
-    best, gained = (count if throughput else 1.0) / view.plain_seconds * (1 + margin), 0.0
-    depths: dict[DraftPrices, int] = {}  # of each kind of draft
-    order = sorted(_node_values(choices, throughput), reverse=True)[:max_nodes]
+    weights = weights or [1.0] * len(choices)
+    total = view.num_decoding + sum(weights) - len(choices)  # sequences that may not draft have weight 1
+    best, best_rows, gained = (total if throughput else 1.0) / view.plain_seconds * (1 + margin), 0, 0.0
+    taken, depths = [0] * len(choices), dict[DraftPrices, int]()  # nodes by sequence, levels by kind of draft
+    order = sorted(_node_values(choices, throughput, weights), reverse=True)
     curve, at, last = view.curve, view.rows, len(view.curve) - 1
     seconds, row_seconds = view.context_seconds + view.host_gap, view.row_context_seconds
     for rows, (value, index) in enumerate(order, 1):
@@ -263,7 +251,7 @@ def allocate(
             seconds += prices.node
         seconds += row_seconds
         at += at < last
-        tokens = count + gained if throughput else 1 / (1 - gained / count)
+        tokens = total + gained if throughput else 1 / (1 - gained / total)
         speed = tokens / (seconds + curve[at])
         if speed > best:
             best, best_rows = speed, rows
@@ -273,45 +261,17 @@ def allocate(
     return nodes, best
 
 
-def _node_values(choices: Sequence[Choice], throughput: bool) -> list[tuple[float, int]]:
+def _node_values(choices: Sequence[Choice], throughput: bool, weights: Sequence[float]) -> list[tuple[float, int]]:
     """Return the value of each node and the index of its sequence. Values never increase along a draft."""
     items = []
-    for index, choice in enumerate(choices):
-        if throughput:
-            items += [(probability, index) for probability in choice.accept_probs]
-            continue
+    for index, (choice, weight) in enumerate(zip(choices, weights, strict=True)):
         expected, least = 1.0, float("inf")
         for probability in choice.accept_probs:
-            value = 1 / expected - 1 / (expected + probability)
+            value = weight * (probability if throughput else 1 / expected - 1 / (expected + probability))
             least = value if value < least else least
             items.append((least, index))
             expected += probability
     return items
-
-
-def _choose_with_priority(
-    view: StepCostView,
-    options: Sequence[Sequence[DrafterOption]],
-    margin: float,
-    throughput: bool,
-    urgent: Sequence[bool],
-    tuning: ControllerTuning,
-) -> list[Choice]:
-    """Return the choice of each sequence if some are late on their SLO."""
-    alone, limit = replace(view, num_decoding=1), view.free_rows(tuning.slo_step_growth)
-    first, rest = [], []
-    for mine, late in zip(options, urgent, strict=True):
-        first.append(best_choice(alone, mine, margin, tuning) if late else PLAIN)
-        free = [] if late else [each for each in mine if each.prices is None]
-        rest.append(best_choice(view, free, margin, tuning))
-    nodes = [choice.nodes for choice in first]
-    if sum(nodes) > limit:  # keep the nodes that are most likely accepted
-        kept = [index for _, index in sorted(_node_values(first, True), reverse=True)[:limit]]
-        nodes = [kept.count(index) for index in range(len(first))]
-    others = replace(view, rows=min(view.rows + sum(nodes), len(view.curve) - 1), host_gap=0.0)
-    further, _ = allocate(others, rest, throughput, 0.0, others.free_rows(margin))
-    best = [choice if late else other for choice, other, late in zip(first, rest, urgent, strict=True)]
-    return [choice.resized(view, mine + more) for choice, mine, more in zip(best, nodes, further, strict=True)]
 
 
 def min_probability(

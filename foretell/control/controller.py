@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 
-from foretell.control.decision_log import Decision
+from foretell.control.decision_log import DecisionLog
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 
 FreeDrafts = Mapping[int, Mapping[str, Draft]]  # by sequence id and drafter
@@ -50,20 +51,10 @@ class Controller(ABC):
         """Return why a sequence has no draft in this step, as the value of a metric label."""
         return ""
 
-    @property
-    def decision_counts(self) -> dict[Decision, int]:
-        """Return the number of sequence steps by (drafter, "drafted" or "skipped", reason), if counted."""
-        return {}
-
-    @property
-    def speculation_state(self) -> tuple[bool, str]:
-        """Return whether speculation is on, and the reason of the last switch."""
-        return True, ""
-
-    @property
-    def num_switches(self) -> int:
-        """Return how often speculation went off or on."""
-        return 0
+    @cached_property
+    def decisions(self) -> DecisionLog:
+        """What was decided and why; it stays empty unless a controller records it."""
+        return DecisionLog()
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
         """Return the expected seconds of a plain step with `context` cached tokens in all, or None if unknown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 LOG = logging.getLogger("foretell")
 
@@ -26,63 +26,57 @@ LATE = "late"  # it would have paid, but the step was in flight before the seque
 # Shares of steps with drafts below which speculation is reported off, and above which it is on again (hysteresis).
 OFF_BELOW, ON_ABOVE = 0.05, 0.2
 
+PRECEDENCE = (LATE, NO_COSTS, LOW_ACCEPT, NO_DRAFT, NOT_POLLED)  # of reasons, if the drafters of a sequence differ
+
 Decision = tuple[str, str, str]  # drafter, DRAFTED or SKIPPED, reason
+# Drafters of a sequence, those with a free draft, whether it was polled, the chosen one and the reason.
+Record = tuple[tuple[str, ...], tuple[str, ...], bool, str, str]
 
 
 class DecisionLog:
     """Counts decisions per sequence, step and drafter, and logs when speculation goes off or on."""
 
-    def __init__(self) -> None:
-        self.on = True
+    def __init__(self, free: Collection[str] = ()) -> None:
+        """`free` are the free drafters: they draft only where they are polled and find something."""
+        self.free, self.on = free, True
         self.reason = ""  # of the last switch
         self.num_switches = 0
         self._draft_share = 1.0  # moving average of the share of steps with drafts
-        self._counts: Counter[Decision] = Counter()
-        self._unpolled: Counter[tuple[str, ...]] = Counter()  # by the drafters of the sequence
+        self._records: Counter[Record] = Counter()
+        self._skip_reasons: dict[Record, str] = {}
+
+    def record(self, drafters: tuple[str, ...], drafts: Collection[str], polled: bool, chosen: str, reason: str) -> str:
+        """Count the decision on a sequence and return why no drafter drafts, or "".
+
+        `drafts` are the free drafters that had a draft, `chosen` the one that drafts because of `reason`, or "".
+        """
+        record = drafters, tuple(drafts), polled, chosen, reason
+        self._records[record] += 1
+        if chosen:
+            return ""
+        if record not in self._skip_reasons:
+            reasons = [self._why(drafter, *record[1:]) for drafter in drafters]
+            self._skip_reasons[record] = min(reasons, key=PRECEDENCE.index, default="")
+        return self._skip_reasons[record]
+
+    def _why(self, drafter: str, drafts: Collection[str], polled: bool, chosen: str, reason: str) -> str:
+        """Return why a drafter of a sequence was skipped."""
+        if drafter in self.free and not polled:
+            return NOT_POLLED
+        if drafter in self.free and drafter not in drafts:
+            return NO_COSTS if reason == NO_COSTS else NO_DRAFT
+        return OUTDONE if chosen else reason if reason in (LATE, NO_COSTS) else LOW_ACCEPT
 
     @property
     def counts(self) -> dict[Decision, int]:
-        """Return a copy of the counts, safe to read from any thread."""
-        found = Counter(dict(self._counts))
-        for drafters, count in dict(self._unpolled).items():
-            found.update(dict.fromkeys(((drafter, SKIPPED, NOT_POLLED) for drafter in drafters), count))
+        """Return sequence steps by drafter, decision and reason; safe to read from any thread."""
+        found: Counter[Decision] = Counter()
+        for (drafters, drafts, polled, chosen, reason), count in dict(self._records).items():
+            for drafter in drafters:
+                is_chosen = drafter == chosen
+                why = reason if is_chosen else self._why(drafter, drafts, polled, chosen, reason)
+                found[drafter, DRAFTED if is_chosen else SKIPPED, why] += count
         return dict(found)
-
-    def record(self, drafter: str, decision: str, reason: str) -> None:
-        """Count the decision on one drafter for one sequence in this step."""
-        self._counts[drafter, decision, reason] += 1
-
-    def record_sequence(
-        self,
-        drafters: tuple[str, ...],
-        with_draft: Collection[str],
-        unpolled: Collection[str],
-        chosen: str,
-        reason: str,
-    ) -> str:
-        """Count the decisions on all drafters of a sequence and return why none drafts, or "".
-
-        `with_draft` are those that had or could make a draft, `unpolled` those that were not asked, `chosen` the one
-        that drafts because of `reason`, or "".
-        """
-        lost = reason if reason in (LATE, NO_COSTS) else LOW_ACCEPT
-        without = NO_COSTS if reason == NO_COSTS else NO_DRAFT
-        counts, others = self._counts, OUTDONE if chosen else lost
-        for drafter in drafters:
-            if drafter == chosen:
-                counts[drafter, DRAFTED, reason] += 1
-            elif drafter in unpolled:
-                counts[drafter, SKIPPED, NOT_POLLED] += 1
-            else:
-                counts[drafter, SKIPPED, others if drafter in with_draft else without] += 1
-        if chosen:
-            return ""
-        return lost if with_draft else without
-
-    def record_unpolled(self, sequences: list[tuple[str, ...]]) -> None:
-        """Count sequences, given by their drafters, that were not polled in this step."""
-        for drafters in sequences:
-            self._unpolled[drafters] += 1
 
     def record_step(self, drafted: bool, explain: Callable[[], str]) -> None:
         """Count a step. `explain` is called for the reason if speculation goes off or on."""
@@ -96,15 +90,15 @@ class DecisionLog:
 
     def rarely_drafts(self, drafters: Collection[str]) -> bool:
         """Return whether these drafters had no draft in most of their polls."""
-        polled, without = 0, 0
-        for (drafter, _, reason), count in self._counts.items():
-            if drafter in drafters and reason != NO_COSTS:
-                polled += count
-                without += count * (reason == NO_DRAFT)
-        return 2 * without > polled
+        found = {
+            key: count
+            for key, count in self.counts.items()
+            if key[0] in drafters and key[2] not in (NO_COSTS, NOT_POLLED)
+        }
+        return 2 * sum(count for key, count in found.items() if key[2] == NO_DRAFT) > sum(found.values())
 
     def explain(
-        self, rates: dict[str, tuple[float, float]], batch: int, min_draft_tokens: int, is_sampled: bool
+        self, rates: Mapping[str, tuple[float, float]], batch: int, min_draft_tokens: int, is_sampled: bool
     ) -> str:
         """Return the log message of a switch. `rates` has acceptance and break-even acceptance by drafter."""
         compared = [

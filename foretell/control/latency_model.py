@@ -1,26 +1,33 @@
-"""Latency model: seconds of a target step.
+"""Latency model: seconds of a target step and of a draft.
 
-The model is linear in its features: a piecewise linear curve over the rows of a step (new tokens and draft tokens of
-all sequences), the cached tokens, and the pairs of a further row and a cached token. Recursive least squares with
-outlier clipping updates it from the steps themselves, so it follows the machine.
+The time of a step is linear in its features: a piecewise linear curve over its rows (new tokens and draft tokens of all
+sequences), the cached tokens, and the pairs of a further row and a cached token. The time of a draft is linear in its
+depth, tokens and prefill. Recursive least squares with outlier clipping updates both, so they follow the machine.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from foretell.types import DrafterTraits, Sequence, StepResult
 
 from .settings import ControllerTuning
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows at which the curve has a parameter
 FEATURES = len(KNOTS) + 2  # the knots, cached tokens, and pairs of a further row and a cached token
-INITIAL_STEPS = 3  # steps whose median sets the initial pace, so that one outlier cannot
+INITIAL_STEPS = 3  # plain steps before the first draft, to know what a plain step costs
 MAX_STEP_SECONDS = 3600.0  # upper bound of a plausible value in a saved file
+# Key suffix of the costs of a drafter's trees, which may be drafted quite differently from its chains. Saved costs have
+# it in their file format.
+TREE_SUFFIX = ", trees"
 
 Vector = NDArray[np.float64]
 
@@ -57,8 +64,15 @@ class Fit:
         projected = self.covariance @ features
         variance = float(features @ projected) + (max(self.noise, tuning.noise) * expected) ** 2
         gain = projected / variance
-        self.mean = np.maximum(self.mean + gain * residual * expected, 0.0)
+        self.mean = self.mean + gain * residual * expected
         self.covariance -= gain[:, None] * projected
+        # No cost is negative. What one of them must gain, those that were measured with it lose: to cut it off alone
+        # would raise their sum with every update.
+        for negative in np.flatnonzero(self.mean < 0):
+            self.mean = self.mean - self.covariance[negative] * (
+                self.mean[negative] / self.covariance[negative, negative]
+            )
+        self.mean = np.maximum(self.mean, 0.0)
 
     def dump(self) -> dict[str, Any]:
         """Return the state as plain values. The keys are the file format of saved costs."""
@@ -114,11 +128,13 @@ class StepCosts:
         self.prior, self.sizes, self.tuning = prior, sizes, tuning
         self.steps = 0  # observed
         self.single_row_seconds = 0.0  # seconds of a step of one row; 0 before the first step ran
+        self.token_seconds = 0.0  # of attention per cached token, further rows of a sequence aside
+        self.pair_seconds = 0.0  # of a further row of a sequence per cached token of it
         self._fit: Fit | None = None
-        self._means: list[float] = []  # the parameters as floats, since numpy is slow on short arrays
         self._initial: list[tuple[Vector, float]] = []  # features and seconds of the first steps
         self._curve: list[float] = []  # cached result of `curve`
-        self._skipped: dict[int, int] = {}  # by the bit length of rows: steps since the last update
+        self._asked = 0  # steps that `should_observe` was asked about
+        self._updated: dict[int, int] = {}  # by the bit length of rows: the last of them that was worth an update
 
     @property
     def is_known(self) -> bool:
@@ -126,30 +142,18 @@ class StepCosts:
 
     def seconds(self, rows: int, context: int = 0, pairs: int = 0) -> float:
         """Return the expected seconds of a step; 0 before the first one ran."""
-        means = self._means  # another thread may update it meanwhile
-        if not means:
-            return 0.0
-        knots = _knot_weights(self.padded_rows(rows))
-        return sum(means[knot] * weight for knot, weight in knots) + means[-2] * context + means[-1] * pairs
-
-    @property
-    def token_seconds(self) -> float:
-        """Return the seconds of attention per cached token, further rows of a sequence aside."""
-        return self._means[-2] if self._means else 0.0
-
-    @property
-    def pair_seconds(self) -> float:
-        """Return the seconds of a further row of a sequence per cached token of it."""
-        return self._means[-1] if self._means else 0.0
+        fit = self._fit  # another thread may update it meanwhile
+        return 0.0 if fit is None else float(_features(self.padded_rows(rows), context, pairs) @ fit.mean)
 
     def curve(self, rows: int) -> list[float]:
         """Return the seconds of steps of 0 to at least `rows` rows with an empty KV cache. They never decrease."""
         if self._fit is None:
             return [0.0] * (rows + 1)
         if len(self._curve) <= rows:
-            variances = self._fit.covariance.diagonal()[: len(KNOTS)].tolist()
-            smooth = isotonic(self._means[: len(KNOTS)], variances)
-            self._curve = pad_to_sizes(interpolate_knots(smooth, self.padded_rows(max(rows, 64))), self.sizes)
+            knots = list(accumulate(self._fit.mean[: len(KNOTS)].tolist(), max))
+            self._curve = interpolate_knots(knots, self.padded_rows(max(rows, 64)))
+            if self.sizes:
+                self._curve = [self._curve[self.padded_rows(at)] for at in range(len(self._curve))]
         return self._curve
 
     def padded_rows(self, rows: int) -> int:
@@ -159,9 +163,13 @@ class StepCosts:
     def should_observe(self, rows: int) -> bool:
         """Return whether a step of so many rows is worth an update. Call it once per step."""
         size, tuning = rows.bit_length(), self.tuning
-        skipped = self._skipped.get(size, tuning.subsample) + 1
-        is_due = self.steps < tuning.warm_steps or skipped >= tuning.subsample
-        self._skipped[size] = 0 if is_due else skipped
+        self._asked += 1
+        is_due = (
+            self.steps < tuning.warm_steps
+            or self._asked - self._updated.get(size, -tuning.subsample) >= tuning.subsample
+        )
+        if is_due:
+            self._updated[size] = self._asked
         return is_due
 
     def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
@@ -169,22 +177,21 @@ class StepCosts:
         if seconds <= 0:
             return
         features = _features(self.padded_rows(rows), context, pairs)
-        if len(self._initial) < INITIAL_STEPS and self.steps == len(self._initial):
+        if self._fit is None or 0 < len(self._initial) < INITIAL_STEPS:
             self._initial.append((features, seconds))
             self._fit = self._initial_fit()
         else:
-            assert self._fit is not None, "the first steps started it"
             self._fit.observe(features, seconds)
         self.steps += 1
         self._refresh()
 
     def _refresh(self) -> None:
-        self._curve = []
-        self._means = [] if self._fit is None else self._fit.mean.tolist()
-        self.single_row_seconds = 0.0 if self._fit is None else float(self._fit.mean[0])  # the first knot is one row
+        means = [0.0] * FEATURES if self._fit is None else self._fit.mean.tolist()
+        self._curve, self.single_row_seconds = [], means[0]  # the first knot is one row
+        self.token_seconds, self.pair_seconds = means[-2:]
 
     def _initial_fit(self) -> Fit:
-        """Return the fit of the first steps, at the median of their paces."""
+        """Return the fit of the first steps. Its prior has their median pace, so that one outlier cannot set it."""
         prior, tuning = self.prior, self.tuning
         tokens = [prior.token, prior.token * prior.pair]
         shape = np.array([1 + prior.row * max(0, knot - prior.free_rows) for knot in KNOTS] + tokens)
@@ -194,8 +201,7 @@ class StepCosts:
         doublings, bend = np.log2(KNOTS), np.eye(FEATURES)
         bend[:-2, :-2] = tuning.bend**2 * np.exp(-np.abs(doublings[:, None] - doublings) / 3)
         slope = tuning.slope * prior.row * shape[0] * np.array([*(knot - 1 for knot in KNOTS), 0, 0])
-        covariance = np.outer(shape, shape) * (bend + tuning.pace**2) + np.outer(slope, slope)
-        fit = Fit(shape, covariance, tuning)
+        fit = Fit(shape, np.outer(shape, shape) * (bend + tuning.pace**2) + np.outer(slope, slope), tuning)
         for features, seconds in self._initial:
             fit.observe(features, seconds)
         return fit
@@ -211,20 +217,106 @@ class StepCosts:
         self._refresh()
 
 
-def isotonic(values: list[float], variances: list[float]) -> list[float]:
-    """Return the nearest non-decreasing values, by isotonic regression weighted with the inverse variances.
+class DraftPrices(NamedTuple):
+    """Seconds of a draft, by what they depend on."""
 
-    The algorithm is pool-adjacent-violators.
-    """
-    pools: list[tuple[float, float, int]] = []  # value, weight, number of values
-    for value, variance in zip(values, variances, strict=True):
-        weight, count = 1 / max(variance, 1e-30), 1
-        while pools and pools[-1][0] > value:
-            pooled, pooled_weight, pooled_count = pools.pop()
-            value = (pooled * pooled_weight + value * weight) / (pooled_weight + weight)
-            weight, count = pooled_weight + weight, pooled_count + count
-        pools.append((value, weight, count))
-    return [value for value, _, count in pools for _ in range(count)]
+    start: float = 0.0  # per draft
+    level: float = 0.0  # per level of depth
+    node: float = 0.0  # per draft token, over all sequences
+    token: float = 0.0  # per token to prefill
+
+    def seconds(self, depth: int, nodes: int, prefill: int = 0) -> float:
+        """Return the expected seconds of a draft."""
+        return (self.start if nodes else 0.0) + self.level * depth + self.node * nodes + self.token * prefill
+
+
+class DraftCosts:
+    """Learned prices of one drafter's chains or trees."""
+
+    def __init__(
+        self, cost_share: float, like: DraftCosts | None = None, tuning: ControllerTuning = ControllerTuning()
+    ) -> None:
+        """`cost_share` is the prior time of a one-token draft over a plain step. `like` has the prices to use until the
+        first observation."""
+        self.cost_share, self.tuning, self._like = cost_share, tuning, like
+        self._fit: Fit | None = None
+        self._prices: DraftPrices | None = None
+        self._num_drafts = 0
+
+    def prices(self, plain_seconds: float) -> DraftPrices:
+        """Return the prices; before the first observation the prior, which is relative to a plain step."""
+        if self._prices is not None:
+            return self._prices
+        if self._like is not None:
+            return self._like.prices(plain_seconds)
+        tuning, one_token = self.tuning, max(self.cost_share * plain_seconds, 1e-9)
+        start, node = tuning.draft_start_share * one_token, tuning.draft_node_share * one_token
+        return DraftPrices(start, one_token - start - node, node, node)
+
+    def observe(self, depth: int, nodes: int, prefill: int, seconds: float, plain_seconds: float) -> None:
+        """Update the prices with a measured draft."""
+        tuning = self.tuning
+        self._num_drafts += 1
+        if self._num_drafts > tuning.warm_steps and not prefill and self._num_drafts % tuning.draft_subsample:
+            return
+        if self._fit is None:
+            mean = np.array(self.prices(plain_seconds))
+            self._fit = Fit(mean, np.outer(mean, mean) * tuning.pace**2 + np.diag(mean**2), tuning)
+        self._fit.observe(np.array([1, depth, nodes, prefill], float), seconds)
+        self._prices = DraftPrices(*self._fit.mean.tolist())
+
+    def dump(self) -> dict[str, Any]:
+        """Return the prices as plain values."""
+        return {} if self._fit is None else self._fit.dump()
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Replace the prices with those of an earlier start, unless these have another format."""
+        found = Fit.load(saved, len(DraftPrices._fields), self.tuning)
+        if found is not None:
+            self._fit, self._prices = found, DraftPrices(*found.mean.tolist())
+
+
+class DraftLatency:
+    """Prices of all drafters."""
+
+    def __init__(self, traits: Mapping[str, DrafterTraits], tuning: ControllerTuning = ControllerTuning()) -> None:
+        self.traits = traits
+        self.free = frozenset(name for name, each in traits.items() if each.is_free)
+        self.costs = {name: DraftCosts(each.relative_cost, tuning=tuning) for name, each in traits.items()}
+        for name, each in traits.items():
+            if each.makes_trees and not each.is_free:
+                self.costs[name + TREE_SUFFIX] = DraftCosts(each.relative_cost, self.costs[name], tuning)
+
+    def costs_of(self, drafter: str, tree: bool) -> DraftCosts:
+        """Return the costs of a drafter's trees or of its chains."""
+        return self.costs.get(drafter + TREE_SUFFIX, self.costs[drafter]) if tree else self.costs[drafter]
+
+    def observe(self, results: list[StepResult], prefill: int, seconds: float, plain_seconds: float) -> None:
+        """Update the costs with the drafts of one step, before which drafters prefilled so many tokens.
+
+        Steps with several drafters, or with both trees and chains, are skipped: their times cannot be separated.
+        """
+        timed = self.costs.keys() - self.free
+        made = [each for each in results if len(each.draft) and each.scheduled.budget.drafter in timed]
+        shapes = {(each.scheduled.budget.drafter, each.scheduled.budget.is_tree) for each in made}
+        if len(shapes) == 1:
+            ((drafter, tree),) = shapes
+            depth = max([self._drafted_levels(each, drafter) for each in made])
+            nodes = sum([len(each.draft) for each in made])
+            self.costs_of(drafter, tree).observe(depth, nodes, prefill, seconds, plain_seconds)
+
+    def _drafted_levels(self, result: StepResult, drafter: str) -> int:
+        """Return the levels that were drafted, those that were cut off afterwards included."""
+        scheduled, draft = result.scheduled, result.draft
+        if self.is_single_graph(drafter, scheduled.seq):
+            return scheduled.budget.depth
+        return max(draft.depths()) if scheduled.budget.is_tree else len(draft)
+
+    def is_single_graph(self, drafter: str, seq: Sequence) -> bool:
+        """Return whether a drafter runs all levels of a draft at once, before the host sees any of them."""
+        traits = self.traits[drafter]
+        sampled = seq.request.params.temperature > 0 and seq.request.rule != "match"
+        return traits.single_graph and (traits.samples_single_graph or not sampled)
 
 
 def interpolate_knots(values: list[float], rows: int) -> list[float]:
@@ -236,30 +328,13 @@ def interpolate_knots(values: list[float], rows: int) -> list[float]:
     return list(found.tolist())
 
 
-def pad_to_sizes(curve: list[float], sizes: tuple[int, ...]) -> list[float]:
-    """Return the curve where any number of rows costs as much as the next of the padded sizes."""
-    found = curve[:1]
-    for size in sizes:
-        if size < len(curve):
-            found += [curve[size]] * (size + 1 - len(found))
-    return found + curve[len(found) :]
-
-
-def _knot_weights(rows: int) -> tuple[tuple[int, float], ...]:
-    """Return the indices of the knots around `rows` and their weights in the interpolation."""
-    above = bisect_left(KNOTS, rows)
-    if above == len(KNOTS):
-        return ((above - 1, rows / KNOTS[-1]),)
-    if above == 0 or KNOTS[above] == rows:
-        return ((above, 1.0),)
-    low, high = KNOTS[above - 1], KNOTS[above]
-    weight = (rows - low) / (high - low)
-    return ((above - 1, 1 - weight), (above, weight))
-
-
 def _features(rows: int, context: int, pairs: int) -> Vector:
-    found = np.zeros(FEATURES)
-    found[-2], found[-1] = context, pairs
-    for knot, weight in _knot_weights(rows):
-        found[knot] = weight
+    """Return the weights of the knots around `rows` in the interpolation, cached tokens and pairs."""
+    found = np.array([*np.zeros(len(KNOTS)), context, pairs])
+    above = min(bisect_left(KNOTS, rows), len(KNOTS) - 1)
+    low, high = KNOTS[max(0, above - 1)], KNOTS[above]
+    if low < rows < high:
+        found[above - 1 : above + 1] = (high - rows) / (high - low), (rows - low) / (high - low)
+    else:  # beyond the last knot a step costs in proportion to its rows
+        found[above] = max(1.0, rows / high)
     return found

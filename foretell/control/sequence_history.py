@@ -1,13 +1,13 @@
-"""State of one sequence, whether it is late on its SLO, and the limit on what polling it may cost."""
+"""State of one sequence, whether it is late on its SLO, and the limits on what polls and probes may cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from foretell.types import Budget, ScheduledSequence, Sequence
+from foretell.types import ScheduledSequence, Sequence
 
-from .acceptance_model import RequestAcceptance
+from .acceptance_model import FIRST_TOKEN, AcceptanceRates, OpenDraft
 from .settings import ControllerTuning
 
 
@@ -16,33 +16,38 @@ class SequenceHistory:
     """All that the controller keeps of one sequence."""
 
     seq: Sequence
-    acceptance: RequestAcceptance
+    rates: dict[str, AcceptanceRates]  # by drafter
+    has_free: bool = field(init=False)  # some of its drafters are free, and some
+    has_timed: bool = field(init=False)  # take time
+    has_slo: bool = field(init=False)  # the request asks for a minimum speed or a deadline
+    open_drafts: list[OpenDraft] = field(default_factory=list)  # that the output has not decided yet
     limit: int = 0  # most draft tokens of a chain in this step
     prefilled: dict[str, int] = field(default_factory=dict)  # tokens that each drafter has in its KV cache
-    draft_steps: float = 0.0  # what its last draft by a timed drafter added to the step, in plain steps
-    lost_steps: float = 0.0  # plain steps that such drafts have cost, less the tokens that they gained
+    timed_speedup: float = 1.0  # of its last choice without a free draft
     poll_credit: float | None = None  # seconds that polls of its free drafters may still cost; None before the first
     polled_at: int = 0  # step of its last poll
-    considered_at: int = 0  # last step in which it could draft
-    skip_reason: str = ""  # why it had no draft then
-    wait: int = 0  # steps until its timed drafters are considered again, doubled while they do not pay
-    wait_until: int = 0  # step in which they are
+    skip_reason: str = ""  # why it had no draft in the last step
     admitted: float = 0.0  # seconds; of sequences with an SLO
     first_token: float | None = None  # seconds, when it was seen
     best_speed: float = float("inf")  # tokens per second of the best plan for it alone
     best_until: float = float("-inf")  # seconds until which that estimate is used
+
+    def __post_init__(self) -> None:
+        self.has_free = any(rates.is_free for rates in self.rates.values())
+        self.has_timed = not all(rates.is_free for rates in self.rates.values())
+        choice = self.seq.request.speculation
+        self.has_slo = choice.min_tokens_per_second is not None or choice.deadline is not None
+
+    def resolve(self) -> None:
+        """Count what the output tokens say about the open drafts."""
+        if self.open_drafts:
+            self.open_drafts = [draft for draft in self.open_drafts if draft.follow(self.seq.tokens)]
 
     def prefill(self, scheduled: ScheduledSequence) -> int:
         """Record that a drafter has prefilled the sequence, and return the tokens that were new to it."""
         drafter = scheduled.budget.drafter
         before, self.prefilled[drafter] = self.prefilled.get(drafter, 0), scheduled.length
         return scheduled.length - before
-
-    @property
-    def has_slo(self) -> bool:
-        """Return whether the request asks for a minimum speed or a deadline."""
-        choice = self.seq.request.speculation
-        return choice.min_tokens_per_second is not None or choice.deadline is not None
 
     def is_late(self, now: float, plain_seconds: float, tuning: ControllerTuning) -> bool:
         """Return whether it will miss its SLO at its current speed, but can still meet it."""
@@ -62,96 +67,52 @@ class SequenceHistory:
         return now + tuning.slo_lead * remaining * token_seconds > self.admitted + choice.deadline
 
 
-@dataclass
-class HeldChoice:
-    """A choice that stands for some steps: rates and costs change slowly, and choosing takes host time."""
-
-    key: list[tuple[int, bool]] = field(default_factory=list)  # sequences that may draft, and whether each was polled
-    num_running: int = 0
-    budgets: dict[int, Budget] = field(default_factory=dict)  # by sequence
-    steps_left: int = 0
-
-    @classmethod
-    def of(
-        cls, states: list[SequenceHistory], step: int, num_running: int, budgets: dict[int, Budget], steps: int
-    ) -> HeldChoice:
-        """Hold budgets of the sequences considered in this step, for so many further steps."""
-        return cls([(state.seq.id, state.polled_at == step) for state in states], num_running, budgets, steps)
-
-    def reuse(self, seqs: list[Sequence], states: list[SequenceHistory], step: int) -> dict[int, Budget] | None:
-        """Return the budgets for one more step, or None if sequences changed or one is too near its end."""
-        if self.steps_left <= 0 or self.num_running != len(seqs) or any(seq.pending != 1 for seq in seqs):
-            return None
-        if self.key != [(state.seq.id, state.polled_at == step) for state in states]:
-            return None
-        if any(self.budgets[state.seq.id].depth > state.limit for state in states if state.seq.id in self.budgets):
-            return None
-        self.steps_left -= 1
-        return dict(self.budgets)
-
-
 class PollLimiter:
     """Decides which sequences to poll in a step.
 
     A poll asks free drafters (n-gram, suffix) for a draft before the step is scheduled. It costs host time and earns
     the time that its draft saves beyond what other drafters would save; both are booked per sequence. A new sequence
-    has a small share of its decode time on credit. Without credit it is polled at the interval at which the polls of
-    all sequences would take a small share of step time.
+    has a share of its decode time on credit, less where drafts are rarely accepted. Without credit it is polled at the
+    interval at which the polls of all sequences would take a small share of step time.
     """
 
     def __init__(self, clock: Callable[[], float], tuning: ControllerTuning = ControllerTuning()) -> None:
         self.clock, self.tuning = clock, tuning
         self.poll_seconds = 1e-4  # measured time of one poll, and the host work that follows
-        self._mean_payoff = 1.0  # net earning of a poll, in polls, over all sequences
         self._num_polls = 0  # in this step
         self._began = 0.0  # when the polls of this step began
 
-    def interval(self, count: int, plain_seconds: float) -> float:
-        """Return the steps between two polls of a sequence without credit in a batch of `count`."""
-        tuning = self.tuning
-        refill = min(tuning.poll_refill_share * plain_seconds, tuning.poll_refill_seconds * (1 + 0.1 * count))
-        return count * self.poll_seconds / max(refill, 1e-9)
+    def select(
+        self, states: list[SequenceHistory], step: int, plain_seconds: float, always: Collection[int] = ()
+    ) -> list[SequenceHistory]:
+        """Start a step and return the sequences to poll, those in `always` in any case.
 
-    def select(self, states: list[SequenceHistory], step: int, plain_seconds: float) -> list[SequenceHistory]:
-        """Start a step and return the sequences to poll. `plain_seconds` is the expected time without drafts."""
+        `plain_seconds` is the expected time without drafts.
+        """
         self._num_polls = 0
         if not states:
             return states
-        self._began, count, selected = self.clock(), len(states), []
-        due = step - self.interval(count, plain_seconds)
+        tuning, count, selected = self.tuning, len(states), []
+        refill = min(tuning.poll_refill_share * plain_seconds, tuning.poll_refill_seconds * (1 + 0.1 * count))
+        due = step - count * self.poll_seconds / max(refill, 1e-9)
         for state in states:
             if state.poll_credit is None:
-                state.poll_credit = self._initial_credit(state.seq, plain_seconds / count)
-            if state.poll_credit > 0 or state.polled_at < due:
+                rate = max([rates.rate(FIRST_TOKEN) for rates in state.rates.values() if rates.is_free], default=0.0)
+                seconds = tuning.poll_start_share * rate * state.seq.remaining_tokens * plain_seconds / count
+                state.poll_credit = max(seconds, 3 * self.poll_seconds)
+            if state.poll_credit > 0 or state.polled_at < due or state.seq.id in always:
                 state.polled_at = step
                 selected.append(state)
         self._num_polls = len(selected)
+        if selected:
+            self._began = self.clock()
         return selected
 
-    def _initial_credit(self, seq: Sequence, token_seconds: float) -> float:
-        """Return the seconds of polls that a new sequence gets on credit: three polls if others did not pay."""
-        share = self.tuning.poll_start_share * seq.remaining_tokens * token_seconds if self._mean_payoff > 0 else 0.0
-        return max(share, 3 * self.poll_seconds)
-
-    def record_payoff(self, state: SequenceHistory, saved_seconds: float) -> None:
-        """Credit a poll with the time that its draft is expected to save."""
-        net = self._book(state, saved_seconds)
-        self._mean_payoff += 0.02 * (net - self._mean_payoff)
-
-    def record_late(self, state: SequenceHistory, found: bool) -> None:
-        """Charge a poll whose step was already in flight, so that it could not save anything.
-
-        If it `found` a draft, the sequence is polled again in the next step.
-        """
-        self._book(state, 0.0)
-        if found:
-            state.poll_credit = max(state.poll_credit or 0.0, self.poll_seconds)
-
-    def _book(self, state: SequenceHistory, saved_seconds: float) -> float:
+    def record(self, state: SequenceHistory, saved_seconds: float) -> None:
+        """Credit a poll with the time that its draft is expected to save, less what it cost."""
         one, most = self.poll_seconds, self.tuning.poll_max_credit
-        net = min(saved_seconds / one, most) - 1
-        state.poll_credit = min(max(state.poll_credit or 0.0, 0.0) + net * one, most * one)
-        return net
+        net = min(saved_seconds, most * one) - one
+        state.poll_credit = min(max(state.poll_credit or 0.0, 0.0) + net, most * one)
 
     def finish_polls(self) -> None:
         """Measure what this step's polls cost."""

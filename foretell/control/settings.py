@@ -20,15 +20,6 @@ class DrafterLoader(Protocol):
     def request_load(self, name: str) -> None: ...
 
 
-class AlwaysAvailable:
-    """Loader of drafters that are never unloaded."""
-
-    unavailable: frozenset[str] = frozenset()
-
-    def request_load(self, name: str) -> None:
-        """Load nothing: without a loader no weights were unloaded."""
-
-
 @dataclass(frozen=True)
 class ControllerSettings:
     """Limits of the controller, from the options of the user."""
@@ -56,18 +47,13 @@ class ControllerSettings:
 
 @dataclass(frozen=True)
 class ControllerTuning:
-    """All constants of the adaptive controller. They are not options; bench/controller.py switches each off in turn."""
+    """All constants of the adaptive controller. They are not options; bench/ablation.py switches each off in turn."""
 
     # Acceptance, counted in draft tokens.
-    class_memory: float = 1000.0  # tokens over which the counts of a request class decay: drafters and traffic change
-    class_prior: float = 12.0  # tokens that the prior of a cell counts for
-    request_memory: float = 48.0  # tokens over which a request's own counts decay: outputs change their character
-    request_prior: float = 12.0  # tokens that the rates of the class count for in a request
+    memory: float = 100.0  # tokens over which counts decay: outputs, drafters and traffic change
+    prior_weight: float = 12.0  # tokens that the prior of a cell counts for
     confidence_trust: float = 0.7  # weight of a free drafter's own confidence in the prior of a confidence bin
-    cross_trust: float = 0.2  # weight of free drafters' confidence in the prior of a timed drafter's bin
-    optimism: float = 1.0  # standard deviations that are added to a rate with few trials (UCB)
-    optimism_share: float = 0.02  # of a request's tokens: what its drafts may lose before its rates get no bonus
-    familiar: float = 64.0  # trials from which on that bonus is 0
+    optimistic_prior: float = 0.95  # acceptance of a timed drafter that was never measured: it is tried, then known
     # Latency. Noise and deviations are relative to a step.
     noise: float = 0.1  # assumed noise of one measurement
     outlier: float = 3.0  # residuals are clipped at this many medians
@@ -76,7 +62,7 @@ class ControllerTuning:
     bend: float = 0.1  # prior deviation of the rows curve around a line
     slope: float = 3.0  # prior deviation of the cost of a row, over its prior mean
     warm_steps: int = 64  # updates before subsampling starts
-    subsample: int = 32  # then 1 step in 32 of about the same rows, since an update costs host time
+    subsample: int = 32  # then steps of about the same rows are updates at most once in 32, since one costs host time
     draft_subsample: int = 8  # the same for drafts, which have fewer shapes
     draft_start_share: float = 0.2  # prior share of a one-token draft's time that does not depend on its length
     draft_node_share: float = 0.05  # prior share of a token in a draft or a prefill
@@ -86,21 +72,22 @@ class ControllerTuning:
     chain_cutoff: float = 0.8  # a longer draft is not considered once it is worth this share of the best shorter one
     min_probability_factor: float = 0.7  # a branch is drafted on if its probability exceeds this share of break-even
     max_prompt_rows: int = 64  # prompt rows of a step that are priced: with more of them drafts hardly matter
-    hold_steps: int = 4  # steps for which a choice stands while no free drafter has a draft
+    hold_steps: int = 4  # steps for which a choice to draft stands while no free drafter has a draft
+    plain_hold_steps: int = 8  # the same for a choice not to draft, doubled up to `probe_interval`
     # Exploration, in steps.
     probe_tokens: int = 2  # draft tokens of a probe of an unused drafter
     probe_time_share: float = 0.01  # upper bound on probes, as a share of step time
-    probe_interval: int = 32  # least interval of probes, doubled up to 32 times; most of choices that do not pay
+    probe_interval: int = 16  # least interval of probes, doubled up to 32 times
     # Overhead of polling.
-    poll_start_share: float = 0.015  # of a sequence's decode time: what its polls may cost before they have paid
+    poll_start_share: float = 0.03  # of a sequence's decode time, times acceptance: credit before polls have paid
     poll_max_credit: int = 64  # polls that a sequence can have in the bank: drafts are rare and save much
     poll_refill_share: float = 0.005  # of step time: what polls without credit may cost
     poll_refill_seconds: float = 5e-6  # and at most so much per step, a tenth of it more for each sequence
     poll_host_factor: float = 1.7  # host work that a poll causes later: packing, verifying, observing
-    # Host gap, SLOs and the log.
+    # Host gap and SLOs.
     gap_samples: int = 9  # samples per batch size, whose median is the host gap
     gap_interval: int = 256  # async steps until one runs synchronously to measure the gap again
     slo_lead: float = 1.1  # a sequence counts as late 10% before it is
+    slo_weight: float = 2.0  # weight of all late sequences together, over that of the batch
     slo_optimism: float = 1.25  # an SLO is out of reach only if it is faster than the best plan by this factor
-    slo_step_growth: float = 0.5  # share by which drafts with priority may lengthen a step
     slo_hold_seconds: float = 1.0  # for which an estimate of the best speed is used

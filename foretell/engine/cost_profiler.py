@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.draft_latency import TREE_SUFFIX
+from foretell.control.latency_model import TREE_SUFFIX
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.cuda.warmup import DummySequences
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence

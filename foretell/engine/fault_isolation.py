@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foretell.control.controller import Controller, FreeDrafts
-from foretell.control.decision_log import Decision
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Delta, Draft, Request, ScheduledSequence, Sequence, StepResult, StepTimes
 
@@ -31,7 +30,7 @@ class NoDraftController(Controller):
     allows_early_start = False  # the next step may be of another sequence
 
     def __init__(self, inner: Controller) -> None:
-        self.inner = inner
+        self.inner, self.decisions = inner, inner.decisions
 
     def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
         return [Budget()] * len(seqs)
@@ -44,18 +43,6 @@ class NoDraftController(Controller):
 
     def learns_from(self, seq: Sequence) -> bool:
         return self.inner.learns_from(seq)
-
-    @property
-    def decision_counts(self) -> dict[Decision, int]:
-        return self.inner.decision_counts
-
-    @property
-    def speculation_state(self) -> tuple[bool, str]:
-        return self.inner.speculation_state
-
-    @property
-    def num_switches(self) -> int:
-        return self.inner.num_switches
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
         return self.inner.plain_seconds(batch, context)

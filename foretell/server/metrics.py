@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as PrometheusCounter
 
+from foretell.control.decision_log import DecisionLog
 from foretell.engine.streams import Load, StepReport, StepTiming
 from foretell.server.choice_state import skip_reason
 from foretell.server.memory_report import process_memory
@@ -180,28 +181,6 @@ class PrometheusMetrics:
         return {"foretell": own, "vllm": vllm, "both": own + vllm}[names]
 
 
-class ControllerStats(Protocol):
-    """The statistics of a controller: decisions, whether speculation is on and why, and how often that changed."""
-
-    @property
-    def decision_counts(self) -> Mapping[tuple[str, str, str], int]: ...
-
-    @property
-    def speculation_state(self) -> tuple[bool, str]: ...
-
-    @property
-    def num_switches(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class NoControllerStats:
-    """The statistics of an engine without an adaptive controller."""
-
-    decision_counts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    speculation_state: tuple[bool, str] = (True, "")
-    num_switches: int = 0
-
-
 @dataclass
 class Totals:
     """Sums since the start, for the log line and /server_info."""
@@ -242,12 +221,12 @@ class Metrics:
         self,
         model: str,
         plain_seconds: PlainSeconds = no_estimate,
-        controller: ControllerStats = NoControllerStats(),
+        decisions: DecisionLog | None = None,
         health: Callable[[], DrafterHealth] = dict,
     ) -> None:
         """`health` returns the failures of each drafter since the start and whether it is disabled now."""
         self.prometheus = PrometheusMetrics(model)
-        self.controller, self.health = controller, health
+        self.decisions, self.health = decisions or DecisionLog(), health
         self._speedup = Speedup(plain_seconds)
         self._totals = Totals()
         self._pending: list[StepReport] = []
@@ -336,12 +315,12 @@ class Metrics:
         memory = process_memory()
         prometheus.resident.set(memory.now)
         prometheus.resident_files.set(memory.files)
-        for labels, count in self.controller.decision_counts.items():
+        for labels, count in self.decisions.counts.items():
             prometheus.decisions.set_total(count, *labels)
         for name, health in self.health().items():
             prometheus.show_health(name, *health)
-        prometheus.drafting_on.set(self.controller.speculation_state[0])
-        prometheus.switches.set_total(self.controller.num_switches)
+        prometheus.drafting_on.set(self.decisions.on)
+        prometheus.switches.set_total(self.decisions.num_switches)
         return prometheus.expose(names)
 
     def _show_totals(self, totals: Totals) -> None:

@@ -54,7 +54,7 @@ class Service:
         self.model_names = config.served_model_name or (engine_config.model,)
         engine = assembly.engine
         self.metrics = Metrics(
-            self.model_names[0], engine.plain_seconds, engine.controller, lambda: engine.safe_drafter.health
+            self.model_names[0], engine.plain_seconds, engine.controller.decisions, lambda: engine.safe_drafter.health
         )
         max_requests = engine_config.max_num_seqs + config.max_queue
         self.engine = AsyncEngine(engine, max_requests, self.metrics.observe, assembly.while_idle)

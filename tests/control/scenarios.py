@@ -135,7 +135,7 @@ def adaptive(
         for each in scenario.drafters
     }
     prior = CostPrior(row=scenario.machine.prior_row)
-    costs = StepCosts(prior, scenario.machine.sizes if knows_sizes else ())
+    costs = StepCosts(prior, scenario.machine.sizes if knows_sizes else (), tuning)
     clock = partial(next, count(0.0, 1e-4))
     return AdaptiveController(traits, settings, costs, clock=clock, tuning=tuning)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
 
 import pytest
 
@@ -177,55 +176,14 @@ def test_the_first_steps_are_plain_because_their_cost_is_unknown() -> None:
     assert not any(nodes[:-1]) and nodes[-1]
 
 
-def test_a_choice_stands_for_some_steps_while_no_free_drafter_has_a_draft() -> None:
-    clock = Clock({**FREE, **HEAD})
-    seq, searched = clock.sequence(100_000), 0
-    adapt = clock.controller._adapt
-
-    def counted(*arguments: Any, **options: Any) -> dict[int, Budget]:
-        nonlocal searched
-        searched += 1
-        return adapt(*arguments, **options)
-
-    clock.controller._adapt = counted  # type: ignore[method-assign]
-    for _ in range(600):
-        clock.step([seq], {}, 0.001, accepted=2)
-    before, searched = searched, 0
-    budgets = [clock.step([seq], {}, 0.001, accepted=2)[0] for _ in range(100)]
-    assert before and searched <= 40
-    assert sum(budget.drafter == "head" and budget.nodes > 0 for budget in budgets) == 100
-    searched, fresh = 0, clock.sequence(100_000)
-    for _ in range(10):
-        clock.step([fresh], DRAFTS, 0.001, accepted=4)
-    assert searched == 10, "a free draft is compared at once"
-
-
-@pytest.mark.parametrize(("accepted", "is_optimistic"), [(0, False), (8, True)])
-def test_a_request_whose_drafts_lost_too_much_pays_for_no_more_optimism(accepted: int, is_optimistic: bool) -> None:
-    clock = Clock({"head": DrafterTraits(relative_cost=0.3, prior_acceptance=0.9)})
-    seq, controller = clock.sequence(60), clock.controller
-    for _ in range(INITIAL_STEPS + 5):
-        clock.step([seq], {}, 0.001, accepted=accepted)
-    state, acceptance = controller.states[seq.id], controller.states[seq.id].acceptance
-    assert (state.lost_steps < controller.tuning.optimism_share * 61) == is_optimistic
-    assert not acceptance.rates["head"].group.is_familiar
-    (option,) = controller.options.of(controller.options.view([seq]), state, {})
-    assert option.accept_probs == acceptance.chain_probs("head", state.limit, is_optimistic)
-    assert option.accept_probs != acceptance.chain_probs("head", state.limit, not is_optimistic)
-
-
-def test_timed_drafters_that_do_not_pay_are_considered_less_and_less_often() -> None:
-    clock = Clock(HEAD)
-    seq, adapt, searched = clock.sequence(100_000), clock.controller._adapt, list[int]()
-
-    def counted(*arguments: Any, **options: Any) -> dict[int, Budget]:
-        searched.append(clock.controller.step)
-        return adapt(*arguments, **options)
-
-    clock.controller._adapt = counted  # type: ignore[method-assign]
-    for _ in range(1500):
-        clock.step([seq], {}, 0.004, accepted=0)
-    assert len([step for step in searched if step > 1000]) < 500 / 8
+@pytest.mark.parametrize(("known", "is_tried"), [((), True), ((0.3, 0.3), False), ((0.9, 0.9), True)])
+def test_a_timed_drafter_that_was_never_measured_is_tried(known: tuple[float, ...], is_tried: bool) -> None:
+    """It drafts for a third of a step a token, for which an acceptance rate of 0.3 is too low."""
+    rate = known[0] if known else 0.3
+    clock = Clock({"head": DrafterTraits(relative_cost=0.3, prior_acceptance=rate, acceptance_by_depth=known)})
+    seq = clock.sequence(10_000)
+    nodes = [clock.step([seq], {}, 0.001, accepted=0)[0].nodes for _ in range(INITIAL_STEPS + 1)]
+    assert bool(nodes[-1]) == is_tried
 
 
 @pytest.mark.parametrize(
@@ -294,7 +252,7 @@ def test_a_timed_drafter_without_drafts_is_given_up() -> None:
     seq = clock.sequence(10_000)
     lengths = [clock.step([seq], {"timed": Draft()}, 0.001, accepted=0)[0].nodes for _ in range(300)]
     assert sum(map(bool, lengths[:50])) > 0
-    assert sum(map(bool, lengths[100:])) < 10
+    assert sum(map(bool, lengths[150:])) < 10
 
 
 def test_drafts_without_a_source_are_counted() -> None:
@@ -309,9 +267,7 @@ def test_drafts_without_a_source_are_counted() -> None:
     run(engine)
     assert states[0].speculation.by_drafter["nameless"].drafted > 0
     assert isinstance(engine.controller, AdaptiveController)
-    assert engine.controller.acceptance.class_rates("nameless", "greedy").rate(FIRST_TOKEN) < 0.45, (
-        "its failures were counted"
-    )
+    assert engine.controller.acceptance.rates("nameless", 0.0).rate(FIRST_TOKEN) < 0.45, "its failures were counted"
 
 
 def test_step_costs_are_learned_from_a_large_batch() -> None:
@@ -355,7 +311,7 @@ def test_a_long_prompt_is_not_prefilled_for_a_new_drafter() -> None:
         for seq in (long, short)
     ]
     assert lengths[0] == 0
-    assert 0 < lengths[1] <= 4
+    assert 0 < lengths[1] <= clock.controller.tuning.new_drafter_tokens
 
 
 def test_few_polls_while_speculation_is_off() -> None:
@@ -383,7 +339,7 @@ def test_decisions_are_counted_by_drafter_and_reason() -> None:
     seq = clock.sequence(10_000)
     for _ in range(400):
         clock.step([seq], DRAFTS, 0.02, accepted=0)
-    found = clock.controller.decision_counts
+    found = clock.controller.decisions.counts
     assert {key for key in found if key[0] == "silent"} == {
         ("silent", "skipped", "no_costs"),
         ("silent", "skipped", "no_guess"),
@@ -395,7 +351,7 @@ def test_decisions_are_counted_by_drafter_and_reason() -> None:
     other = good.sequence(10_000)
     for _ in range(20):
         good.step([other], DRAFTS, 0.001, accepted=4)
-    assert good.controller.decision_counts["free", "drafted", "pays"] > 10
+    assert good.controller.decisions.counts["free", "drafted", "pays"] > 10
     fixed = Clock(FREE, ControllerSettings(fixed_length=lambda batch: 2))
     fixed.step([fixed.sequence()], DRAFTS, 0.001, accepted=4)
-    assert fixed.controller.decision_counts == {("free", "drafted", "fixed"): 1}
+    assert fixed.controller.decisions.counts == {("free", "drafted", "fixed"): 1}

@@ -9,7 +9,7 @@ from itertools import accumulate, product
 import pytest
 
 from foretell.control.choice import Choice, DrafterOption, StepCostView, best_choice, choose
-from foretell.control.draft_latency import DraftPrices
+from foretell.control.latency_model import DraftPrices
 
 Shape = tuple[DrafterOption, int]  # a drafter and the nodes of its chain
 
@@ -77,8 +77,8 @@ def batch_speed(view: StepCostView, shapes: list[Shape | None], throughput: bool
     if rows:
         seconds += view.curve[view.rows + rows] - view.curve[view.rows] + rows * view.row_context_seconds
         seconds += view.host_gap - (view.hidden_gap if drafting else 0.0)
-    for prices, nodes in drafting.items():
-        seconds += prices.start + prices.level * max(nodes) + prices.node * sum(nodes)
+    for prices, lengths in drafting.items():
+        seconds += prices.start + prices.level * max(lengths) + prices.node * sum(lengths)
     return sum(tokens) / seconds if throughput else 1 / (seconds * sum(1 / each for each in tokens) / len(tokens))
 
 

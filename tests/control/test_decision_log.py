@@ -6,10 +6,15 @@ import logging
 
 import pytest
 
+from foretell.control.controller import FixedController
 from foretell.control.decision_log import (
     DRAFTED,
+    LATE,
     LOW_ACCEPT,
+    NO_COSTS,
     NO_DRAFT,
+    NOT_POLLED,
+    OUTDONE,
     PAYS,
     SKIPPED,
     DecisionLog,
@@ -19,15 +24,57 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.types import Draft
 from tests.control.test_adaptive import adaptive_engine, generate_all
 
+NGRAM = ("ngram",)
+
+
+def poll(decisions: DecisionLog, has_draft: bool, times: int = 1) -> None:
+    """Record polls of a sequence with one drafter, none of whose drafts pays."""
+    for _ in range(times):
+        decisions.record(NGRAM, NGRAM if has_draft else (), True, "", PAYS)
+
 
 def switched(on: bool = False, without_drafts: int = 0) -> DecisionLog:
     """Return a log that has just switched, after polls of which some found no draft."""
-    decisions = DecisionLog()
+    decisions = DecisionLog(NGRAM)
     decisions.on = on
-    decisions.record("ngram", SKIPPED, LOW_ACCEPT)
-    for _ in range(without_drafts):
-        decisions.record("ngram", SKIPPED, NO_DRAFT)
+    poll(decisions, has_draft=True)
+    poll(decisions, has_draft=False, times=without_drafts)
     return decisions
+
+
+@pytest.mark.parametrize(
+    ("drafts", "polled", "chosen", "reason", "ngram", "head", "skip_reason"),
+    [
+        ((), True, "head", PAYS, (SKIPPED, NO_DRAFT), (DRAFTED, PAYS), ""),
+        (NGRAM, True, "head", PAYS, (SKIPPED, OUTDONE), (DRAFTED, PAYS), ""),
+        (NGRAM, True, "ngram", PAYS, (DRAFTED, PAYS), (SKIPPED, OUTDONE), ""),
+        ((), False, "head", PAYS, (SKIPPED, NOT_POLLED), (DRAFTED, PAYS), ""),
+        ((), True, "", PAYS, (SKIPPED, NO_DRAFT), (SKIPPED, LOW_ACCEPT), LOW_ACCEPT),
+        ((), False, "", PAYS, (SKIPPED, NOT_POLLED), (SKIPPED, LOW_ACCEPT), LOW_ACCEPT),
+        (NGRAM, True, "", LATE, (SKIPPED, LATE), (SKIPPED, LATE), LATE),
+        ((), True, "", NO_COSTS, (SKIPPED, NO_COSTS), (SKIPPED, NO_COSTS), NO_COSTS),
+    ],
+)
+def test_each_drafter_of_a_sequence_has_a_decision_and_a_reason(
+    drafts: tuple[str, ...],
+    polled: bool,
+    chosen: str,
+    reason: str,
+    ngram: tuple[str, str],
+    head: tuple[str, str],
+    skip_reason: str,
+) -> None:
+    decisions = DecisionLog(NGRAM)
+    for _ in range(3):
+        assert decisions.record(("ngram", "head"), drafts, polled, chosen, reason) == skip_reason
+    assert decisions.counts == {("ngram", *ngram): 3, ("head", *head): 3}
+
+
+def test_free_drafters_alone_are_skipped_for_want_of_a_poll_or_a_draft() -> None:
+    decisions = DecisionLog(NGRAM)
+    assert decisions.record(NGRAM, (), False, "", PAYS) == NOT_POLLED
+    assert decisions.record(NGRAM, (), True, "", PAYS) == NO_DRAFT
+    assert decisions.record((), (), False, "", PAYS) == "", "it has no drafter"
 
 
 def test_the_message_of_a_switch_off_gives_the_reason_and_what_to_try() -> None:
@@ -49,11 +96,12 @@ def test_a_switch_off_despite_high_acceptance_has_another_cause() -> None:
 
 
 def test_rare_drafts_are_counted_for_the_given_drafters() -> None:
-    decisions = DecisionLog()
-    for reason, count in ((NO_DRAFT, 6), (LOW_ACCEPT, 5)):
-        for _ in range(count):
-            decisions.record("ngram", SKIPPED, reason)
-    decisions.record("model", DRAFTED, PAYS)
+    decisions = DecisionLog(NGRAM)
+    poll(decisions, has_draft=False, times=6)
+    poll(decisions, has_draft=True, times=5)
+    decisions.record(("model",), (), False, "model", PAYS)
+    for _ in range(50):
+        decisions.record(NGRAM, (), False, "", PAYS)  # not polled
     assert decisions.rarely_drafts({"ngram"}) and not decisions.rarely_drafts({"model"})
     assert not decisions.rarely_drafts({"ngram", "model"})
 
@@ -78,4 +126,10 @@ def test_fixed_lengths_are_never_off() -> None:
     )
     for _ in range(20):
         generate_all(engine, max_tokens=2)  # the last step of each request has no room for a draft
-    assert engine.controller.speculation_state == (True, "") and engine.controller.num_switches == 0
+    decisions = engine.controller.decisions
+    assert (decisions.on, decisions.reason, decisions.num_switches) == (True, "", 0) and decisions.counts
+
+
+def test_a_controller_that_records_nothing_has_an_empty_log_of_its_own() -> None:
+    one, other = FixedController(2), FixedController(2)
+    assert one.decisions is one.decisions is not other.decisions and not one.decisions.counts

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 
 from foretell.control.choice import Choice, DrafterOption, StepCostView, best_choice, min_probability
-from foretell.control.draft_latency import DraftPrices
+from foretell.control.latency_model import DraftPrices
 from foretell.draft.base import Drafter
 from foretell.draft.idle_unload import Background, UnloadableDrafter
 from foretell.draft.mix import MergedDrafter
@@ -82,7 +82,7 @@ def test_a_single_graph_chain_costs_all_its_levels_unless_it_is_sampled(temperat
         result = StepResult(scheduled, Draft.chain([1] * drafted, "model"), VerifyResult((), 1), new_tokens=(1,))
         latency.observe([result], 0, 1e-3 + (drafted if temperature else budgeted) * 0.5e-3, 0.01)
     for levels in (1, 4, 7):
-        found = latency.costs["model"].seconds(levels, levels, 0, 0.01)
+        found = latency.costs["model"].prices(0.01).seconds(levels, levels)
         assert found == pytest.approx(1e-3 + levels * 0.5e-3, rel=0.1)
 
 

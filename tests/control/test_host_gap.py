@@ -8,8 +8,8 @@ import pytest
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.choice import Choice, DrafterOption, StepCostView, allocate, best_choice
-from foretell.control.draft_latency import DraftPrices, HostGap
-from foretell.control.latency_model import CostPrior, StepCosts
+from foretell.control.host_gap import HostGap
+from foretell.control.latency_model import CostPrior, DraftPrices, StepCosts
 from foretell.control.settings import ControllerSettings
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -69,6 +69,25 @@ def test_a_known_gap_is_rarely_measured_again() -> None:
     assert num_sync <= 4
 
 
+def test_the_host_time_that_drafts_add_is_learned_from_the_time_between_steps() -> None:
+    """A step of 10 ms, 1 ms of host work without a draft, 3 ms with one, and a pause now and then."""
+    gap, now = HostGap(), 0.0
+    for step in range(400):
+        has_draft = step % 2 == 1
+        now += 0.013 if has_draft else 0.011
+        now += 5.0 if step % 10 == 9 else 0.0
+        gap.observe_step(1, has_draft, now, StepTimes(0.0, 0.01))
+    assert gap.host_seconds == pytest.approx(2e-3)
+    for _ in range(400):
+        now += 0.019
+        gap.observe_step(1, True, now, StepTimes(0.0, 0.01, host_gap=1e-3))  # async scheduling: it overlaps
+        gap.observe_step(1, True, now, None)
+    for step in range(400):
+        now += 0.019
+        gap.observe_step(step % 2 + 1, True, now, StepTimes(0.0, 0.01))  # sequences come and go
+    assert gap.host_seconds == pytest.approx(2e-3)
+
+
 @pytest.mark.parametrize("num_decoding", [1, 8])
 def test_a_draft_must_pay_for_the_gap(num_decoding: int) -> None:
     curve = [3e-3] * 64
@@ -91,7 +110,7 @@ def test_drafts_made_on_the_device_hide_part_of_the_gap() -> None:
     assert (gap.seconds(1), gap.hidden_seconds(1)) == (4e-4, 0.0), "until both cases were measured"
     for _ in range(20):
         gap.observe(1, 6e-4)
-    assert (gap.seconds(1), gap.hidden_seconds(1)) == (6e-4, pytest.approx(2e-4))
+    assert (gap.seconds(1), gap.hidden_seconds(1)) == pytest.approx((6e-4, 2e-4))
     gap.observe(32, 2e-3)
     assert gap.hidden_seconds(32) == 0.0, "both cases were not measured at this batch size"
 
@@ -119,7 +138,7 @@ def test_gaps_before_timed_drafts_are_measured_apart() -> None:
     for drafter, seconds in (("", 6e-4), ("ngram", 6e-4), ("model", 4e-4)):
         result = StepResult(ScheduledSequence.of(state.seq, 1, Budget(2 if drafter else 0, drafter)))
         controller.observe([result], StepTimes(0.0, 3.4e-3, 0.0, False, seconds))
-    assert (controller.host_gap.seconds(1), controller.host_gap.hidden_seconds(1)) == (6e-4, pytest.approx(2e-4))
+    assert (controller.host_gap.seconds(1), controller.host_gap.hidden_seconds(1)) == pytest.approx((6e-4, 2e-4))
 
 
 class FixedTimes(AdaptiveController):
@@ -166,7 +185,7 @@ def test_useless_drafts_are_soon_given_up_and_useful_ones_made() -> None:
             add(engine, str(i), prompt, max_tokens=100, ignore_eos=True)
         run(engine)
         shares[rate] = executor.sent / engine.stats.forwards
-        counts = Counter(controller.decision_counts)
+        counts = Counter(controller.decisions.counts)
         assert sum(counts.values()) <= engine.stats.speculation.steps
     assert shares[1.0] < 0.1 < 0.7 < shares[0.0]
 
@@ -186,4 +205,4 @@ def test_a_probe_that_is_due_in_a_late_poll_runs_in_the_next_step() -> None:
     assert executor.sent > 0.7 * engine.stats.forwards
     late = [n for n in probed if n > 60]
     assert late, "also while steps are async"
-    assert any("trial" in reason for _, _, reason in controller.decision_counts)
+    assert any("trial" in reason for _, _, reason in controller.decisions.counts)

@@ -7,16 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from foretell.control.draft_latency import DraftCosts
-from foretell.control.latency_model import (
-    FEATURES,
-    KNOTS,
-    CostPrior,
-    StepCosts,
-    interpolate_knots,
-    isotonic,
-    pad_to_sizes,
-)
+from foretell.control.latency_model import FEATURES, KNOTS, CostPrior, DraftCosts, StepCosts, interpolate_knots
 from foretell.control.settings import ControllerTuning
 
 TUNING = ControllerTuning()
@@ -40,6 +31,13 @@ def test_costs_are_unknown_before_the_first_step() -> None:
     assert not costs.is_known
     assert costs.seconds(4) == 0
     assert not any(costs.curve(4))
+
+
+def test_the_prior_has_the_pace_of_the_first_step() -> None:
+    costs = StepCosts(CostPrior(row=0.1))
+    costs.observe(5, 0, 0.07)
+    assert costs.seconds(5) == pytest.approx(0.07)
+    assert costs.single_row_seconds == pytest.approx(0.05), "the prior has four further rows at a tenth each"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 64, 65, 272, KNOTS[-1] - 1, KNOTS[-1]])
@@ -91,6 +89,7 @@ def test_the_curve_never_decreases() -> None:
         costs.observe(4, 0, 0.03)  # seen on a machine whose kernels are faster with four rows than with one
     curve = costs.curve(64)
     assert (np.diff(np.array(curve)) >= 0).all()
+    assert curve[1] == pytest.approx(costs.seconds(1)), "the maximum of the knots so far"
 
 
 def test_an_outlier_as_the_first_step_is_corrected() -> None:
@@ -101,13 +100,6 @@ def test_an_outlier_as_the_first_step_is_corrected() -> None:
         costs.observe(rows, 0, 0.03 + 0.006 * (rows - 1))
     assert costs.curve(1)[1] < 3 * 0.03
     assert costs.curve(9)[9] > 0.05
-
-
-def test_isotonic_regression_weighs_by_inverse_variance() -> None:
-    assert isotonic([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]) == [1.0, 2.0, 3.0]
-    assert isotonic([9.0, 2.0, 3.0], [1e9, 1.0, 1.0]) == pytest.approx([2.0, 2.0, 3.0])
-    assert isotonic([9.0, 2.0, 3.0], [1.0, 1e9, 1e9]) == pytest.approx([9.0, 9.0, 9.0])
-    assert isotonic([2.0, 4.0, 3.0, 5.0], [1.0, 1.0, 1.0, 1.0]) == pytest.approx([2.0, 3.5, 3.5, 5.0])
 
 
 def test_outliers_do_not_raise_the_clipping_limit() -> None:
@@ -127,6 +119,14 @@ def test_steps_of_similar_size_are_subsampled() -> None:
     assert not costs.should_observe(1)
 
 
+def test_a_step_of_a_rare_size_is_always_an_update() -> None:
+    """While drafts pay, plain steps are rare, and each tells what drafts are compared with."""
+    costs = fitted([1, 4, 8])
+    for _ in range(5):
+        assert costs.should_observe(1)
+        assert sum(costs.should_observe(4) for _ in range(TUNING.subsample)) == 1
+
+
 def test_costs_can_be_saved_and_loaded() -> None:
     costs = fitted([1, 4, 8])
     other = StepCosts(CostPrior(row=0.5))
@@ -140,22 +140,33 @@ def test_costs_can_be_saved_and_loaded() -> None:
 
 def test_draft_costs_depend_on_depth_nodes_and_prefill() -> None:
     costs, rng = DraftCosts(0.3), random.Random(1)
-    assert costs.seconds(1, 1, 0, 0.03) == pytest.approx(0.009)
+    assert costs.prices(0.03).seconds(1, 1) == pytest.approx(0.009)
     for _ in range(400):
         depth, sequences, prefill = rng.randint(1, 8), rng.randint(1, 8), rng.choice([0, 0, 0, 300])
         seconds = 0.004 * depth + 0.0005 * depth * sequences + 1e-5 * prefill
         costs.observe(depth, depth * sequences, prefill, seconds * rng.lognormvariate(0, 0.05), 0.03)
-    assert costs.seconds(4, 4, 0, 0.03) == pytest.approx(0.018, rel=0.1)
-    assert costs.seconds(2, 16, 0, 0.03) == pytest.approx(0.016, rel=0.15)
-    assert costs.seconds(0, 0, 300, 0.03) == pytest.approx(0.003, rel=0.3)
+    prices = costs.prices(0.03)
+    assert prices.seconds(4, 4) == pytest.approx(0.018, rel=0.1)
+    assert prices.seconds(2, 16) == pytest.approx(0.016, rel=0.15)
+    assert prices.seconds(0, 0, 300) == pytest.approx(0.003, rel=0.3)
 
 
 def test_the_start_of_a_draft_is_not_mistaken_for_depth() -> None:
     costs, rng = DraftCosts(0.1), random.Random(2)
     for depth in [1, 4] * 8 + [1] * 200:  # short drafts alone after the first few
         costs.observe(depth, depth, 0, (1e-3 + 0.25e-3 * depth) * rng.lognormvariate(0, 0.05), 0.006)
-    assert costs.seconds(1, 1, 0, 0.006) == pytest.approx(1.25e-3, rel=0.05)
-    assert costs.seconds(4, 4, 0, 0.006) == pytest.approx(2e-3, rel=0.35)  # 5e-3 if all of it were depth
+    prices = costs.prices(0.006)
+    assert prices.seconds(1, 1) == pytest.approx(1.25e-3, rel=0.05)
+    assert prices.seconds(4, 4) == pytest.approx(2e-3, rel=0.35)  # 5e-3 if all of it were depth
+
+
+def test_prices_that_cannot_be_negative_do_not_push_others_up() -> None:
+    """A draft costs 0.6 ms a level and was expected to cost three times that and more to start."""
+    costs = DraftCosts(0.3)
+    for depth in [6] * 5 + [3] * 10 + [2] * 100 + [1] * 60 + [2] * 200:
+        costs.observe(depth, depth, 0, 0.6e-3 * depth, 0.008)
+    for depth in (1, 2, 6):
+        assert costs.prices(0.008).seconds(depth, depth) == pytest.approx(0.6e-3 * depth, rel=0.05)
 
 
 def test_rows_over_a_long_context_cost_more() -> None:
@@ -179,4 +190,3 @@ def test_rows_that_only_pad_a_step_cost_nothing() -> None:
     assert curve[2:8] == [curve[8]] * 6 and curve[9:64] == [curve[64]] * 55
     assert curve[8] == pytest.approx(0.011, rel=0.02) and curve[64] == pytest.approx(0.016, rel=0.02)
     assert costs.seconds(5) == pytest.approx(curve[8]) and curve[70] > curve[64]
-    assert pad_to_sizes([1.0, 2.0, 3.0], ()) == [1.0, 2.0, 3.0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.control.acceptance_model import RequestAcceptance
+from foretell.control.acceptance_model import FIRST_TOKEN, AcceptanceRates
 from foretell.control.sequence_history import PollLimiter, Probes, SequenceHistory
 from foretell.control.settings import ControllerTuning
 from foretell.sampling_params import SamplingParams
-from foretell.types import Request, Sequence
+from foretell.types import DrafterTraits, Request, Sequence
 
 PLAIN_SECONDS = 0.01
 TUNING = ControllerTuning()
@@ -25,8 +25,10 @@ class Clock:
 
 
 def sequences(count: int, tokens: int = 10_000) -> list[SequenceHistory]:
+    """Return sequences that share a free drafter with an acceptance rate of 0.5."""
     seqs = [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, tokens), [1]) for i in range(count)]
-    return [SequenceHistory(seq, RequestAcceptance({})) for seq in seqs]
+    rates = {"free": AcceptanceRates(DrafterTraits(is_free=True))}
+    return [SequenceHistory(seq, rates) for seq in seqs]
 
 
 def poll_without_payoff(
@@ -38,7 +40,7 @@ def poll_without_payoff(
         selected = limiter.select(states, step, PLAIN_SECONDS)
         clock.now += poll_seconds * len(selected)
         for state in selected:
-            limiter.record_payoff(state, 0.0)
+            limiter.record(state, 0.0)
         limiter.finish_polls()
         polled.append({state.seq.id for state in selected})
         for state in states:
@@ -68,11 +70,40 @@ def test_polls_of_a_short_output_cost_a_bounded_share_of_its_time(poll_seconds: 
     assert clock.now <= (TUNING.poll_start_share + TUNING.poll_refill_share) * 96 * PLAIN_SECONDS + 8 * poll_seconds
 
 
+def first_polls(accepted: bool, tokens: int) -> int:
+    """Return the polls of a new sequence on credit, after 400 drafts that were accepted or rejected."""
+    clock = Clock()
+    limiter, (state,) = PollLimiter(clock), sequences(1, tokens)
+    for _ in range(400):
+        state.rates["free"].count(FIRST_TOKEN, accepted)
+    return [bool(each) for each in poll_without_payoff(limiter, clock, [state], 200, 1e-4)].index(False)
+
+
+def test_a_new_sequence_has_credit_for_more_polls_where_drafts_are_accepted() -> None:
+    assert first_polls(accepted=True, tokens=60) > 3 * first_polls(accepted=False, tokens=60)
+    assert first_polls(accepted=False, tokens=2) == 3, "the least"
+
+
+def test_a_sequence_without_a_free_drafter_has_no_more_than_the_least_credit() -> None:
+    limiter, (state,) = PollLimiter(Clock()), sequences(1)
+    state.rates = {"head": AcceptanceRates(DrafterTraits())}
+    limiter.select([state], 1, PLAIN_SECONDS)
+    assert state.poll_credit == 3 * limiter.poll_seconds
+
+
+def test_a_sequence_that_is_late_is_polled_without_credit() -> None:
+    clock = Clock()
+    limiter, (late, other) = PollLimiter(clock), sequences(2)
+    poll_without_payoff(limiter, clock, [late, other], 500, 1e-4)
+    polled = [limiter.select([late, other], step, PLAIN_SECONDS, {late.seq.id}) for step in range(501, 506)]
+    assert all(late in each for each in polled) and sum(other in each for each in polled) <= 1
+
+
 def test_a_sequence_whose_drafts_pay_is_polled_in_every_step() -> None:
     limiter, (state,) = PollLimiter(Clock()), sequences(1)
     for step in range(100):
         assert limiter.select([state], step, PLAIN_SECONDS) == [state]
-        limiter.record_payoff(state, 1.0)
+        limiter.record(state, 1.0)
         limiter.finish_polls()
 
 
@@ -96,7 +127,7 @@ def test_a_sequence_whose_drafts_save_less_than_its_polls_cost_is_rarely_polled(
         selected = limiter.select([state], step, PLAIN_SECONDS)
         clock.now += 1e-4 * len(selected)
         for each in selected:  # nothing and twice the share in turn
-            limiter.record_payoff(each, 0.0 if step % 2 else 2 * share * 1.7e-4)
+            limiter.record(each, 0.0 if step % 2 else 2 * share * 1.7e-4)
         limiter.finish_polls()
         state.seq.tokens.append(1)
         polled.append(len(selected))

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance_model import RequestAcceptance
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.choice import DrafterOption, StepCostView, choose
+from foretell.control.latency_model import DraftPrices
 from foretell.control.sequence_history import SequenceHistory
 from foretell.control.settings import ControllerSettings, ControllerTuning
 from foretell.errors import RequestError
@@ -62,23 +62,55 @@ def test_a_draft_model_speeds_up_a_late_sequence() -> None:
     assert speed(simulate(asked, True), with_slo=True) > 1.1 * speed(simulate(batch, True), with_slo=True)
 
 
-def lengths(curve: list[float], probs: list[list[float]], has_priority: list[bool], throughput: bool) -> list[int]:
-    view, options = StepCostView(2, 2, curve), [[DrafterOption("a", each)] for each in probs]
-    return [choice.nodes for choice in choose(view, options, 0.01, throughput, has_priority)]
+EXPENSIVE = [0.01 + 0.0014 * rows for rows in range(30)]
+PROBS = [[0.9, 0.8, 0.7], [0.9, 0.8]]
 
 
-def test_sequences_without_priority_draft_only_in_free_rows() -> None:
-    probs = [[0.9, 0.8, 0.7], [0.9, 0.8]]
-    expensive = [0.01 + 0.0014 * rows for rows in range(30)]
-    assert lengths(expensive, probs, [True, False], True) == [3, 0]
-    assert lengths([0.01] * 30, probs, [True, False], True) == [3, 2]
-    assert lengths([0.01] * 7 + [0.02] * 23, probs, [True, False], True) == [3, 1]
+def free_rows(count: int) -> list[float]:
+    """Return the costs of a step by rows: so many rows cost no more than one, and further ones double its time."""
+    return [0.01] * (count + 1) + [0.02] * 30
 
 
-def test_priority_lengthens_a_step_by_half_at_most() -> None:
-    probs = [[0.9, 0.8, 0.7], [0.95, 0.5, 0.4]]
-    steep = [0.03 + 0.005 * rows for rows in range(30)]
-    assert lengths(steep, probs, [True, True], False) == [3, 1]
+def lengths(
+    curve: list[float], is_late: list[bool], throughput: bool = True, probs: list[list[float]] = PROBS
+) -> list[int]:
+    options, count = [[DrafterOption("a", each)] for each in probs], len(probs)
+    return [choice.nodes for choice in choose(StepCostView(count, count, curve), options, 0.01, throughput, is_late)]
+
+
+@pytest.mark.parametrize("throughput", [True, False])
+def test_late_sequences_get_rows_first(throughput: bool) -> None:
+    assert lengths(free_rows(4), [], throughput) == [1, 1]
+    assert lengths(free_rows(4), [True, False], throughput) == [2, 0]
+    assert lengths(free_rows(4), [False, True], throughput) == [0, 2]
+    assert lengths(free_rows(6), [True, False], throughput) == [3, 1], "the others draft in rows that are free"
+    assert lengths(free_rows(30), [False, True], throughput) == [3, 2]
+
+
+def test_a_late_sequence_has_the_draft_that_is_fastest_for_it_alone() -> None:
+    """There is no room for drafts of all."""
+    three = [[0.5, 0.3]] * 3
+    assert lengths(free_rows(5), [], probs=three) == [0, 0, 0]
+    assert lengths(free_rows(5), [False, True, False], probs=three) == [0, 2, 0]
+
+
+def test_the_others_do_not_draft_in_expensive_rows() -> None:
+    assert lengths(EXPENSIVE, []) == [3, 2]
+    assert lengths(EXPENSIVE, [True, False]) == [3, 0]
+    assert lengths(EXPENSIVE, [False, True]) == [0, 2]
+
+
+@pytest.mark.parametrize("shares_options", [False, True])
+def test_sequences_that_are_all_late_draft_as_if_none_was(shares_options: bool) -> None:
+    """None has priority over another, and a step that is slower than a plain one helps none of them."""
+    option = DrafterOption("head", [0.8**depth for depth in range(1, 9)], DraftPrices(level=0.0005))
+    shared = [option]
+    options = [shared if shares_options else [option] for _ in range(8)]
+    view = StepCostView(8, 8, [0.01 + 0.0014 * rows for rows in range(80)])
+    found = [
+        [choice.nodes for choice in choose(view, options, 0.01, True, is_late)] for is_late in ([False] * 8, [True] * 8)
+    ]
+    assert found[0] == found[1]
 
 
 TUNING = ControllerTuning()
@@ -89,7 +121,7 @@ def state_of(num_output: int, **choice: float) -> SequenceHistory:
     asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
     request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked, drafters=("free",))
     seq = Sequence(0, request, [1] * (1 + num_output), num_computed_tokens=num_output)
-    return SequenceHistory(seq, RequestAcceptance({}))
+    return SequenceHistory(seq, {})
 
 
 def is_late(state: SequenceHistory, now: float, best: float | None = None) -> bool:
@@ -157,7 +189,7 @@ def test_a_deadline_counts_from_admission(prefill_seconds: float, is_late: bool)
     seq.tokens.append(1)
     seq.num_computed_tokens = 50
     controller.wants_free_drafts([seq])
-    assert bool(controller._behind_slo) == is_late, "99 steps of 0.1 s remain"
+    assert bool(controller._late) == is_late, "99 steps of 0.1 s remain"
 
 
 @pytest.mark.parametrize("name", ["deadline", "min_tokens_per_second"])

@@ -151,6 +151,21 @@ def test_the_output_is_the_same_while_it_is_unloaded_and_loaded(
     assert engine.stats.drafter_failures == 0
 
 
+def test_a_fixed_length_loads_a_drafter_that_some_sequence_of_the_batch_uses() -> None:
+    guest = Guest()
+    guest.now = 11.0
+    guest.look()
+    drafter = MixDrafter([NGramDrafter(1, 3), guest.drafter])
+    engine = World().engine(drafter)
+    traits = {name: each.traits for name, each in drafter.drafters.items()}
+    settings = ControllerSettings(fixed_length=lambda batch: 3)
+    engine.controller = AdaptiveController(traits, settings, clock=lambda: 0.0, loader=drafter)
+    add(engine, "0", PROMPTS[0])
+    add(engine, "1", PROMPTS[1], SpeculationChoice(drafter="ngram"))
+    run(engine)
+    assert guest.made == 1
+
+
 @pytest.mark.parametrize("name", ["model", "self:int8"])
 def test_weights_are_freed_and_loaded_again(tiny_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"model:{tiny_folder}" if name == "model" else name

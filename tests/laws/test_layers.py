@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tensor_parallel"},
     "llm": BASE | {"build", "engine", "draft"},
     "program": BASE | {"llm", "engine", "sampling"},
-    "server": BASE | {"build", "engine", "version", "hub"},
+    "server": BASE | {"build", "engine", "control", "version", "hub"},
     "cluster": BASE | {"server"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "plan": BASE | {"models", "hub"},  # sizes in configs; without torch

@@ -13,6 +13,7 @@ import pytest
 
 from foretell.build.engine_builder import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
+from foretell.control.decision_log import DecisionLog
 from foretell.draft.mix import MixDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.supervisor import Supervisor
@@ -22,7 +23,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.server.choice_state import ChoiceState
 from foretell.server.config import ServerConfig
 from foretell.server.memory_report import ProcessMemory
-from foretell.server.metrics import PREFIX, Metrics, NoControllerStats, Speedup
+from foretell.server.metrics import PREFIX, Metrics, Speedup
 from foretell.server.service import Service
 from foretell.server.usage import spec_metrics
 from foretell.types import Budget, Draft, Sequence, StepTimes
@@ -32,7 +33,14 @@ from tests.tiny import VOCAB, World, add, run
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 TOKENS, RIGHT, NODES = 16, 2, 4
-DECIDED = {("half", "drafted", "pays"): 5, ("half", "skipped", "low_accept"): 2, ("other", "skipped", "outdone"): 7}
+
+
+def decided() -> DecisionLog:
+    """Return a log of five steps in which one drafter was better than the other, and two in which none drafted."""
+    decisions = DecisionLog({"half", "other"})
+    for chosen in ("half",) * 5 + ("",) * 2:
+        decisions.record(("half", "other"), ("half", "other"), True, chosen, "pays")
+    return decisions
 
 
 def truth() -> list[int]:
@@ -82,7 +90,7 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
 
 def served() -> tuple[Metrics, ChoiceState]:
     """One sequence, five steps with a draft: 4 of 4 draft tokens accepted and, with two tokens left, 1 of 2."""
-    metrics = Metrics("m", controller=NoControllerStats(DECIDED))
+    metrics = Metrics("m", decisions=decided())
 
     async def scene() -> ChoiceState:
         engine = AsyncEngine(World(max_num_seqs=4, budget=NODES).engine(half_right()), 4, metrics.observe)
@@ -127,15 +135,27 @@ def test_counters_have_the_values_of_the_definitions() -> None:
 
 
 def test_controller_decisions_are_exposed_by_drafter_and_reason() -> None:
-    decided = dict(DECIDED)
-    metrics = Metrics("m", controller=NoControllerStats(decided, (False, "why"), 3))
+    decisions = decided()
+    decisions.on, decisions.num_switches = False, 3
+    metrics = Metrics("m", decisions=decisions)
     before = samples(metrics)
     assert (before[PREFIX + "drafting_on"], before[PREFIX + "drafting_switches_total"]) == (0, 3)
     assert samples(metrics) == before, "what is followed is not counted twice"
-    decided["half", "drafted", "pays"] += 3
+    decisions.record(("half",), ("half",), True, "half", "pays")
     found = {name: value for name, value in samples(metrics).items() if "decisions" in name}
     name = PREFIX + 'drafter_decisions_total{{decision="{1}",drafter="{0}",reason="{2}"}}'
-    assert found == {name.format(*each): count for each, count in decided.items()}
+    assert found == {
+        name.format("half", "drafted", "pays"): 6,
+        name.format("half", "skipped", "low_accept"): 2,
+        name.format("other", "skipped", "outdone"): 5,
+        name.format("other", "skipped", "low_accept"): 2,
+    }
+
+
+def test_without_a_controller_speculation_is_on_and_nothing_was_decided() -> None:
+    found = samples(Metrics("m"))
+    assert (found[PREFIX + "drafting_on"], found[PREFIX + "drafting_switches_total"]) == (1, 0)
+    assert not any("decisions_total" in name for name in found)
 
 
 def test_failures_of_drafters_and_their_pauses_are_shown() -> None:

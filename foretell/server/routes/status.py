@@ -81,16 +81,14 @@ def _state(service: Service) -> dict[str, Any]:
 
 def _speculation(service: Service) -> dict[str, Any]:
     """Return the counts of each drafter, and the controller's decisions with their reasons."""
-    on, reason = service.metrics.controller.speculation_state
-    drafters = service.metrics.totals.drafters.items()
-    decisions = service.metrics.controller.decision_counts.items()
+    decided, drafters = service.metrics.decisions, service.metrics.totals.drafters.items()
     return {
-        "on": on,
-        "reason": reason,
+        "on": decided.on,
+        "reason": decided.reason,
         "drafters": {name: {"drafted": drafted, "accepted": accepted} for name, (drafted, accepted) in drafters},
         "decisions": [
             {"drafter": drafter, "decision": decision, "reason": reason, "steps": steps}
-            for (drafter, decision, reason), steps in decisions
+            for (drafter, decision, reason), steps in decided.counts.items()
         ],
     }
 
