@@ -56,13 +56,7 @@ def no_fewer() -> None:
 
 def no_levels() -> None:
     """Keep the prior of what a tree level finds."""
-    count = acceptance_model.AcceptanceRates.count
-
-    def chains_alone(self: Any, at: int, accepted: float) -> None:
-        if at < acceptance_model.TREE * acceptance_model.DEPTHS:
-            count(self, at, accepted)
-
-    acceptance_model.AcceptanceRates.count = chains_alone  # type: ignore[method-assign, assignment]
+    acceptance_model.AcceptanceRates.count_level = lambda *given: None  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -86,6 +80,7 @@ MECHANISMS = (
     Without("decay of counts", replace(USUAL, memory=1e9)),
     Without("classes of temperature", patch=no_classes),
     Without("confidence of free drafts", replace(USUAL, confidence_trust=0.0)),
+    Without("discount of free drafts", replace(USUAL, free_discount=1.0)),
     Without("trees", max_tree_nodes=0),
     Without("learned tree levels", patch=no_levels),
     Without("allocation over the batch", patch=no_allocation),
@@ -177,7 +172,7 @@ def main() -> None:
     with Pool(2, maxtasksperchild=1) as pool:
         for without in MECHANISMS:
             jobs = [(measure, (without, *given)) for column in columns.values() for measure, given in column]
-            results = iter(pool.map(run, jobs, chunksize=8))
+            results = iter(pool.map(run, jobs, chunksize=1))
             cells = []
             for title, column in columns.items():
                 seconds = [value for _ in column for value in next(results)]

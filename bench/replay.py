@@ -221,6 +221,7 @@ def report(traces: list[Trace], temperature: float, machine: Machine, names: tup
            make: Callable[[], AdaptiveController]) -> dict[str, float]:  # fmt: skip
     """Compare a controller with plain decoding and with the best fixed drafter and length in hindsight."""
     one_by_one: list[float] = []
+    tenth: list[float] = []
     as_server: list[float] = []
     fixed: dict[tuple[str, int], list[float]] = {}
     for seed in range(seeds):
@@ -232,6 +233,10 @@ def report(traces: list[Trace], temperature: float, machine: Machine, names: tup
             play([trace], make(), names, **options).speedups(Outcome([plain.seconds[i]]))[0]
             for i, trace in enumerate(order)
         ]
+        for i, trace in enumerate(order):  # the same request after nine others
+            before = random.Random(i).sample([each for each in order if each is not trace], 9)
+            times = play([*before, trace], make(), names, **options).seconds
+            tenth.append(plain.seconds[i] / times[-1])
         if not seed:
             for name, length in fixed_lengths(names):
                 controller = FixedChain(name, length, TRAITS[name].is_free)
@@ -240,6 +245,7 @@ def report(traces: list[Trace], temperature: float, machine: Machine, names: tup
     return {
         "server": harmonic(as_server),
         "first": harmonic(one_by_one),
+        "tenth": harmonic(tenth),
         "best_fixed": harmonic(fixed[best]),
         "best": f"{best[0]}@{best[1]}",  # type: ignore[dict-item]
         "p5": quantiles(one_by_one, n=20)[0],

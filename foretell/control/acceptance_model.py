@@ -29,6 +29,7 @@ TREE = NO_CONFIDENCE + 1  # first of one row per tree width: deviation from RESC
 CELLS = (TREE + len(WIDTHS)) * DEPTHS
 FIRST_TOKEN = NO_CONFIDENCE * DEPTHS  # cell of first tokens whatever their confidence
 MAX_RATE = 0.995  # no draft token is certain
+MOST_TOKENS = 256  # of a chain
 LEAST_PROBABILITY = 0.02  # draft tokens that are less likely to be accepted are not considered
 
 
@@ -37,15 +38,17 @@ def temperature_power(temperature: float) -> float:
 
     A rule of thumb until something is counted. Requests of the same power share their rates.
     """
-    return 1.0 if temperature == 0 else 1.4 if temperature <= 0.8 else 2.5
+    if temperature == 0:
+        return 1.0
+    return 1.4 if temperature <= 0.8 else 2.5
 
 
 def rescue_rate(width: float, depth: int) -> float:
     """Return the prior share of tokens missed by a chain at this depth that a tree of this width finds."""
-    place = min(max(math.log2(width) - 1, -1.0), len(WIDTHS) - 1.0)  # between two widths
     by_width = (0.0, *RESCUE_RATES[min(depth, len(RESCUE_RATES)) - 1])
-    below = min(int(place + 1), len(WIDTHS) - 1)
-    return by_width[below] + (place + 1 - below) * (by_width[below + 1] - by_width[below])
+    index = min(max(math.log2(width), 0.0), float(len(WIDTHS)))  # between two widths
+    below = min(int(index), len(WIDTHS) - 1)
+    return by_width[below] + (index - below) * (by_width[below + 1] - by_width[below])
 
 
 def cell(confidence: float | None, depth: int) -> int:
@@ -80,7 +83,9 @@ class AcceptanceRates:
         self.growth = [1.0] + [(after / before) ** power for before, after in zip(known, known[1:DEPTHS], strict=False)]
         self.growth += [1.0] * (DEPTHS - len(self.growth))
         self.trials, self.accepted = [0.0] * CELLS, [0.0] * CELLS
-        self._prior_weight = tuning.prior_weight  # of first tokens: it decays, too, or a useless drafter never looks so
+        self._prior_weight = (
+            tuning.prior_weight
+        )  # of first tokens: it decays, too, or a useless drafter would never be given up
         # Cached while a few more counts hardly change them.
         self._rates: dict[int, float] = {}
         self._chain: list[float] = []
@@ -105,6 +110,11 @@ class AcceptanceRates:
             return trust * confidence + (1 - trust) * self.rate(FIRST_TOKEN + depth)
         return min(MAX_RATE, self.rate(at - 1) * self.growth[depth]) if depth else self.prior
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether first tokens were counted often enough to outweigh the prior."""
+        return self.trials[FIRST_TOKEN] >= self.tuning.prior_weight
+
     def count(self, at: int, accepted: float, weight: float = 1.0) -> None:
         """Count a draft token, accepted or not."""
         decay = 1 - 1 / self.tuning.memory
@@ -122,7 +132,7 @@ class AcceptanceRates:
         """Return the probability that each token of a chain is accepted, together with all before it."""
         if not self._chain:
             prob = 1.0
-            for at in range(64):
+            for at in range(MOST_TOKENS):
                 prob *= self.rate(FIRST_TOKEN + min(at, DEPTHS - 1))
                 self._chain.append(prob)
                 if prob < LEAST_PROBABILITY:
@@ -130,7 +140,7 @@ class AcceptanceRates:
         return self._chain[:depth]
 
     def draft_probs(self, draft: Draft, most: int) -> list[float]:
-        """Return the same for the first nodes of a draft that a free drafter has made, by its confidence."""
+        """Return that probability for the first nodes of a draft that a free drafter has made, by its confidence."""
         known, row, confidence = self._rates, FIRST_TOKEN, draft.confidence
         probs: list[float] = []
         columns: list[int] = []  # depth - 1 of each node, at most that of the last cell
@@ -141,8 +151,6 @@ class AcceptanceRates:
                 row = cell(confidence[node], 1)
             rate = known.get(row + column) or self.rate(row + column)
             probs.append((probs[parent] if parent >= 0 else 1.0) * rate)
-            if probs[-1] < LEAST_PROBABILITY:
-                break
         return probs
 
     def level_rate(self, depth: int, width: float) -> float:

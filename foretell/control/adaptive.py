@@ -25,6 +25,7 @@ from .settings import ControllerSettings, ControllerTuning, DrafterLoader
 
 NO_BUDGET = Budget()
 NO_DRAFTS: Mapping[str, Draft] = {}
+NO_REASONS: Mapping[int, str] = {}
 
 
 class AdaptiveController(Controller):
@@ -56,14 +57,16 @@ class AdaptiveController(Controller):
         # The last choice stands for some steps: rates and costs change slowly, and choosing takes host time.
         self._held: tuple[list[int], dict[int, Budget]] = ([], {})  # sequences that ran, and budgets
         self._held_until = 0  # step
-        self._plain_hold = tuning.plain_hold_steps  # steps for which the next choice not to draft stands
         self._saved_seconds = 0.0  # that the drafts of the last choice should save per step
 
     # What is asked before a step.
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         self.step += 1
-        states = [self.states.get(seq.id) or self._add(seq) for seq in seqs if seq.request.drafters]
+        for seq in seqs:
+            if seq.id not in self.states and seq.request.drafters and self.settings.max_length(seq):
+                self._add(seq)
+        states = [self.states[seq.id] for seq in seqs if seq.id in self.states]
         self._decoding = decoding = [state for state in states if state.seq.is_decoding]
         self._late, plain_seconds = self._find_late(decoding), self.costs.single_row_seconds
         free, is_fixed = [state for state in decoding if state.has_free], self.settings.fixed_length is not None
@@ -80,38 +83,39 @@ class AdaptiveController(Controller):
         now, plain_seconds = self.clock() if watched else 0.0, self.costs.single_row_seconds
         return {state.seq.id for state in watched if state.is_late(now, plain_seconds, self.tuning)}
 
-    def _add(self, seq: Sequence) -> SequenceHistory:
-        drafters = seq.request.drafters if self.settings.max_length(seq) else ()
-        rates = {name: self.acceptance.rates(name, seq.request.params.temperature) for name in drafters}
+    def _add(self, seq: Sequence) -> None:
+        temperature = seq.request.params.temperature
+        rates = {name: self.acceptance.rates(name, temperature) for name in seq.request.drafters}
         state = self.states[seq.id] = SequenceHistory(seq, rates)
         if state.has_slo:
             state.admitted = self.clock()
-        return state
 
     def choose_draft_lengths(self, seqs: list[Sequence], free_drafts: FreeDrafts) -> list[Budget]:
         """Return the drafter and the draft length of each sequence. A choice stands for some steps without drafts."""
         if not self._decoding:
             return [NO_BUDGET] * len(seqs)
-        has_drafts = any(map(any, free_drafts.values()))
+        has_drafts, budgets = any(free_drafts.values()), dict[int, Budget]()
         if self.settings.fixed_length is not None:
             budgets = self._fixed(seqs, free_drafts, self.settings.fixed_length(sum(seq.pending == 1 for seq in seqs)))
         elif self.costs.steps < INITIAL_STEPS:  # the first steps are plain and measure the cost of one
-            budgets = self._record({}, free_drafts, NO_COSTS)
+            self._record({}, free_drafts, NO_COSTS)
         elif not has_drafts and self._choice_stands(seqs):
             budgets = self._reuse(seqs)
         else:
             budgets = self._adapt(seqs, free_drafts, has_drafts)
         self._finish_polls(free_drafts)
-        for state in self._decoding:
-            if state.seq.request.params.structured_outputs is not None and state.seq.id not in budgets:
-                budgets = {**budgets, state.seq.id: Budget(self.settings.max_length(state.seq))}  # for forced tokens
+        forced = [state.seq for state in self._decoding if state.seq.request.params.structured_outputs is not None]
+        if forced:  # a grammar may force tokens, which need no drafter
+            budgets = {**{seq.id: Budget(self.settings.max_length(seq)) for seq in forced}, **budgets}
         return [budgets.get(seq.id, NO_BUDGET) for seq in seqs] if budgets else [NO_BUDGET] * len(seqs)
 
     def _choice_stands(self, seqs: list[Sequence]) -> bool:
         """Return whether the last choice still stands: no sequence came, went, is late or too near its end."""
-        if self.step > self._held_until or self._late or self._unavailable or self._held[0] != [seq.id for seq in seqs]:
+        held, budgets = self._held
+        if self.step > self._held_until or self._late or held != [seq.id for seq in seqs]:
             return False
-        budgets = self._held[1]
+        if budgets and not self._unavailable.isdisjoint(budget.drafter for budget in budgets.values()):
+            return False
         return not any(budgets[seq.id].depth >= seq.remaining_tokens for seq in seqs if seq.id in budgets)
 
     def _reuse(self, seqs: list[Sequence]) -> dict[int, Budget]:
@@ -120,16 +124,16 @@ class AdaptiveController(Controller):
             if state.polled_at == self.step:
                 self.poll_limiter.record(state, 0.0)
         self.host_gap.observe_savings(self._saved_seconds)
+        self._record(self._held[1], {})
         self._record_step(seqs, self._held[1])
-        return self._record(self._held[1], {})
+        return self._held[1]
 
     def _hold(self, seqs: list[Sequence], budgets: dict[int, Budget], is_settled: bool) -> None:
-        """Let a choice stand for some steps; not if it used free drafts or probes, or in a prefill."""
-        tuning, steps = self.tuning, 0
-        if is_settled and all(seq.pending == 1 for seq in seqs):
-            steps = tuning.hold_steps if budgets else self._plain_hold
-        self._plain_hold = tuning.plain_hold_steps if budgets else min(2 * self._plain_hold, tuning.probe_interval)
-        self._held, self._held_until = ([seq.id for seq in seqs], budgets), self.step + steps
+        """Let a choice stand for some steps; not in a prefill, nor if each draft of a drafter still tells much."""
+        is_known = all(self.states[i].rates[budget.drafter].is_known for i, budget in budgets.items())
+        self._held, self._held_until = ([seq.id for seq in seqs], budgets), self.step
+        if is_settled and is_known and all(seq.is_decoding for seq in seqs):
+            self._held_until += self.tuning.hold_steps if budgets else self.tuning.plain_hold_steps
 
     def _adapt(self, seqs: list[Sequence], free_drafts: FreeDrafts, has_drafts: bool) -> dict[int, Budget]:
         """Return the budgets that maximise expected tokens per second."""
@@ -140,8 +144,8 @@ class AdaptiveController(Controller):
                 gained = choice.speedup - state.timed_speedup if choice.drafter in self._free else 0.0
                 self.poll_limiter.record(state, gained * view.plain_share)
         budgets = self._budgets(view, considered, choices)
-        probed = self._add_probes(view, considered, budgets)
-        self._record({**budgets, **probed}, free_drafts, PROBE if probed else PAYS, probed)
+        probed = self._begin_probes(self._due_probes(view, considered, budgets))
+        self._record({**budgets, **probed}, free_drafts, PAYS, dict.fromkeys(probed, PROBE))
         self._record_step(seqs, budgets)
         self._hold(seqs, budgets, not (has_drafts or probed))
         return {**budgets, **probed}
@@ -196,32 +200,33 @@ class AdaptiveController(Controller):
         self.host_gap.observe_savings(self._saved_seconds)
         return budgets
 
-    def _add_probes(
-        self, view: StepCostView, considered: list[SequenceHistory], budgets: dict[int, Budget], begin: bool = True
+    def _due_probes(
+        self, view: StepCostView, considered: list[SequenceHistory], budgets: dict[int, Budget]
     ) -> dict[int, Budget]:
-        """Return a short draft for each timed drafter that was not used for long and whose probe is due.
-
-        Without `begin`, those are returned that may be due, and none is recorded.
-        """
+        """Return a short draft for each timed drafter that was not used for long, one per sequence."""
         probes: dict[int, Budget] = {}
-        used, length = {each.drafter for each in budgets.values()}, self.tuning.probe_tokens
+        used = {each.drafter for each in budgets.values()}
         for drafter in self.traits:
-            if drafter in self._free or not self.probes.is_idle(drafter, drafter in used, self.step):
-                continue
-            able = [state for state in considered if drafter in state.rates]
-            if not able:
+            able = [state for state in considered if drafter in state.rates and state.seq.id not in probes]
+            if drafter in self._free or not able:
                 continue
             state = min(able, key=lambda each: self.options.prefill_tokens(each, drafter))
-            nodes, prefill = max(length, self.settings.min_draft_tokens), self.options.prefill_tokens(state, drafter)
+            nodes = min(state.limit, max(self.tuning.probe_tokens, self.settings.min_draft_tokens))
             prices = self.draft_costs[drafter].prices(view.plain_seconds)
-            seconds = prices.seconds(nodes, nodes, prefill) + view.extra_seconds(nodes)
-            if begin and not self.probes.begin(drafter, self.step, seconds, view.plain_seconds):
-                continue
-            if drafter in self._unavailable:
-                self._request_load(drafter)
-            else:
-                probes[state.seq.id] = Budget(min(nodes, state.limit), drafter, is_exploration=True)
+            seconds = prices.seconds(nodes, nodes, self.options.prefill_tokens(state, drafter))
+            seconds += view.extra_seconds(nodes)
+            if self.probes.is_due(drafter, drafter in used, self.step, seconds / view.plain_seconds):
+                probes[state.seq.id] = Budget(nodes, drafter, is_exploration=True)
         return probes
+
+    def _begin_probes(self, probes: dict[int, Budget]) -> dict[int, Budget]:
+        """Record the probes of this step and return those whose drafters are loaded; the others are loaded."""
+        unavailable = self._unavailable
+        for budget in probes.values():
+            self.probes.begin(budget.drafter, self.step)
+            if budget.drafter in unavailable:
+                self._request_load(budget.drafter)
+        return {seq: budget for seq, budget in probes.items() if budget.drafter not in unavailable}
 
     def _fixed(self, seqs: list[Sequence], free_drafts: FreeDrafts, length: int) -> dict[int, Budget]:
         """Return budgets of a fixed length with the drafter that has the most expected accepted tokens."""
@@ -237,7 +242,8 @@ class AdaptiveController(Controller):
                 makes_trees, most = self.traits[drafter].makes_trees, self.settings.max_nodes(state.seq, len(seqs))
                 is_tree = makes_trees and most > limit
                 budgets[state.seq.id] = Budget(most if is_tree else limit, drafter, max_depth=limit if is_tree else 0)
-        return self._record(budgets, free_drafts, FIXED)
+        self._record(budgets, free_drafts, FIXED)
+        return budgets
 
     def _finish_polls(self, free_drafts: FreeDrafts) -> None:
         """Follow free drafts, whether the step uses them or not: the output tokens decide about both."""
@@ -258,16 +264,19 @@ class AdaptiveController(Controller):
             self.loader.request_load(drafter)
 
     def _record(
-        self, budgets: dict[int, Budget], free_drafts: FreeDrafts, reason: str = PAYS, probed: Mapping[int, Budget] = {}
-    ) -> dict[int, Budget]:
-        """Record the decision on each sequence, and return the budgets."""
+        self,
+        budgets: Mapping[int, Budget],
+        free_drafts: FreeDrafts,
+        reason: str = PAYS,
+        reasons: Mapping[int, str] = NO_REASONS,
+    ) -> None:
+        """Record the decision on each sequence; `reasons` are those of single sequences."""
         for state in self._decoding:
-            seq, polled = state.seq, state.polled_at == self.step
-            drafter = budgets[seq.id].drafter if seq.id in budgets else ""
-            why = reason if reason not in (PAYS, PROBE) or seq.id in probed else SLO if seq.id in self._late else PAYS
+            seq, drafter = state.seq, budgets.get(state.seq.id, NO_BUDGET).drafter
+            why = reasons.get(seq.id, SLO if reason == PAYS and seq.id in self._late else reason)
             drafts = free_drafts.get(seq.id, NO_DRAFTS)
+            polled = state.polled_at == self.step
             state.skip_reason = self.decisions.record(seq.request.drafters, drafts, polled, drafter, why)
-        return budgets
 
     def _record_step(self, seqs: list[Sequence], budgets: Mapping[int, Budget]) -> None:
         self.decisions.record_step(bool(budgets), lambda: self._explain(seqs))
@@ -287,7 +296,7 @@ class AdaptiveController(Controller):
             return True
         if self.settings.fixed_length is not None or not self.costs.is_known:
             return False
-        has_drafts = any(map(any, free_drafts.values()))
+        has_drafts = any(free_drafts.values())
         if not has_drafts and not self._held[1] and self._choice_stands(seqs):
             self._reuse(seqs)
             self._finish_polls(free_drafts)
@@ -295,14 +304,14 @@ class AdaptiveController(Controller):
         view = self.options.view(seqs)
         considered, choices = self._choose(view, free_drafts)
         budgets = self._budgets(view, considered, choices)
-        probes = self._add_probes(view, considered, budgets, begin=False)  # the next step makes them
+        probes = self._due_probes(view, considered, budgets)  # the next step makes them
         for state in considered:
             if state.polled_at == self.step:  # its step was in flight already, so that it could not save anything
                 self.poll_limiter.record(state, 0.0)
                 if state.seq.id in budgets:
                     state.poll_credit = max(state.poll_credit or 0.0, self.poll_limiter.poll_seconds)
         self._hold(seqs, budgets, not (has_drafts or probes or budgets))
-        self._record({}, free_drafts, LATE if budgets else PAYS)
+        self._record({}, free_drafts, PAYS, dict.fromkeys(budgets, LATE))
         self._record_step(seqs, budgets)
         self._finish_polls(free_drafts)
         return not probes and not any(each.nodes > 1 or each.drafter not in self._free for each in budgets.values())
@@ -317,18 +326,19 @@ class AdaptiveController(Controller):
         return [Draft() if len(draft) < least and not any(draft.sampled or ()) else draft for draft in drafts]
 
     def observe(self, results: list[StepResult], times: StepTimes) -> None:
-        rows = context = pairs = budgeted = 0
-        only_decoding, has_timed = True, False
+        rows = context = pairs = 0
+        only_decoding, has_drafts, has_timed = True, False, False
         for result in results:
             scheduled = result.scheduled
             new = scheduled.num_new_tokens + len(result.draft.parents)
             rows, context, pairs = rows + new, context + scheduled.start, pairs + scheduled.start * (new - 1)
-            budgeted += scheduled.budget.nodes
-            has_timed |= scheduled.budget.nodes > 0 and scheduled.budget.drafter not in self._free
+            drafter = scheduled.budget.drafter if scheduled.budget.nodes else ""
+            has_drafts |= drafter in self.traits
+            has_timed |= drafter in self.traits and drafter not in self._free
             only_decoding &= scheduled.num_new_tokens == 1
         if times.host_gap is not None and not times.is_outlier:
             self.host_gap.observe(len(results), times.host_gap, has_timed)
-        self.host_gap.observe_step(len(results), budgeted > 0, self.clock(), times if only_decoding else None)
+        self.host_gap.observe_step(len(results), has_drafts, self.clock(), times if only_decoding else None)
         # A prefill step says little about the cost of one row, so the latency model does not start with one.
         if not times.is_outlier and (only_decoding or self.costs.is_known) and self.costs.should_observe(rows):
             self.costs.observe(rows, context, times.target_seconds, pairs)

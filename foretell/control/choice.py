@@ -136,8 +136,8 @@ def choose(
         if (id(mine), urgent) not in known:
             known[id(mine), urgent] = best_choice(alone if urgent else view, mine, margin, tuning)
     best = [known[id(mine), urgent] for mine, urgent in zip(options, late, strict=True)]
-    if len(known) == 1 and len(best) == view.num_decoding:
-        return best  # all draft alike, for which the best choice is exact
+    if len(best) == view.num_decoding == 1:
+        return best
     weights = [tuning.slo_weight * view.num_decoding / sum(late) if urgent else 1.0 for urgent in late]
     tried = [best, *fewer_drafters(view, options, best, margin, tuning)]
     allocated = [allocate(view, choices, throughput, margin, weights) for choices in tried]
@@ -150,7 +150,9 @@ def fewer_drafters(
 ) -> Iterator[list[Choice]]:
     """Yield the choices with one timed drafter or none: start and levels are shared, so it may be faster."""
     timed = {choice.drafter for choice in best if choice.prices is not None}
-    for kept in sorted({"", *timed}) if timed and len({choice.drafter for choice in best}) > 1 else ():
+    if len({choice.drafter for choice in best}) == 1:
+        return
+    for kept in sorted({"", *timed}) if len(timed) > 1 else [""] * len(timed):
         fewer = list(best)
         for index, choice in enumerate(best):
             if choice.prices is not None and choice.drafter != kept:

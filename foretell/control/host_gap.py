@@ -51,8 +51,9 @@ class HostGap:
 
     @property
     def host_seconds(self) -> float:
-        """Return the host time that drafts add to a step, without async scheduling."""
-        return max(0.0, self._host_seconds.get(True, 0.0) - self._host_seconds.get(False, 0.0))
+        """Return the host time that drafts add to a step, without async scheduling; 0 until both were measured."""
+        drafting, plain = (self._host_seconds.get(has_drafts) for has_drafts in (True, False))
+        return 0.0 if drafting is None or plain is None else max(0.0, drafting - plain)
 
     def observe_savings(self, seconds: float) -> None:
         """Add the time that the drafts of one step are expected to save."""

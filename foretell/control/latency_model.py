@@ -64,15 +64,17 @@ class Fit:
         projected = self.covariance @ features
         variance = float(features @ projected) + (max(self.noise, tuning.noise) * expected) ** 2
         gain = projected / variance
-        self.mean = self.mean + gain * residual * expected
         self.covariance -= gain[:, None] * projected
+        mean = self.mean + gain * residual * expected
         # No cost is negative. What one of them must gain, those that were measured with it lose: to cut it off alone
         # would raise their sum with every update.
-        for negative in np.flatnonzero(self.mean < 0):
-            self.mean = self.mean - self.covariance[negative] * (
-                self.mean[negative] / self.covariance[negative, negative]
-            )
-        self.mean = np.maximum(self.mean, 0.0)
+        for _ in range(len(mean)):
+            least = int(mean.argmin())
+            if mean[least] >= 0:
+                break
+            mean = mean - self.covariance[least] * (mean[least] / self.covariance[least, least])
+            mean[least] = 0.0
+        self.mean = np.maximum(mean, 0.0)
 
     def dump(self) -> dict[str, Any]:
         """Return the state as plain values. The keys are the file format of saved costs."""
@@ -133,7 +135,7 @@ class StepCosts:
         self._fit: Fit | None = None
         self._initial: list[tuple[Vector, float]] = []  # features and seconds of the first steps
         self._curve: list[float] = []  # cached result of `curve`
-        self._asked = 0  # steps that `should_observe` was asked about
+        self._num_steps = 0  # steps that `should_observe` was asked about
         self._updated: dict[int, int] = {}  # by the bit length of rows: the last of them that was worth an update
 
     @property
@@ -163,13 +165,13 @@ class StepCosts:
     def should_observe(self, rows: int) -> bool:
         """Return whether a step of so many rows is worth an update. Call it once per step."""
         size, tuning = rows.bit_length(), self.tuning
-        self._asked += 1
+        self._num_steps += 1
         is_due = (
             self.steps < tuning.warm_steps
-            or self._asked - self._updated.get(size, -tuning.subsample) >= tuning.subsample
+            or self._num_steps - self._updated.get(size, -tuning.subsample) >= tuning.subsample
         )
         if is_due:
-            self._updated[size] = self._asked
+            self._updated[size] = self._num_steps
         return is_due
 
     def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
@@ -261,7 +263,8 @@ class DraftCosts:
             return
         if self._fit is None:
             mean = np.array(self.prices(plain_seconds))
-            self._fit = Fit(mean, np.outer(mean, mean) * tuning.pace**2 + np.diag(mean**2), tuning)
+            deviation = np.maximum(mean, tuning.draft_node_share * mean.sum())  # a price of 0 may be wrong, too
+            self._fit = Fit(mean, np.outer(mean, mean) * tuning.pace**2 + np.diag(deviation**2), tuning)
         self._fit.observe(np.array([1, depth, nodes, prefill], float), seconds)
         self._prices = DraftPrices(*self._fit.mean.tolist())
 

@@ -58,11 +58,13 @@ class OptionBuilder:
     def of(self, view: StepCostView, state: SequenceHistory, free_drafts: Mapping[str, Draft]) -> list[DrafterOption]:
         """Return the options of a sequence. Sequences with equal ones share the list."""
         drafters, limit = state.seq.request.drafters, state.limit
-        free = [
-            DrafterOption(name, state.rates[name].draft_probs(draft, limit))
-            for name, draft in free_drafts.items()
-            if name in state.rates and name in self._free
-        ]
+        free: list[DrafterOption] = []
+        for name, draft in free_drafts.items():
+            if name in state.rates and name in self._free:
+                probs = state.rates[name].draft_probs(draft, limit)
+                if state.has_timed:  # the largest of several estimates is too large (optimizer's curse)
+                    probs = [self.tuning.free_discount * prob for prob in probs]
+                free.append(DrafterOption(name, probs))
         if not state.has_timed:
             return free
         timed = [name for name in drafters if name not in self._free]
@@ -72,7 +74,8 @@ class OptionBuilder:
         found = self._shared.get(key) if key else None
         if found is None:
             found = [self._timed(view, state, *each, nodes) for each in zip(timed, prefill, strict=True)]
-            self._shared[key] = found
+            if key:
+                self._shared[key] = found
         return free + found if free else found
 
     def _timed(self, view: StepCostView, state: SequenceHistory, name: str, tokens: int, nodes: int) -> DrafterOption:

@@ -132,20 +132,18 @@ class Probes:
         self._last: dict[str, int] = {}  # by drafter: step of its last use or probe
         self._backoff: dict[str, int] = {}  # by drafter: steps to wait since then
 
-    def is_idle(self, drafter: str, used: bool, step: int) -> bool:
-        """Return whether a drafter was unused for long enough for a probe, its cost aside."""
+    def is_due(self, drafter: str, used: bool, step: int, cost: float) -> bool:
+        """Return whether a drafter was unused for so long that a probe of this cost, in plain steps, is worth it."""
         if used or drafter not in self._last:
             self._last[drafter] = step
-        return step - self._last[drafter] >= self._backoff.get(drafter, self.tuning.probe_interval)
+        wait = max(self._backoff.get(drafter, 0), self.tuning.probe_interval, cost / self.tuning.probe_time_share)
+        return step - self._last[drafter] >= wait
 
-    def begin(self, drafter: str, step: int, seconds: float, plain_seconds: float) -> bool:
-        """Return whether a probe of these seconds is within its share of time; if so record it and double the wait."""
+    def begin(self, drafter: str, step: int) -> None:
+        """Record a probe and double the wait until the next one."""
         interval = self.tuning.probe_interval
-        wait = max(self._backoff.get(drafter, interval), int(seconds / (self.tuning.probe_time_share * plain_seconds)))
-        if step - self._last[drafter] < wait:
-            return False
-        self._backoff[drafter], self._last[drafter] = min(2 * wait, 32 * interval), step
-        return True
+        self._last[drafter] = step
+        self._backoff[drafter] = min(2 * self._backoff.get(drafter, interval), 32 * interval)
 
     def reset_backoff(self, drafter: str) -> None:
         """Start the backoff again, because a draft token of the drafter was accepted."""

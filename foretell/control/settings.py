@@ -53,6 +53,7 @@ class ControllerTuning:
     memory: float = 100.0  # tokens over which counts decay: outputs, drafters and traffic change
     prior_weight: float = 12.0  # tokens that the prior of a cell counts for
     confidence_trust: float = 0.7  # weight of a free drafter's own confidence in the prior of a confidence bin
+    free_discount: float = 0.8  # factor on the acceptance of free drafts where a timed drafter could draft instead
     optimistic_prior: float = 0.95  # acceptance of a timed drafter that was never measured: it is tried, then known
     # Latency. Noise and deviations are relative to a step.
     noise: float = 0.1  # assumed noise of one measurement
@@ -73,7 +74,7 @@ class ControllerTuning:
     min_probability_factor: float = 0.7  # a branch is drafted on if its probability exceeds this share of break-even
     max_prompt_rows: int = 64  # prompt rows of a step that are priced: with more of them drafts hardly matter
     hold_steps: int = 4  # steps for which a choice to draft stands while no free drafter has a draft
-    plain_hold_steps: int = 8  # the same for a choice not to draft, doubled up to `probe_interval`
+    plain_hold_steps: int = 16  # the same for a choice not to draft
     # Exploration, in steps.
     probe_tokens: int = 2  # draft tokens of a probe of an unused drafter
     probe_time_share: float = 0.01  # upper bound on probes, as a share of step time

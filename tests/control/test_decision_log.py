@@ -125,7 +125,7 @@ def test_fixed_lengths_are_never_off() -> None:
         ScriptedDrafter(lambda seq, budget: Draft((1, 2), (-1, 0))), ControllerSettings(fixed_length=lambda batch: 2)
     )
     for _ in range(20):
-        generate_all(engine, max_tokens=2)  # the last step of each request has no room for a draft
+        generate_all(engine, max_tokens=3)  # the last step of each request has no room for a draft
     decisions = engine.controller.decisions
     assert (decisions.on, decisions.reason, decisions.num_switches) == (True, "", 0) and decisions.counts
 

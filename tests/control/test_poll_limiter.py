@@ -138,11 +138,13 @@ def test_a_sequence_whose_drafts_save_less_than_its_polls_cost_is_rarely_polled(
 def test_probes_stay_within_their_share_of_time_and_back_off() -> None:
     scheduler, probes = Probes(), []
     for step in range(20_000):
-        if scheduler.is_idle("head", used=False, step=step) and scheduler.begin("head", step, 0.004, 0.01):
+        if scheduler.is_due("head", used=False, step=step, cost=0.4):
+            scheduler.begin("head", step)
             probes.append(step)
     waits = [after - before for before, after in zip(probes, probes[1:], strict=False)]
     assert waits == sorted(waits) and waits[-1] == 32 * TUNING.probe_interval
-    assert len(probes) * 0.004 <= TUNING.probe_time_share * 20_000 * 0.01
+    assert len(probes) * 0.4 <= TUNING.probe_time_share * 20_000
     scheduler.reset_backoff("head")
     step = probes[-1] + 40
-    assert scheduler.begin("head", step, 0.004, 0.01), "an accepted token ends the backoff"
+    assert scheduler.is_due("head", used=False, step=step, cost=0.4), "an accepted token ends the backoff"
+    assert not scheduler.is_due("head", used=False, step=step, cost=5.0), "an expensive probe waits longer"
