@@ -4,6 +4,7 @@
     python bench/replay.py FILE --record --draft DRAFT_FOLDER --temperature 0
     python bench/replay.py FILE --temperature 0 --drafters suffix,recycle,eagle
     python bench/replay.py FILE --temperature 0 --drafters suffix,recycle,model --machine 1.1b
+    python bench/replay.py FILE --host-time
 
 `--record` runs plain decoding and keeps the drafts that were not used; `--draft` records a draft model instead of the
 EAGLE head. Without it a controller plays over them with the step and draft costs of a machine, so that policies can be
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, quantiles
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -256,6 +258,30 @@ def report(traces: list[Trace], temperature: float, machine: Machine, names: tup
     }
 
 
+def host_time(traces: list[Trace], machine: Machine, names: tuple[str, ...], batch: int) -> dict[str, float]:
+    """Return the mean microseconds per step that deciding and observing take, with the caches as a loop leaves them."""
+    controller, seconds = learned(names, machine), {"decide": 0.0, "observe": 0.0}
+    steps = 0
+
+    def timed(method: str, part: str) -> None:
+        inner = getattr(controller, method)
+
+        def call(*given: Any) -> Any:
+            nonlocal steps
+            steps += part == "observe"
+            began = perf_counter()
+            result = inner(*given)
+            seconds[part] += perf_counter() - began
+            return result
+
+        setattr(controller, method, call)
+
+    for method, part in (("wants_free_drafts", "decide"), ("choose_draft_lengths", "decide"), ("observe", "observe")):
+        timed(method, part)
+    play(traces, controller, names, machine, batch)
+    return {part: round(1e6 * value / steps, 1) for part, value in seconds.items()}
+
+
 def harmonic(speedups: list[float]) -> float:
     """Return the speedup of requests that each take one plain second."""
     return len(speedups) / sum(1 / value for value in speedups)
@@ -325,11 +351,15 @@ def main() -> None:
     parser.add_argument("--machine", choices=MACHINES, default="cpu")
     parser.add_argument("--drafters", default="suffix,recycle,eagle")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--host-time", action="store_true", help="measure what deciding costs at batch 1, 4 and 16")
     args = parser.parse_args()
     names, machine = tuple(args.drafters.split(",")), MACHINES[args.machine]
     for file in args.files if args.record else ():
         record(file, args.data, args.temperature, args.draft, args.per_task)
-    for file in () if args.record else args.files:
+    for batch in (1, 4, 16) if args.host_time else ():
+        traces = [trace for file in args.files for trace in load(file)]
+        print(args.drafters, batch, json.dumps(host_time(traces, machine, names, batch)), flush=True)
+    for file in () if args.record or args.host_time else args.files:
         found = report(load(file), args.temperature, machine, names, args.seeds, lambda: learned(names, machine))
         print(
             file.name,

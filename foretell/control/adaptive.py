@@ -249,7 +249,7 @@ class AdaptiveController(Controller):
         """Follow free drafts, whether the step uses them or not: the output tokens decide about both."""
         for state in self._decoding if free_drafts else ():
             if drafts := free_drafts.get(state.seq.id):
-                at, known = len(state.seq.tokens), state.rates.keys() & drafts.keys()
+                known, at = [name for name in drafts if name in state.rates], len(state.seq.tokens)
                 state.open_drafts += [OpenDraft(state.rates[name], drafts[name], at) for name in known]
         self.poll_limiter.finish_polls()
 

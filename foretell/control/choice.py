@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
 
 from .acceptance_model import WIDTHS
 from .latency_model import DraftPrices
@@ -146,7 +145,11 @@ def choose(
 
 
 def fewer_drafters(
-    view: StepCostView, options: Sequence[Sequence[DrafterOption]], best: list[Choice], *limits: Any
+    view: StepCostView,
+    options: Sequence[Sequence[DrafterOption]],
+    best: list[Choice],
+    margin: float,
+    tuning: ControllerTuning,
 ) -> Iterator[list[Choice]]:
     """Yield the choices with one timed drafter or none: start and levels are shared, so it may be faster."""
     timed = {choice.drafter for choice in best if choice.prices is not None}
@@ -157,7 +160,7 @@ def fewer_drafters(
         for index, choice in enumerate(best):
             if choice.prices is not None and choice.drafter != kept:
                 left = [each for each in options[index] if each.prices is None or each.drafter == kept]
-                fewer[index] = best_choice(view, left, *limits)
+                fewer[index] = best_choice(view, left, margin, tuning)
         yield fewer
 
 

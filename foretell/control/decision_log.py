@@ -65,7 +65,9 @@ class DecisionLog:
             return NOT_POLLED
         if drafter in self.free and drafter not in drafts:
             return NO_COSTS if reason == NO_COSTS else NO_DRAFT
-        return OUTDONE if chosen else reason if reason in (LATE, NO_COSTS) else LOW_ACCEPT
+        if chosen:
+            return OUTDONE
+        return reason if reason in (LATE, NO_COSTS) else LOW_ACCEPT
 
     @property
     def counts(self) -> dict[Decision, int]:
